@@ -1,0 +1,53 @@
+"""Every exception of the project.
+
+    PacelineError                 anything we raise on purpose
+    ├── ConfigError (ValueError)  the user asked for something impossible; exit status 2
+    ├── RunError                  a run could not go on; exit status 1
+    │   ├── WorkerFailed          a worker raised, died or was lost
+    │   ├── BadGradient           NaN or infinity in a gradient
+    │   └── RunStopped            the run was told to stop (Ctrl-C); what was done is saved
+    └── TraceError                a trace or result that cannot be read
+
+All fields are passed to `super().__init__`, so that they cross process boundaries.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PacelineError(Exception):
+    """Anything Paceline raises on purpose."""
+
+
+class ConfigError(PacelineError, ValueError):
+    """The request itself is wrong; running it again changes nothing."""
+
+
+class RunError(PacelineError, RuntimeError):
+    """The request was fine, the run was not."""
+
+
+class WorkerFailed(RunError):
+    """A worker raised, died or was lost."""
+
+
+class BadGradient(RunError):
+    """A gradient held NaN or infinity."""
+
+
+class RunStopped(RunError):
+    """Somebody stopped the run. Its state is saved and can be resumed."""
+
+
+class TraceError(PacelineError, ValueError):
+    """A trace, result or checkpoint that cannot be read."""
+
+
+def unknown(kind: str, name: str, available: Iterable[str]) -> ConfigError:
+    """One sentence for every misspelt name: what it was, what it may have meant, what there is."""
+    names = sorted(available)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return ConfigError(f"unknown {kind} {name!r}.{hint} Available: {', '.join(names)}.")

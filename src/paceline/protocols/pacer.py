@@ -1,0 +1,101 @@
+"""Drives one paced protocol: events in, numbered decisions out.
+
+The store of a real run and the simulator both hold a `Pacer`; neither adds rules of its own. It
+keeps the clock table, asks the protocol, checks that the verdict is possible, and books it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from paceline.protocols.base import Fate, Flush, Pacing
+from paceline.protocols.clocks import Clocks, ClockTable
+
+
+class Decision(msgspec.Struct, frozen=True, gc=False):
+    """A verdict as it was booked: what the carrier of gradients has to do now."""
+
+    number: int
+    pushed: int | None
+    fate: Fate | None
+    """None when nothing was pushed."""
+    flush: Flush | None
+    flushed: dict[int, float]
+    """Whose held gradients the flush takes, in rank order, with their weights."""
+    release: tuple[int, ...]
+    lr_scale: float
+    staleness: int
+    """Optimizer steps between the pushed gradient's read and this verdict."""
+    version: int
+    """The version after the verdict; what a released worker reads."""
+    gap: int
+    """The largest lead over the slowest among the released: how far apart iterations start."""
+    ask_again_s: float | None
+
+
+class Pacer:
+    """One protocol on one clock table."""
+
+    def __init__(self, protocol: Pacing) -> None:
+        self.protocol = protocol
+        self._table = ClockTable()
+        self._decisions = 0
+
+    @property
+    def clocks(self) -> Clocks:
+        """The table, to read."""
+        return self._table
+
+    def join(self, worker: int, now: float) -> Decision:
+        """A worker begins to take part. It computes at once, on the current version."""
+        self._table.now = now
+        self._table.join(worker)
+        return self._decide(None, 0)
+
+    def leave(self, worker: int, now: float) -> Decision:
+        """A worker finished, died or stepped aside."""
+        self._table.now = now
+        self._table.leave(worker)
+        return self._decide(None, 0)
+
+    def timer(self, now: float) -> Decision:
+        """The time the protocol asked for has come."""
+        self._table.now = now
+        return self._decide(None, 0)
+
+    def push(self, worker: int, now: float, samples: int = 1) -> Decision:
+        """A worker completed an iteration and waits."""
+        table = self._table
+        table.now = now
+        table.push(worker, samples)
+        return self._decide(worker, table.staleness(worker))
+
+    def _decide(self, pushed: int | None, staleness: int) -> Decision:
+        table = self._table
+        verdict = self.protocol.decide(table, pushed)
+        fate = None if pushed is None else verdict.fate
+        if fate is Fate.APPLY:
+            table.version += 1
+        elif fate is Fate.HOLD:
+            assert pushed is not None
+            table.hold(pushed, verdict.weight)
+        flushed: dict[int, float] = {}
+        if verdict.flush is not None:
+            flushed = table.flush()
+            table.version += bool(flushed)
+        for worker in verdict.release:
+            table.release(worker)
+        self._decisions += 1
+        return Decision(
+            self._decisions,
+            pushed,
+            fate,
+            verdict.flush if flushed else None,
+            flushed,
+            verdict.release,
+            verdict.lr_scale,
+            staleness,
+            table.version,
+            max(map(table.gap, verdict.release), default=0),
+            verdict.ask_again_s,
+        )

@@ -1,0 +1,111 @@
+"""A protocol by its name and settings, and what its file says about itself.
+
+Every setting is written once, as a dataclass field with its docstring below; `--set`, `--help`,
+`paceline protocols` and the reference page are all made from that.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any, get_type_hints
+
+import msgspec
+
+from paceline.errors import ConfigError, unknown
+from paceline.protocols import PROTOCOLS
+from paceline.protocols.base import Pacing
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One dial of a protocol."""
+
+    name: str
+    type: str
+    default: Any
+    help: str
+
+
+class About(msgspec.Struct, frozen=True):
+    """What a protocol's file says about itself."""
+
+    name: str
+    family: str
+    title: str
+    paper: str
+    promise: str
+    settings: tuple[Setting, ...]
+
+
+def make(name: str, settings: Mapping[str, Any] | None = None) -> Pacing:
+    """Build a protocol. Values may be strings, as `--set` gives them."""
+    if name not in PROTOCOLS:
+        raise unknown("protocol", name, PROTOCOLS)
+    cls = PROTOCOLS[name]
+    types = _setting_types(cls)
+    values = {key: _convert(name, key, value, types) for key, value in (settings or {}).items()}
+    return cls(**values)
+
+
+def resolved(protocol: Pacing) -> dict[str, Any]:
+    """The settings a protocol really has, defaults included."""
+    return {f.name: getattr(protocol, f.name) for f in fields(protocol) if f.init}  # type: ignore[arg-type]
+
+
+def about(name: str) -> About:
+    """Name, paper, promise and settings, read from the protocol's own file."""
+    cls = PROTOCOLS[name]
+    doc = inspect.getdoc(sys.modules[cls.__module__]) or ""
+    title = doc.split("\n", 1)[0]
+    return About(name, "paced", title, _paragraph(doc, "Paper"), _paragraph(doc, "Promise"), _settings(cls))
+
+
+def _setting_types(cls: type[Pacing]) -> dict[str, Any]:
+    hints = get_type_hints(cls)
+    return {f.name: hints[f.name] for f in fields(cls) if f.init}  # type: ignore[arg-type]
+
+
+def _convert(protocol: str, key: str, value: Any, types: dict[str, Any]) -> Any:
+    if key not in types:
+        if not types:
+            raise ConfigError(f"protocol {protocol!r} has no settings, got {key}={value!r}. Leave it out.")
+        raise unknown(f"setting of protocol {protocol!r}:", key, types)
+    try:
+        return msgspec.convert(value, types[key], strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"setting {key}={value!r} of protocol {protocol!r}: {error}.") from None
+
+
+def _settings(cls: type[Pacing]) -> tuple[Setting, ...]:
+    docs, hints = _field_docs(cls), _setting_types(cls)
+    out = []
+    for f in fields(cls):  # type: ignore[arg-type]
+        if f.init:
+            default = None if f.default is MISSING else f.default
+            kind = getattr(hints[f.name], "__name__", str(hints[f.name]).replace("typing.", ""))
+            out.append(Setting(f.name, kind, default, docs.get(f.name, "")))
+    return tuple(out)
+
+
+def _field_docs(cls: type) -> dict[str, str]:
+    """The string literal below each field of a dataclass."""
+    body = ast.parse(inspect.getsource(cls)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for field, below in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            value = getattr(below, "value", None)
+            if isinstance(below, ast.Expr) and isinstance(value, ast.Constant):
+                docs[field.target.id] = str(value.value)
+    return docs
+
+
+def _paragraph(doc: str, word: str) -> str:
+    """The paragraph that begins with `word:`, on one line."""
+    for paragraph in doc.split("\n\n"):
+        if paragraph.startswith(f"{word}:"):
+            return " ".join(paragraph.removeprefix(f"{word}:").split())
+    return ""

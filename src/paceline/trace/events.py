@@ -1,0 +1,173 @@
+"""What a run tells about itself: one schema for real and simulated runs.
+
+A trace is a file of JSON lines, one event each, in the order of time. `t` is seconds since the run
+began, on the run's own clock (virtual in a simulation). Progress bars, tables, reports, the advisor
+and the tests read only this.
+
+The life of one iteration of worker w, as a reader reconstructs it:
+  compute   from `t - compute_s` to `t` of the `Decided` with `pushed == w`
+  wait      from there to the `t` of the first later `Decided` (or the same one) that releases w
+  exchange  from there, for `exchange_s`: the store applies, reduces, copies, and answers
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+SCHEMA = 1
+
+
+class Event(msgspec.Struct, frozen=True, tag_field="event", omit_defaults=True, gc=False):
+    """Something that happened at `t`."""
+
+    t: float
+
+
+class RunStarted(Event, frozen=True, gc=False, tag="run_started"):
+    """Always the first event."""
+
+    schema: int
+    run: str
+    protocol: str
+    settings: dict[str, Any]
+    workers: int
+    seed: int
+    simulated: bool
+    started_at: str
+    """Wall-clock time, ISO 8601."""
+    script: str | None = None
+    target: float | None = None
+    """The accuracy whose first reaching counts as *time to target*."""
+    emulated: dict[str, Any] | None = None
+    """Slow-downs and device times that were injected; None when every worker ran as it was."""
+    summarised: bool = False
+    """True when decisions are summed up in `Progress` and `Totals` instead of written one by one."""
+
+
+class ModelReady(Event, frozen=True, gc=False, tag="model_ready"):
+    """The store holds the model."""
+
+    parameters: int
+    weight_bytes: int
+    gradient_bytes: int
+    samples_per_epoch: int | None = None
+    batches_per_epoch: int | None = None
+
+
+class WorkerJoined(Event, frozen=True, gc=False, tag="worker_joined"):
+    """A worker takes part from now on."""
+
+    worker: int
+    pid: int | None = None
+
+
+class WorkerLeft(Event, frozen=True, gc=False, tag="worker_left"):
+    """A worker takes part no longer; `unfinished` samples it had drawn are dispensed again."""
+
+    worker: int
+    reason: Literal["finished", "away", "died", "failed", "stopped"]
+    detail: str = ""
+    unfinished: int = 0
+
+
+class Decided(Event, frozen=True, gc=False, tag="decided"):
+    """One verdict: what became of a push, and who was released.
+
+    `number` counts verdicts; with `pushed` None it was asked for by a change of membership or a timer.
+    """
+
+    number: int
+    pushed: int | None
+    version: int
+    """Optimizer steps made, after this verdict."""
+    fate: Literal["apply", "hold", "drop", "skip"] | None = None
+    """`skip`: the gradient was not finite and the run was told to skip such gradients."""
+    flush: Literal["mean", "sum"] | None = None
+    flushed: tuple[int, ...] = ()
+    release: tuple[int, ...] = ()
+    clock: int = 0
+    """Iterations the pushing worker has completed, this one included."""
+    samples: int = 0
+    read: int = 0
+    """The version the pushed gradient was computed on."""
+    staleness: int = 0
+    gap: int = 0
+    """The largest lead over the slowest among the released."""
+    lr_scale: float = 1.0
+    compute_s: float = 0.0
+    exchange_s: float = 0.0
+    work: tuple[tuple[int, int, int], ...] = ()
+    """Batches behind the push: (epoch, first position in the epoch's order, count)."""
+
+
+class Reported(Event, frozen=True, gc=False, tag="reported"):
+    """What a worker said with `pace.report`."""
+
+    worker: int
+    clock: int
+    values: dict[str, float]
+
+
+class Evaluated(Event, frozen=True, gc=False, tag="evaluated"):
+    """What the lead measured on a consistent snapshot."""
+
+    worker: int
+    version: int
+    samples: int
+    """Samples that had gone into that snapshot."""
+    values: dict[str, float]
+    seconds: float = 0.0
+
+
+class Note(Event, frozen=True, gc=False, tag="note"):
+    """Something a person should read."""
+
+    level: Literal["info", "warning", "error"]
+    text: str
+
+
+class Progress(Event, frozen=True, gc=False, tag="progress"):
+    """Where a summarised run stands."""
+
+    pushes: int
+    samples: int
+    version: int
+    slowest: int
+    fastest: int
+    waiting: int
+
+
+class Totals(Event, frozen=True, gc=False, tag="totals"):
+    """What a summarised run adds up to; written once, before `RunEnded`."""
+
+    pushes: int
+    samples: int
+    max_gap: int
+    staleness: dict[int, int]
+    """How many applied gradients had each staleness."""
+    compute_s: tuple[float, ...]
+    wait_s: tuple[float, ...]
+
+
+class RunEnded(Event, frozen=True, gc=False, tag="run_ended"):
+    """Always the last event."""
+
+    status: Literal["finished", "stopped", "failed"]
+    detail: str = ""
+
+
+AnyEvent = (
+    RunStarted
+    | ModelReady
+    | WorkerJoined
+    | WorkerLeft
+    | Decided
+    | Reported
+    | Evaluated
+    | Note
+    | Progress
+    | Totals
+    | RunEnded
+)

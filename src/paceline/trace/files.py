@@ -1,0 +1,96 @@
+"""Traces on disk: written in batches, read whole or while they grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paceline.errors import TraceError
+from paceline.trace.events import SCHEMA, AnyEvent, Event, RunStarted
+
+_encoder = msgspec.json.Encoder(decimal_format="number")
+_decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+
+
+class TraceWriter:
+    """Appends events to a file. Cheap: encoding is about a microsecond, writes are batched."""
+
+    def __init__(self, path: Path, batch_bytes: int = 1 << 16) -> None:
+        self._file = path.open("ab", buffering=0)
+        self._pending = bytearray()
+        self._batch_bytes = batch_bytes
+
+    def write(self, event: Event) -> None:
+        """Add an event; it reaches the file with its batch, or at `flush`."""
+        _encoder.encode_into(event, self._pending, -1)
+        self._pending += b"\n"
+        if len(self._pending) >= self._batch_bytes:
+            self.flush()
+
+    def flush(self) -> None:
+        """Let readers see everything written so far."""
+        if self._pending:
+            self._file.write(self._pending)
+            self._pending.clear()
+
+    def close(self) -> None:
+        """Flush and close."""
+        self.flush()
+        self._file.close()
+
+
+class TraceTail:
+    """Reads a trace while it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def new_events(self) -> list[AnyEvent]:
+        """The events that were completed since the last call."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        end = data.rfind(b"\n") + 1
+        self._offset += end
+        return [_decoder.decode(line) for line in data[:end].splitlines()]
+
+
+def read_trace(path: Path) -> Iterator[AnyEvent]:
+    """All events of a trace file or run folder. A last line cut off by a kill is left out."""
+    path = path / "trace.jsonl" if path.is_dir() else path
+    if not path.is_file():
+        raise TraceError(f"no trace at {path}. Give a run folder, such as runs/latest.")
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            yield _decode(path, number, line)
+
+
+def _decode(path: Path, number: int, line: bytes) -> AnyEvent:
+    if number == 1:
+        _check_schema(path, line)
+    try:
+        return _decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}, line {number} is not a trace event: {error}.") from None
+
+
+def _check_schema(path: Path, line: bytes) -> None:
+    try:
+        first: Any = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        first = None
+    if not isinstance(first, dict) or first.get("event") != RunStarted.__struct_config__.tag:
+        raise TraceError(f"{path} is not a Paceline trace: it does not begin with a run_started event.")
+    if first.get("schema") != SCHEMA:
+        raise TraceError(
+            f"{path} has trace schema {first.get('schema')}, this version reads {SCHEMA}. "
+            "Use the version of Paceline that wrote it."
+        )

@@ -1,0 +1,224 @@
+"""Adds a trace up to a result. One definition of every figure, for real and simulated runs alike."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from paceline.trace.events import (
+    AnyEvent,
+    Decided,
+    Evaluated,
+    ModelReady,
+    Reported,
+    RunEnded,
+    RunStarted,
+    Totals,
+    WorkerJoined,
+    WorkerLeft,
+)
+
+
+class StalenessSummary(msgspec.Struct, frozen=True):
+    """How old applied gradients were, in optimizer steps."""
+
+    mean: float
+    p95: int
+    max: int
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A worker that did not finish."""
+
+    worker: int
+    t: float
+    reason: str
+    detail: str
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What a run came to. Absent knowledge is null, never a made-up zero."""
+
+    run: str
+    protocol: str
+    settings: dict[str, Any]
+    workers: int
+    simulated: bool
+    seed: int
+    status: str
+    seconds: float
+    samples: int
+    samples_per_s: float | None
+    loss: float | None
+    accuracy: float | None
+    target: float | None
+    time_to_target_s: float | None
+    updates: int
+    max_clock_gap: int | None
+    """The largest lead over the slowest worker with which an iteration was started."""
+    staleness: StalenessSummary | None
+    waiting_share: list[float | None]
+    """Per worker: time spent waiting for others, of the time it took part."""
+    bytes_sent: int | None
+    bytes_received: int | None
+    emulated: dict[str, Any] | None
+    failures: list[Failure]
+
+
+class Tally:
+    """Takes events one by one and knows the result so far."""
+
+    def __init__(self) -> None:
+        self.start: RunStarted | None = None
+        self.model: ModelReady | None = None
+        self.end: RunEnded | None = None
+        self.now = 0.0
+        self.samples = 0
+        self.pushes = 0
+        self.version = 0
+        self.max_gap: int | None = None
+        self.staleness: Counter[int] = Counter()
+        self.failures: list[Failure] = []
+        self.evaluations: list[Evaluated] = []
+        self.clock: dict[int, int] = {}
+        self.waiting_since: dict[int, float] = {}
+        self.wait_s: dict[int, float] = {}
+        self.present_s: dict[int, float] = {}
+        self._since: dict[int, float] = {}
+        self._losses: deque[float] = deque(maxlen=50)
+
+    @property
+    def loss(self) -> float | None:
+        """The last evaluated loss, or else the mean of the last reported ones."""
+        evaluated = [e.values["loss"] for e in self.evaluations if "loss" in e.values]
+        if evaluated:
+            return evaluated[-1]
+        return sum(self._losses) / len(self._losses) if self._losses else None
+
+    @property
+    def accuracy(self) -> float | None:
+        """The last evaluated accuracy."""
+        known = [e.values["accuracy"] for e in self.evaluations if "accuracy" in e.values]
+        return known[-1] if known else None
+
+    def add(self, event: AnyEvent) -> None:
+        """Take the next event."""
+        self.now = max(self.now, event.t)
+        match event:
+            case Decided():
+                self._decided(event)
+            case Reported():
+                if "loss" in event.values:
+                    self._losses.append(event.values["loss"])
+            case Evaluated():
+                self.evaluations.append(event)
+            case WorkerJoined():
+                self._since[event.worker] = event.t
+            case WorkerLeft():
+                self._left(event)
+            case Totals():
+                self._totals(event)
+            case RunStarted():
+                self.start = event
+            case ModelReady():
+                self.model = event
+            case RunEnded():
+                self.end = event
+
+    def result(self) -> Result:
+        """The figures so far."""
+        start = self.start
+        assert start is not None, "a trace begins with run_started"
+        model = self.model
+        return Result(
+            run=start.run,
+            protocol=start.protocol,
+            settings=start.settings,
+            workers=start.workers,
+            simulated=start.simulated,
+            seed=start.seed,
+            status=self.end.status if self.end else "running",
+            seconds=self.now,
+            samples=self.samples,
+            samples_per_s=self.samples / self.now if self.now > 0 and self.samples else None,
+            loss=self.loss,
+            accuracy=self.accuracy,
+            target=start.target,
+            time_to_target_s=self._time_to_target(start.target),
+            updates=self.version,
+            max_clock_gap=self.max_gap,
+            staleness=self._staleness_summary(),
+            waiting_share=[self._waiting_share(rank) for rank in range(start.workers)],
+            bytes_sent=self.pushes * model.gradient_bytes if model else None,
+            bytes_received=self.pushes * model.weight_bytes if model else None,
+            emulated=start.emulated,
+            failures=list(self.failures),
+        )
+
+    def _decided(self, event: Decided) -> None:
+        self.version = event.version
+        if event.pushed is not None:
+            self.pushes += 1
+            self.samples += event.samples
+            self.clock[event.pushed] = event.clock
+            self.staleness[event.staleness] += 1
+            self.waiting_since[event.pushed] = event.t
+        for worker in event.release:
+            since = self.waiting_since.pop(worker)
+            self.wait_s[worker] = self.wait_s.get(worker, 0.0) + event.t - since
+        if event.release:
+            self.max_gap = max(self.max_gap or 0, event.gap)
+
+    def _left(self, event: WorkerLeft) -> None:
+        rank = event.worker
+        if rank in self._since:
+            self.present_s[rank] = self.present_s.get(rank, 0.0) + event.t - self._since.pop(rank)
+        since = self.waiting_since.pop(rank, None)
+        if since is not None:
+            self.wait_s[rank] = self.wait_s.get(rank, 0.0) + event.t - since
+        if event.reason in ("died", "failed"):
+            self.failures.append(Failure(rank, event.t, event.reason, event.detail))
+
+    def _totals(self, event: Totals) -> None:
+        self.pushes, self.samples, self.max_gap = event.pushes, event.samples, event.max_gap
+        self.staleness = Counter(event.staleness)
+        self.wait_s = dict(enumerate(event.wait_s))
+        self.present_s = dict.fromkeys(self.wait_s, self.now)
+
+    def _waiting_share(self, rank: int) -> float | None:
+        present = self.present_s.get(rank, 0.0)
+        if rank in self._since:
+            present += self.now - self._since[rank]
+        waited = self.wait_s.get(rank, 0.0)
+        if rank in self.waiting_since:
+            waited += self.now - self.waiting_since[rank]
+        return waited / present if present > 0 else None
+
+    def _time_to_target(self, target: float | None) -> float | None:
+        if target is None:
+            return None
+        reached = (e.t for e in self.evaluations if e.values.get("accuracy", float("-inf")) >= target)
+        return next(reached, None)
+
+    def _staleness_summary(self) -> StalenessSummary | None:
+        total = self.staleness.total()
+        if not total:
+            return None
+        mean = sum(value * count for value, count in self.staleness.items()) / total
+        seen = 0
+        for value in sorted(self.staleness):
+            seen += self.staleness[value]
+            if seen >= 0.95 * total:
+                break
+        return StalenessSummary(mean, value, max(self.staleness))
+
+
+def tally(events: Iterable[AnyEvent]) -> Tally:
+    """Add up a whole trace."""
+    total = Tally()
+    for event in events:
+        total.add(event)
+    return total
