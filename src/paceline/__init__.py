@@ -1,1 +1,30 @@
-"""Train one PyTorch model on many workers, and choose how they keep time."""
+"""Train one PyTorch model on many workers, and choose how they keep time.
+
+    import paceline
+    pace = paceline.join("dssp", lower=3, upper=15)
+    model, optimizer, loader = pace.prepare(model, optimizer, loader)
+
+Importing this module does not import torch; `join` does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import ConfigError, PacelineError, RunError, RunStopped
+
+if TYPE_CHECKING:
+    from paceline.runtime.pace import Pace
+
+__version__ = "0.1.0"
+__all__ = ["ConfigError", "PacelineError", "RunError", "RunStopped", "join"]
+
+
+def join(protocol: str | None = None, **settings: Any) -> Pace:
+    """Take part in the run this process was started for; alone when nobody started it.
+
+    The protocol and settings named here are the script's defaults: the command's flags win.
+    """
+    from paceline.runtime.joining import join
+
+    return join(protocol, **settings)

@@ -4,8 +4,9 @@ What all paced protocols share lives here once. A protocol sees `Clocks`, which 
 pacer alone holds the `ClockTable` and writes. A *clock* is the number of iterations a worker has
 completed and pushed. Every answer is amortised O(log n) in the number of workers.
 
-A worker that joins late, or comes back, starts at the clock of the slowest (never below its own
-earlier clock), so `slowest` never falls and nobody is thrown back by a newcomer.
+A worker that joins late, or comes back, starts at the clock of the slowest. So `slowest` never
+falls, nobody is thrown back by a newcomer, and no newcomer is ahead of what a protocol allows: at
+its own earlier clock, one that died while it waited would start the iteration it was refused.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ class Clocks:
         self.fastest = 0
         """The largest clock among active workers."""
         self._completed: dict[int, int] = {}
-        self._past: dict[int, int] = {}
         self._last_push_s: dict[int, float] = {}
         self._interval_s: dict[int, float] = {}
         self._samples: dict[int, int] = {}
         self._read: dict[int, int] = {}
         self._held: dict[int, float] = {}
+        self._held_count = 0
         self._at: dict[int, int] = {}
         self._waiting: dict[int, dict[int, None]] = {}
         self._waiting_clocks: list[int] = []
@@ -61,7 +62,7 @@ class Clocks:
     @property
     def held(self) -> int:
         """Gradients kept for a later flush."""
-        return len(self._held)
+        return self._held_count
 
     @property
     def waiting_count(self) -> int:
@@ -119,21 +120,19 @@ class ClockTable(Clocks):
 
     def join(self, worker: int) -> None:
         """Let a worker take part; it starts computing on the current version."""
-        clock = max(self.slowest, self._past.pop(worker, 0))
-        self._completed[worker] = clock
+        clock = self._completed[worker] = self.slowest
         self._at[clock] = self._at.get(clock, 0) + 1
         self._samples.setdefault(worker, 0)
         self._read[worker] = self.version
         if len(self._completed) == 1:
-            self.slowest = self.fastest = clock
-        self.fastest = max(self.fastest, clock)
+            self.fastest = clock
         self._laggards = None
 
     def leave(self, worker: int) -> None:
         """Take a worker out, so that nobody waits for it. A gradient it left held stays held."""
         if self.is_waiting(worker):
             self.release(worker)
-        clock = self._past[worker] = self._completed.pop(worker)
+        clock = self._completed.pop(worker)
         self._last_push_s.pop(worker, None)
         self._interval_s.pop(worker, None)
         self._at[clock] -= 1
@@ -176,12 +175,14 @@ class ClockTable(Clocks):
         self._read[worker] = self.version
 
     def hold(self, worker: int, weight: float) -> None:
-        """Keep the worker's pushed gradient for a flush."""
-        self._held[worker] = weight
+        """Keep the worker's pushed gradient for a flush, added to those it already has there."""
+        self._held[worker] = self._held.get(worker, 0.0) + weight
+        self._held_count += 1
 
     def flush(self) -> dict[int, float]:
-        """Hand out the held gradients' owners and weights, in rank order."""
-        held, self._held = dict(sorted(self._held.items())), {}
+        """Hand out the held gradients' owners and summed weights, in rank order."""
+        held = dict(sorted(self._held.items()))
+        self._held, self._held_count = {}, 0
         return held
 
     def _settle_extremes(self) -> None:

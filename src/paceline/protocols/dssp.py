@@ -86,7 +86,7 @@ class DSSP:
             self._forget_absent(clocks)
         ok = [] if pushed is None else self._answer(clocks, pushed)
         freed = clocks.waiting(up_to=clocks.slowest + self.lower)
-        return Verdict(release=tuple(dict.fromkeys((*ok, *freed))))
+        return Verdict(release=tuple(dict.fromkeys((*freed, *ok))))
 
     def _answer(self, clocks: Clocks, pushed: int) -> list[int]:
         ok = [worker for worker in self._waited_for(clocks, pushed) if self._wait_over(clocks, worker)]

@@ -21,9 +21,12 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     """None when nothing was pushed."""
     flush: Flush | None
     flushed: dict[int, float]
-    """Whose held gradients the flush takes, in rank order, with their weights."""
+    """Whose held gradients the flush takes, in rank order, with their weights. A worker that died
+    with one held, came back and pushed again has two, kept as their sum with their summed weight."""
     release: tuple[int, ...]
     lr_scale: float
+    read: int
+    """The version the pushed gradient was computed on."""
     staleness: int
     """Optimizer steps between the pushed gradient's read and this verdict."""
     version: int
@@ -50,30 +53,35 @@ class Pacer:
         """A worker begins to take part. It computes at once, on the current version."""
         self._table.now = now
         self._table.join(worker)
-        return self._decide(None, 0)
+        return self._decide(None)
 
     def leave(self, worker: int, now: float) -> Decision:
         """A worker finished, died or stepped aside."""
         self._table.now = now
         self._table.leave(worker)
-        return self._decide(None, 0)
+        return self._decide(None)
 
     def timer(self, now: float) -> Decision:
         """The time the protocol asked for has come."""
         self._table.now = now
-        return self._decide(None, 0)
+        return self._decide(None)
 
-    def push(self, worker: int, now: float, samples: int = 1) -> Decision:
-        """A worker completed an iteration and waits."""
+    def push(self, worker: int, now: float, samples: int = 1, *, usable: bool = True) -> Decision:
+        """A worker completed an iteration and waits. A gradient that is not usable is dropped."""
         table = self._table
         table.now = now
         table.push(worker, samples)
-        return self._decide(worker, table.staleness(worker))
+        return self._decide(worker, table.staleness(worker), usable)
 
-    def _decide(self, pushed: int | None, staleness: int) -> Decision:
+    def resume(self, version: int) -> None:
+        """Go on counting from a checkpoint's version."""
+        self._table.version = version
+
+    def _decide(self, pushed: int | None, staleness: int = 0, usable: bool = True) -> Decision:
         table = self._table
+        read = table.version - staleness
         verdict = self.protocol.decide(table, pushed)
-        fate = None if pushed is None else verdict.fate
+        fate = None if pushed is None else verdict.fate if usable else Fate.DROP
         if fate is Fate.APPLY:
             table.version += 1
         elif fate is Fate.HOLD:
@@ -94,6 +102,7 @@ class Pacer:
             flushed,
             verdict.release,
             verdict.lr_scale,
+            read,
             staleness,
             table.version,
             max(map(table.gap, verdict.release), default=0),

@@ -85,7 +85,8 @@ def _settings(cls: type[Pacing]) -> tuple[Setting, ...]:
     for f in fields(cls):  # type: ignore[arg-type]
         if f.init:
             default = None if f.default is MISSING else f.default
-            kind = getattr(hints[f.name], "__name__", str(hints[f.name]).replace("typing.", ""))
+            hint = hints[f.name]
+            kind = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
             out.append(Setting(f.name, kind, default, docs.get(f.name, "")))
     return tuple(out)
 

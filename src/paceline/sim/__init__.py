@@ -1,0 +1,26 @@
+"""Virtual time: what a protocol does to a cluster of any size, without the cluster."""
+
+from __future__ import annotations
+
+from paceline.sim.cluster import Cluster, Group, Link, Membership, Transient
+from paceline.sim.compute import Exponential, Fixed, Lognormal, Normal, Pareto, Recorded
+from paceline.sim.simulate import simulate
+from paceline.sim.timing import Timing
+from paceline.sim.toml import load_cluster
+
+__all__ = [
+    "Cluster",
+    "Exponential",
+    "Fixed",
+    "Group",
+    "Link",
+    "Lognormal",
+    "Membership",
+    "Normal",
+    "Pareto",
+    "Recorded",
+    "Timing",
+    "Transient",
+    "load_cluster",
+    "simulate",
+]

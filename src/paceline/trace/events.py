@@ -12,11 +12,18 @@ The life of one iteration of worker w, as a reader reconstructs it:
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from math import nan
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 SCHEMA = 1
+
+# JSON has no NaN: a loss that diverged is written as null, and read back as NaN.
+if TYPE_CHECKING:
+    Values = dict[str, float]
+else:
+    Values = dict[str, float | None]
 
 
 class Event(msgspec.Struct, frozen=True, tag_field="event", omit_defaults=True, gc=False):
@@ -107,18 +114,27 @@ class Reported(Event, frozen=True, gc=False, tag="reported"):
 
     worker: int
     clock: int
-    values: dict[str, float]
+    values: Values
+
+    def __post_init__(self) -> None:
+        _null_to_nan(self.values)
 
 
 class Evaluated(Event, frozen=True, gc=False, tag="evaluated"):
-    """What the lead measured on a consistent snapshot."""
+    """What the lead measured on a consistent snapshot; `t` is when the snapshot was taken.
+
+    It is written when the measuring is done, so its `t` may lie before that of earlier lines.
+    """
 
     worker: int
     version: int
     samples: int
     """Samples that had gone into that snapshot."""
-    values: dict[str, float]
+    values: Values
     seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        _null_to_nan(self.values)
 
 
 class Note(Event, frozen=True, gc=False, tag="note"):
@@ -144,7 +160,8 @@ class Totals(Event, frozen=True, gc=False, tag="totals"):
 
     pushes: int
     samples: int
-    max_gap: int
+    max_gap: int | None
+    """None when nobody was released."""
     staleness: dict[int, int]
     """How many applied gradients had each staleness."""
     compute_s: tuple[float, ...]
@@ -156,6 +173,8 @@ class RunEnded(Event, frozen=True, gc=False, tag="run_ended"):
 
     status: Literal["finished", "stopped", "failed"]
     detail: str = ""
+    user_mistake: bool = False
+    """Whether running the same again would fail the same way."""
 
 
 AnyEvent = (
@@ -171,3 +190,9 @@ AnyEvent = (
     | Totals
     | RunEnded
 )
+
+
+def _null_to_nan(values: Values) -> None:
+    for name, value in values.items():
+        if value is None:
+            values[name] = nan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,11 @@ class TraceWriter:
         if len(self._pending) >= self._batch_bytes:
             self.flush()
 
+    @property
+    def pending(self) -> bool:
+        """Whether something is not in the file yet."""
+        return bool(self._pending)
+
     def flush(self) -> None:
         """Let readers see everything written so far."""
         if self._pending:
@@ -48,6 +54,7 @@ class TraceTail:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
+        self._lines = 0
 
     def new_events(self) -> list[AnyEvent]:
         """The events that were completed since the last call."""
@@ -57,8 +64,11 @@ class TraceTail:
             file.seek(self._offset)
             data = file.read()
         end = data.rfind(b"\n") + 1
+        lines = data[:end].splitlines()
+        events = [_decode(self._path, number, line) for number, line in enumerate(lines, self._lines + 1)]
         self._offset += end
-        return [_decoder.decode(line) for line in data[:end].splitlines()]
+        self._lines += len(lines)
+        return events
 
 
 def read_trace(path: Path) -> Iterator[AnyEvent]:
@@ -66,11 +76,16 @@ def read_trace(path: Path) -> Iterator[AnyEvent]:
     path = path / "trace.jsonl" if path.is_dir() else path
     if not path.is_file():
         raise TraceError(f"no trace at {path}. Give a run folder, such as runs/latest.")
+    number = 0
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                return
+        for number, line in enumerate(takewhile(_is_complete, file), 1):
             yield _decode(path, number, line)
+    if not number:
+        raise TraceError(f"{path} holds no event. The run has not begun, or was killed before it did.")
+
+
+def _is_complete(line: bytes) -> bool:
+    return line.endswith(b"\n")
 
 
 def _decode(path: Path, number: int, line: bytes) -> AnyEvent:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from paceline.trace.events import (
     Decided,
     Evaluated,
     ModelReady,
+    Progress,
     Reported,
     RunEnded,
     RunStarted,
@@ -92,17 +94,16 @@ class Tally:
 
     @property
     def loss(self) -> float | None:
-        """The last evaluated loss, or else the mean of the last reported ones."""
-        evaluated = [e.values["loss"] for e in self.evaluations if "loss" in e.values]
-        if evaluated:
-            return evaluated[-1]
-        return sum(self._losses) / len(self._losses) if self._losses else None
+        """The last evaluated loss, or else the mean of the last reported ones; None if it diverged."""
+        loss = self._last_evaluated("loss")
+        if loss is None and self._losses:
+            loss = sum(self._losses) / len(self._losses)
+        return loss if loss is not None and isfinite(loss) else None
 
     @property
     def accuracy(self) -> float | None:
         """The last evaluated accuracy."""
-        known = [e.values["accuracy"] for e in self.evaluations if "accuracy" in e.values]
-        return known[-1] if known else None
+        return self._last_evaluated("accuracy")
 
     def add(self, event: AnyEvent) -> None:
         """Take the next event."""
@@ -119,6 +120,8 @@ class Tally:
                 self._since[event.worker] = event.t
             case WorkerLeft():
                 self._left(event)
+            case Progress():
+                self.pushes, self.samples, self.version = event.pushes, event.samples, event.version
             case Totals():
                 self._totals(event)
             case RunStarted():
@@ -164,7 +167,8 @@ class Tally:
             self.pushes += 1
             self.samples += event.samples
             self.clock[event.pushed] = event.clock
-            self.staleness[event.staleness] += 1
+            if event.fate in ("apply", "hold"):
+                self.staleness[event.staleness] += 1
             self.waiting_since[event.pushed] = event.t
         for worker in event.release:
             since = self.waiting_since.pop(worker)
@@ -186,7 +190,6 @@ class Tally:
         self.pushes, self.samples, self.max_gap = event.pushes, event.samples, event.max_gap
         self.staleness = Counter(event.staleness)
         self.wait_s = dict(enumerate(event.wait_s))
-        self.present_s = dict.fromkeys(self.wait_s, self.now)
 
     def _waiting_share(self, rank: int) -> float | None:
         present = self.present_s.get(rank, 0.0)
@@ -196,6 +199,9 @@ class Tally:
         if rank in self.waiting_since:
             waited += self.now - self.waiting_since[rank]
         return waited / present if present > 0 else None
+
+    def _last_evaluated(self, name: str) -> float | None:
+        return next((e.values[name] for e in reversed(self.evaluations) if name in e.values), None)
 
     def _time_to_target(self, target: float | None) -> float | None:
         if target is None:

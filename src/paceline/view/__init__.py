@@ -1,0 +1,8 @@
+"""What a person sees of a run. Every view reads events and results, nothing else.
+
+    progress   a run while it goes on, in the terminal
+    table      one result, or several side by side, in the terminal
+    report     one HTML file about one or several runs
+
+The modules are imported one by one, so that a command pays only for the view it shows.
+"""

@@ -1,0 +1,96 @@
+"""One run, resolved: what the command, the recipe and the defaults came to. Saved as config.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from paceline.errors import ConfigError
+
+Weighting = Literal["mean", "sum"] | float
+
+
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Every dial of a run that is not the protocol's own."""
+
+    run: str
+    folder: str
+    script: str | None = None
+    args: tuple[str, ...] = ()
+    workers: int = 1
+    protocol: str | None = None
+    """None: what the script names in `join`, else bsp."""
+    settings: dict[str, Any] = {}
+    seed: int = 0
+    target: float | None = None
+    """Accuracy whose first reaching is *time to target*."""
+    weighting: Weighting = "mean"
+    """How far one push moves the weights. `mean`: an epoch moves them equally far under every protocol
+    (a push applied alone counts 1/active of a step, a flush counts as one step); `sum`: every push
+    counts as a whole step; a number: every push counts that much of a step."""
+    schedule: Literal["samples", "updates"] = "samples"
+    """What a prepared LR scheduler counts. `samples`: one step per batch x workers samples processed,
+    whatever the protocol; `updates`: one per optimizer update, as the published systems did."""
+    clip_norm: float | None = None
+    """Clip the norm of every update's gradient to this, in the store, after averaging."""
+    bad_gradient: Literal["stop", "skip"] = "stop"
+    """What to do about NaN or infinity: stop the run, or skip the gradient and count it."""
+    on_failure: Literal["continue", "stop"] = "continue"
+    """What to do when a worker dies: go on with the others, or stop the run."""
+    shards: Literal["shared", "equal"] = "shared"
+    """`shared`: whoever is ready takes the next batch; `equal`: every worker has an equal share."""
+    private_weights: bool = False
+    """Give every worker its own copy even in lockstep, so that scripts may write to parameters."""
+    slow: dict[int, float] = {}
+    """Rank -> factor by which its compute is stretched (emulated)."""
+    device_time_s: float | None = None
+    """Pad every worker's compute to this, times its `slow` factor (emulated)."""
+    jitter: float = 0.0
+    """Relative spread of the padded compute time, seeded."""
+    resume: str | None = None
+    """Folder of a checkpoint to go on from."""
+    cluster: dict[str, Any] | None = None
+    """In an exact simulation: the cluster in whose virtual time the run takes place."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ConfigError(f"workers must be at least 1, got {self.workers}.")
+        for rank, factor in self.slow.items():
+            if not 0 <= rank < self.workers:
+                last = self.workers - 1
+                raise ConfigError(f"slow rank {rank} does not exist: the ranks are 0 to {last}.")
+            if factor <= 0:
+                raise ConfigError(f"slow factor of rank {rank} must be > 0, got {factor:g}.")
+        if self.device_time_s is not None and self.device_time_s <= 0:
+            raise ConfigError(f"device time must be > 0 seconds, got {self.device_time_s:g}.")
+        if not 0 <= self.jitter < 1:
+            raise ConfigError(f"jitter must be in [0, 1), got {self.jitter:g}.")
+        if isinstance(self.weighting, float | int) and self.weighting <= 0:
+            raise ConfigError(f"weighting must be 'mean', 'sum' or a number > 0, got {self.weighting:g}.")
+        if self.clip_norm is not None and self.clip_norm <= 0:
+            raise ConfigError(f"clip norm must be > 0, got {self.clip_norm:g}.")
+
+    @property
+    def path(self) -> Path:
+        """The run's folder."""
+        return Path(self.folder)
+
+    @property
+    def emulated(self) -> dict[str, Any] | None:
+        """What was injected, for the record; None when nothing was."""
+        injected: dict[str, Any] = {}
+        if self.slow:
+            injected["slow"] = {str(rank): factor for rank, factor in self.slow.items()}
+        if self.device_time_s is not None:
+            injected["device_time_s"] = self.device_time_s
+        if self.jitter:
+            injected["jitter"] = self.jitter
+        return injected or None
+
+    def step_share(self, contributors: int, active: int, flushed: bool) -> float:
+        """How much of a full step an update counts (see `weighting`)."""
+        if self.weighting == "mean":
+            return 1.0 if flushed else 1.0 / max(active, 1)
+        return contributors * (1.0 if self.weighting == "sum" else float(self.weighting))

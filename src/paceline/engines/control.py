@@ -1,0 +1,39 @@
+"""What a launcher and its zygote say to each other."""
+
+from __future__ import annotations
+
+import msgspec
+
+from paceline.config import RunConfig
+
+
+class Launch(msgspec.Struct, frozen=True, tag=True):
+    """Start this run."""
+
+    config: RunConfig
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """End the run cleanly: its state is saved."""
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """The run's processes exist."""
+
+    pids: tuple[int, ...]
+    """Of the workers, by rank."""
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """All processes of the run are gone."""
+
+    statuses: dict[int, int]
+    """Per rank, as the operating system reports it: negative for a signal."""
+    store_status: int
+
+
+ToZygote = Launch | Stop
+FromZygote = Started | Ended
+
+zygote_decoder: msgspec.msgpack.Decoder[ToZygote] = msgspec.msgpack.Decoder(ToZygote)
+launcher_decoder: msgspec.msgpack.Decoder[FromZygote] = msgspec.msgpack.Decoder(FromZygote)

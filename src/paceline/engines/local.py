@@ -1,0 +1,101 @@
+"""The local engine: workers are processes of this machine, forked from a warm zygote."""
+
+from __future__ import annotations
+
+import ast
+import os
+import select
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+
+from paceline.config import RunConfig
+from paceline.engines import control as c
+from paceline.errors import RunError
+from paceline.fabric.channel import Channel
+
+
+class LocalEngine:
+    """Starts runs one after another; the first pays for importing torch, the others do not."""
+
+    def __init__(self, script: str | None = None) -> None:
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [
+            sys.executable,
+            "-m",
+            "paceline.engines.zygote",
+            str(theirs.fileno()),
+            *_heavy_imports(script),
+        ]
+        self._process = subprocess.Popen(
+            command,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )
+        theirs.close()
+        self._channel = Channel(mine)
+        self.pids: tuple[int, ...] = ()
+
+    def __enter__(self) -> LocalEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def launch(self, config: RunConfig) -> None:
+        """Start a run; it goes on by itself."""
+        self._channel.send(c.Launch(config))
+        started = self._receive()
+        assert isinstance(started, c.Started)
+        self.pids = started.pids
+
+    def wait(self, timeout_s: float) -> c.Ended | None:
+        """The end of the run, if it comes within this time."""
+        ready, _, _ = select.select([self._channel], [], [], timeout_s)
+        if not ready:
+            return None
+        ended = self._receive()
+        assert isinstance(ended, c.Ended)
+        return ended
+
+    def stop(self) -> None:
+        """Ask the run to end and to save its state."""
+        self._channel.send(c.Stop())
+
+    def close(self) -> None:
+        """End everything that is left."""
+        self._channel.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _receive(self) -> c.FromZygote:
+        received = self._channel.receive(c.launcher_decoder)
+        if received is None:
+            raise RunError("the process that starts workers ended unexpectedly. Its message stands above.")
+        return received[0]
+
+
+def _heavy_imports(script: str | None) -> list[str]:
+    """Modules the script imports, for the zygote to choose from."""
+    if script is None:
+        return []
+    try:
+        tree = ast.parse(Path(script).read_text())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return sorted(names)

@@ -1,0 +1,200 @@
+"""A process that has torch imported and does nothing but fork: workers start in milliseconds.
+
+Importing torch in five processes on two cores takes seconds; forking them from a parent that has
+it takes none. The zygote starts no thread and runs no backward pass, so that forking stays safe.
+It dies with its launcher, and its children die with it: nothing is ever left behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from paceline.config import RunConfig
+from paceline.engines import control as c
+from paceline.fabric.channel import Channel
+
+PR_SET_PDEATHSIG = 1
+WARM = ("numpy", "scipy", "sklearn.datasets", "pandas", "torchvision", "transformers")
+"""Heavy modules imported before forking, if the script imports them and they are installed."""
+
+
+class Brood:
+    """The processes of one run."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self.workers: dict[int, int] = {}
+        self.store: int | None = None
+        self.statuses: dict[int, int] = {}
+        self.store_status = 0
+        (config.path / "logs").mkdir(parents=True, exist_ok=True)
+
+    def hatch(self) -> None:
+        """Fork the workers, and the owner of the store if there is more than one of them."""
+        if self.config.workers == 1 and self.config.cluster is None:
+            self.workers[_fork(lambda: self._worker(0, None), self._log("rank0"))] = 0
+            return
+        pairs = [Channel.pair() for _ in range(self.config.workers)]
+        for rank in range(self.config.workers):
+            self.workers[_fork(lambda rank=rank: self._worker(rank, pairs), self._log(f"rank{rank}"))] = rank
+        pids = tuple(self.workers)
+        self.store = _fork(lambda: self._owner(pairs, pids), self._log("store"))
+        for pair in pairs:
+            pair[0].close()
+            pair[1].close()
+
+    def stop(self) -> None:
+        """Ask the run to end."""
+        os.eventfd_write(self.stop_fd, 1)
+        if self.store is None:
+            for pid in self.workers:
+                os.kill(pid, signal.SIGTERM)
+
+    def reap(self) -> bool:
+        """Take note of processes that ended; whether all have."""
+        while self.workers or self.store is not None:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return False
+            code = os.waitstatus_to_exitcode(status)
+            if pid == self.store:
+                self.store, self.store_status = None, code
+            elif pid in self.workers:
+                self.statuses[self.workers.pop(pid)] = code
+        os.close(self.stop_fd)
+        return True
+
+    def _log(self, name: str) -> Path:
+        return self.config.path / "logs" / f"{name}.log"
+
+    def _worker(self, rank: int, pairs: list[tuple[socket.socket, socket.socket]] | None) -> int:
+        from paceline.runtime.script import run_script
+        from paceline.runtime.seat import Seat
+
+        channel = None
+        for other, (mine, theirs) in enumerate(pairs or []):
+            theirs.close()
+            if other == rank:
+                channel = Channel(mine)
+            else:
+                mine.close()
+        threads = max(1, (os.cpu_count() or 1) // self.config.workers)
+        return run_script(Seat(rank, self.config, channel), threads)
+
+    def _owner(self, pairs: list[tuple[socket.socket, socket.socket]], pids: tuple[int, ...]) -> int:
+        from paceline.runtime.serve import serve
+
+        for mine, _ in pairs:
+            mine.close()
+        return serve(
+            self.config,
+            [(Channel(end), pid) for (_, end), pid in zip(pairs, pids, strict=True)],
+            self.stop_fd,
+        )
+
+
+def main() -> None:
+    """Serve the launcher whose socket is the descriptor named on the command line."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    _warm_up(sys.argv[2:])
+    wakeup_read, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+    brood: Brood | None = None
+    while True:
+        ready, _, _ = select.select([channel, wakeup_read], [], [])
+        if wakeup_read in ready:
+            os.read(wakeup_read, 4096)
+        if brood is not None and brood.reap():
+            channel.send(c.Ended(brood.statuses, brood.store_status))
+            brood = None
+        if channel in ready:
+            received = channel.receive(c.zygote_decoder)
+            if received is None:
+                return
+            brood = _obey(received[0], brood, channel)
+
+
+def _obey(message: c.ToZygote, brood: Brood | None, channel: Channel) -> Brood | None:
+    if isinstance(message, c.Launch):
+        brood = Brood(message.config)
+        brood.hatch()
+        channel.send(c.Started(tuple(brood.workers)))
+    elif brood is not None:
+        brood.stop()
+    return brood
+
+
+def _fork(body: Callable[[], int], log: Path) -> int:
+    """A child that runs `body` with its output in `log`, and never returns."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        _die_with_parent()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _redirect(log)
+        status = body()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _redirect(log: Path) -> None:
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+
+
+def _die_with_parent() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:
+        os._exit(1)
+
+
+def _warm_up(wanted: list[str]) -> None:
+    """Import what workers will need, and make one optimizer: that imports the rest of torch."""
+    import torch
+
+    for name in wanted:
+        if name in WARM:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                try:
+                    importlib.import_module(name)
+                except ImportError:
+                    continue
+    importlib.import_module("paceline.runtime.script")
+    importlib.import_module("paceline.runtime.serve")
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).zero_grad()
+    gc.collect()
+    gc.freeze()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Small messages between a worker and the store: typed, over a socket that keeps their borders.
+
+`AF_UNIX SOCK_SEQPACKET`: a message arrives whole or not at all, descriptors travel with it, and a
+worker that waits for an answer sleeps in the kernel. Decoding is by schema; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from typing import TypeVar
+
+import msgspec
+
+from paceline.errors import RunError
+
+T = TypeVar("T")
+LARGEST_BYTES = 8 << 20
+FDS = 4
+
+
+class Channel:
+    """One end of a conversation."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._encoder = msgspec.msgpack.Encoder()
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, 1 << 20)
+
+    @classmethod
+    def pair(cls) -> tuple[socket.socket, socket.socket]:
+        """Two connected ends."""
+        return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def fileno(self) -> int:
+        """For epoll."""
+        return self._sock.fileno()
+
+    def send(self, message: msgspec.Struct, fds: tuple[int, ...] = ()) -> None:
+        """Send one message, with descriptors if any. Large ones travel as a memfd."""
+        data = self._encoder.encode(message)
+        if len(data) > 1 << 16:
+            self._send_large(data, fds)
+        elif fds:
+            socket.send_fds(self._sock, [data], list(fds))
+        else:
+            self._sock.send(data)
+
+    def receive(self, decoder: msgspec.msgpack.Decoder[T]) -> tuple[T, list[int]] | None:
+        """The next message and its descriptors; None when the other end is gone."""
+        try:
+            data, fds, _, _ = socket.recv_fds(self._sock, 1 << 17, FDS)
+        except ConnectionResetError:
+            return None
+        if not data:
+            return None
+        if data == LARGE:
+            data = _read_all(fds.pop())
+        try:
+            return decoder.decode(data), fds
+        except msgspec.DecodeError as error:
+            for fd in fds:
+                os.close(fd)
+            raise RunError(f"a message of {len(data)} bytes that is not ours: {error}.") from None
+
+    def close(self) -> None:
+        """End the conversation."""
+        with contextlib.suppress(OSError):
+            self._sock.close()
+
+    def _send_large(self, data: bytes, fds: tuple[int, ...]) -> None:
+        carrier = os.memfd_create("paceline-message", os.MFD_CLOEXEC)
+        try:
+            os.write(carrier, data)
+            socket.send_fds(self._sock, [LARGE], [*fds, carrier])
+        finally:
+            os.close(carrier)
+
+
+LARGE = b"\xc1"  # a byte msgpack never begins with
+
+
+def _read_all(fd: int) -> bytes:
+    try:
+        size = os.fstat(fd).st_size
+        if size > LARGEST_BYTES:
+            raise RunError(f"a message of {size} bytes; at most {LARGEST_BYTES} are accepted.")
+        return os.pread(fd, size, 0)
+    finally:
+        os.close(fd)

@@ -1,0 +1,144 @@
+"""Ties a model to flat memory: parameters, gradients and buffers become views of it, in place.
+
+The user's own objects stay what they are: `p.data`, `p.grad` and buffers are re-pointed, so that
+optimizers, schedulers and scalers that hold references never notice. Backward then accumulates
+straight into shared memory, and a push copies nothing.
+
+Views are lost when somebody replaces them (`model.zero_grad()`, `.double()`, `load_state_dict` with
+assign): every push looks for that, copies what is needed and binds again. A parameter that took no
+part in backward is told by the version counter of its gradient, which flat zeroing does not raise.
+
+On another device than the CPU, the model is tied to flat memory there, and the shared memory is
+its (pinned) staging area: one copy each way per iteration. That path is not tested on hardware.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import ConfigError
+from paceline.fabric.segment import Segment
+from paceline.store.layout import describe, named_buffers, named_parameters
+
+
+class Binding:
+    """One model, tied to a segment and weights."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        if not trained:
+            raise ConfigError("the optimizer has no parameter that requires a gradient: nothing to train.")
+        self.layout = describe(model, trained)
+        named = named_parameters(model, trained)
+        self._parameters = [named[slot.name] for slot in self.layout.parameters]
+        self._trained = [named[slot.name] for slot in self.layout.trained]
+        buffers = named_buffers(model)
+        self._buffers = [buffers[slot.name] for slot in self.layout.buffers]
+        self.index = {id(p): i for i, p in enumerate(self._trained)}
+        self._device = _one_device([*self._parameters, *self._buffers])
+        self._segment: Segment | None = None
+        self._weights: Segment | None = None
+
+    def initial(self) -> Segment:
+        """The model's values as they are now, to begin the run with."""
+        layout = self.layout
+        memory = Segment.create(layout.weights_bytes + layout.segment_bytes, "initial weights")
+        targets = layout.weight_views(memory.bytes)
+        targets += layout.buffer_views(memory.bytes[layout.weights_bytes :])
+        for target, source in zip(targets, [*self._parameters, *self._buffers], strict=True):
+            target.copy_(source.detach())
+        return memory
+
+    def attach(self, segment: Segment, weights: Segment) -> None:
+        """Re-point everything. What the memory holds becomes the model's values."""
+        self._segment, self._weights = segment, weights
+        self._near_segment = self._stage(segment)
+        self._near_weights = self._stage(weights)
+        self._weight_views = self.layout.weight_views(self._near_weights)
+        self._gradients = self.layout.gradient_views(self._near_segment)
+        self._flats = [region.flat(self._near_segment, region.gradients) for region in self.layout.regions]
+        self._bind_weights()
+        for parameter, view in zip(self._trained, self._gradients, strict=True):
+            parameter.grad = view
+        for buffer, view in zip(self._buffers, self.layout.buffer_views(self._near_segment), strict=True):
+            buffer.data = view
+        self.fresh()
+
+    def collect(self) -> tuple[int, ...]:
+        """Make sure that all gradients are in the segment; which parameters have none."""
+        missing = []
+        for i, (parameter, view) in enumerate(zip(self._trained, self._gradients, strict=True)):
+            gradient = parameter.grad
+            if gradient is view:
+                if view._version == self._seen[i]:
+                    missing.append(i)
+            elif gradient is None:
+                view.zero_()
+                missing.append(i)
+            else:
+                view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+            parameter.grad = view
+        if self._device.type != "cpu":
+            self._to_host()
+        return tuple(missing)
+
+    def pull(self) -> None:
+        """New weights have arrived."""
+        if self._device.type != "cpu":
+            self._from_host()
+        if self._parameters[0].data_ptr() != self._weight_views[0].data_ptr():
+            self._bind_weights()
+
+    def fresh(self) -> None:
+        """New weights have arrived, and gradients begin anew."""
+        self.pull()
+        self._seen = [view._version for view in self._gradients]
+
+    def zero(self) -> None:
+        """Zero all gradients at once."""
+        for flat in self._flats:
+            flat.zero_()
+        for i, (parameter, view) in enumerate(zip(self._trained, self._gradients, strict=True)):
+            parameter.grad = view
+            self._seen[i] = view._version
+
+    def _bind_weights(self) -> None:
+        for parameter, view in zip(self._parameters, self._weight_views, strict=True):
+            parameter.data = view
+
+    def _stage(self, segment: Segment) -> Tensor:
+        if self._device.type == "cpu":
+            return segment.bytes
+        if self._device.type == "cuda":
+            _pin(segment.bytes)
+        return segment.bytes.to(self._device)
+
+    def _to_host(self) -> None:
+        assert self._segment is not None
+        self._segment.bytes.copy_(self._near_segment, non_blocking=True)
+        _synchronize(self._device)
+
+    def _from_host(self) -> None:
+        assert self._weights is not None
+        self._near_weights.copy_(self._weights.bytes, non_blocking=True)
+        _synchronize(self._device)
+
+
+def _one_device(tensors: list[Tensor]) -> torch.device:
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise ConfigError(
+            f"the model lies on several devices ({names}). Give every worker a model on one device."
+        )
+    return devices.pop()
+
+
+def _pin(memory: Tensor) -> None:
+    """Page-lock shared memory, so that copies to and from the device run at full speed."""
+    torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)  # type: ignore[no-untyped-call]
+
+
+def _synchronize(device: torch.device) -> None:
+    torch.accelerator.synchronize(device)

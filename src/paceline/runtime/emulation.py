@@ -1,0 +1,48 @@
+"""Emulated devices: on a machine with fewer cores than workers, each worker gets a device of its own.
+
+`device_time_s` pads a worker's compute to that time, times its `slow` factor, with seeded jitter;
+`slow` alone stretches the compute as it was measured. Padding sleeps, so four workers on two cores
+behave as four devices. Whatever is injected stands in config, trace and report as *emulated*.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+from paceline.config import RunConfig
+
+
+class Emulation:
+    """Times one worker's compute, and stretches it where the run says so."""
+
+    def __init__(self, config: RunConfig, rank: int) -> None:
+        self._device_time_s = config.device_time_s
+        self._factor = config.slow.get(rank, 1.0)
+        self._jitter = config.jitter
+        self._random = random.Random(f"{config.seed}/{rank}")
+        self._began: float | None = None
+        self.overruns = 0
+        """Iterations whose real compute took longer than the emulated device allows."""
+
+    def begin(self) -> None:
+        """A batch is there: compute begins, unless it has begun already."""
+        if self._began is None:
+            self._began = time.perf_counter()
+
+    def finish(self) -> float:
+        """Compute is over: sleep for what the emulated device would still need. Returns all of it."""
+        if self._began is None:
+            return 0.0
+        real = time.perf_counter() - self._began
+        missing = self._wanted(real) - real
+        if missing > 0:
+            time.sleep(missing)
+        elif self._device_time_s is not None:
+            self.overruns += 1
+        spent, self._began = time.perf_counter() - self._began, None
+        return spent
+
+    def _wanted(self, real: float) -> float:
+        spread = 1.0 + self._jitter * self._random.uniform(-1, 1) if self._jitter else 1.0
+        return (real if self._device_time_s is None else self._device_time_s) * self._factor * spread

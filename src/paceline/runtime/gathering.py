@@ -1,0 +1,161 @@
+"""Before the first iteration: who is there, which protocol, which model, whose memory.
+
+Workers say hello and register their models. When all have, the memory of the run is laid out from
+rank 0's initial values, and everybody gets its descriptors at the same moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from paceline.config import RunConfig
+from paceline.errors import ConfigError
+from paceline.fabric.segment import Segment, check_room
+from paceline.protocols import Pacing
+from paceline.protocols.settings import make
+from paceline.runtime import messages as m
+from paceline.runtime.member import Member
+from paceline.store.checkpoint import RunState, load_checkpoint
+from paceline.store.layout import Layout
+from paceline.store.ledger import Ledger
+from paceline.store.parameters import Gradients, ParameterStore
+from paceline.trace.events import Event
+
+
+class Gathering:
+    """Collects workers until the run can begin."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._name = config.protocol
+        self._settings: dict[str, Any] = dict(config.settings)
+        self.remarks: list[str] = []
+        """What people should be told once there is a trace to write it to."""
+
+    @property
+    def protocol(self) -> tuple[str, Pacing]:
+        """The protocol as command and script came to agree on it."""
+        name = self._name or "bsp"
+        return name, make(name, self._settings)
+
+    def hello(self, member: Member, message: m.Hello) -> None:
+        """A script named a protocol, or none; the command's word wins."""
+        asked, ordered = message.protocol, self._config.protocol
+        if asked is not None and ordered is None:
+            if self._name not in (None, asked):
+                raise ConfigError(
+                    f"workers name different protocols, {self._name!r} and {asked!r}. Name one."
+                )
+            self._name, self._settings = asked, message.settings | self._config.settings
+        elif asked is not None and asked == ordered:
+            self._settings = message.settings | self._config.settings
+        elif asked is not None and member.rank == 0:
+            self.remarks.append(f"the script names protocol {asked!r}; the command's {ordered!r} wins")
+        _ = self.protocol
+        member.greeted = True
+
+    def register(self, member: Member, message: m.Register, fds: list[int]) -> None:
+        """A worker described its model."""
+        member.registered = message
+        member.settings = [group.settings for group in message.optimizer.groups]
+        if fds:
+            layout = message.layout
+            member.initial = Segment(fds[0], layout.weights_bytes + layout.segment_bytes)
+            member.initial.close_fd()
+
+    def begin(self, members: list[Member], write: Callable[[Event], None], simulated: bool) -> Assembly:
+        """Everybody is here: check, lay out, equip."""
+        lead = members[0]
+        if lead.registered is None or lead.initial is None:
+            raise ConfigError("rank 0 ended before training began, and its initial weights with it.")
+        layout = lead.registered.layout
+        _check_same(lead, members)
+        name, protocol = self.protocol
+        shared = protocol.lockstep and not self._config.private_weights
+        _check_memory(layout, len(members), shared)
+        weights = Segment.create(layout.weights_bytes, "weights")
+        weights.bytes.copy_(lead.initial.bytes[: layout.weights_bytes])
+        store = ParameterStore(layout, lead.registered.optimizer, weights.bytes)
+        ledger = Ledger(self._config, name, protocol, write, simulated=simulated)
+        ledger.offer(lead.registered.source)
+        buffers = _resume(self._config.resume, store, ledger)
+        for member in members:
+            _equip(member, store, lead.initial, shared, buffers)
+        ledger.model(sum(v.numel() for v in store.views), layout.weights_bytes, layout.gradient_bytes)
+        if shared:
+            weights.seal_for_readers()
+        lead.initial = None
+        return Assembly(ledger, store, weights, shared)
+
+
+class Assembly:
+    """A run that can begin."""
+
+    def __init__(self, ledger: Ledger, store: ParameterStore, weights: Segment, shared: bool) -> None:
+        self.ledger = ledger
+        self.store = store
+        self.weights = weights
+        self.shared = shared
+
+
+def run_state(ledger: Ledger, store: ParameterStore) -> RunState:
+    """What a checkpoint keeps besides tensors."""
+    return RunState(
+        digest=store.layout.digest(),
+        version=ledger.pacer.clocks.version,
+        samples=ledger.samples,
+        units=ledger.units,
+        budget=ledger.budget.state() if ledger.budget else None,
+        optimizer={},
+    )
+
+
+def _resume(folder: str | None, store: ParameterStore, ledger: Ledger) -> dict[str, Tensor]:
+    if folder is None:
+        return {}
+    state, buffers = load_checkpoint(Path(folder), store)
+    ledger.resume_at(state.samples, state.units)
+    ledger.pacer.resume(state.version)
+    if ledger.budget is not None and state.budget is not None:
+        ledger.budget.load(state.budget)
+    return buffers
+
+
+def _check_same(lead: Member, members: list[Member]) -> None:
+    assert lead.registered is not None
+    for member in members:
+        assert member.registered is not None
+        mine, theirs = lead.registered, member.registered
+        if mine.layout.digest() != theirs.layout.digest():
+            where = mine.layout.difference(theirs.layout)
+            raise ConfigError(
+                f"ranks 0 and {member.rank} have different models: {where}. Build the same on all."
+            )
+        if (mine.optimizer.name, mine.source) != (theirs.optimizer.name, theirs.source):
+            raise ConfigError(
+                f"ranks 0 and {member.rank} have different optimizers or loaders. Build the same."
+            )
+
+
+def _check_memory(layout: Layout, workers: int, shared: bool) -> None:
+    each = layout.segment_bytes + (0 if shared else layout.weights_bytes)
+    check_room(layout.weights_bytes + workers * each, f"the store for {workers} workers")
+
+
+def _equip(
+    member: Member, store: ParameterStore, initial: Segment, shared: bool, buffers: dict[str, Tensor]
+) -> None:
+    """Give a worker its segment, with rank 0's buffers, and its weights."""
+    layout = store.layout
+    segment = member.segment = Segment.create(layout.segment_bytes, f"gradients of rank {member.rank}")
+    first = layout.buffer_views(initial.bytes[layout.weights_bytes :])
+    for slot, view, value in zip(layout.buffers, layout.buffer_views(segment.bytes), first, strict=True):
+        view.copy_(buffers.get(slot.name, value))
+    member.gradients = Gradients(layout, segment.bytes)
+    if not shared:
+        member.weights = Segment.create(layout.weights_bytes, f"weights of rank {member.rank}")
+        member.weights.bytes.copy_(store.weights)

@@ -1,0 +1,47 @@
+"""`paceline.join`: find this process's place and take it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.protocols.settings import make
+from paceline.runtime import seat
+from paceline.runtime.link import StoreLink
+from paceline.runtime.pace import Pace
+from paceline.runtime.solo import Alone, LonePace
+from paceline.runtime.worker import WorkerPace
+
+_joined: Pace | None = None
+
+
+def join(protocol: str | None = None, **settings: Any) -> Pace:
+    """Take part in the run this process was started for; alone when nobody started it.
+
+    The protocol and settings named here are the script's defaults: the command's flags win.
+    """
+    global _joined
+    if _joined is not None:
+        raise ConfigError("join was called twice in one process. Keep what the first call returned.")
+    if protocol is not None:
+        make(protocol, settings)
+    elif settings:
+        raise ConfigError(
+            f"join got settings {sorted(settings)} without a protocol. Name one: join('ssp', ...)."
+        )
+    _joined = _take_part(protocol, settings)
+    return _joined
+
+
+def joined() -> Pace | None:
+    """What `join` returned in this process, if it was called."""
+    return _joined
+
+
+def _take_part(protocol: str | None, settings: dict[str, Any]) -> Pace:
+    place = seat.mine()
+    if place is None:
+        return Alone()
+    if place.channel is None:
+        return LonePace(place.config, protocol, settings)
+    return WorkerPace(StoreLink(place.channel, protocol, settings))

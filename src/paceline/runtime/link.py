@@ -1,0 +1,121 @@
+"""A worker's side of the conversation with the store."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from typing import Any, TypeVar
+
+from paceline.config import RunConfig
+from paceline.errors import ConfigError, RunError, RunStopped
+from paceline.fabric.channel import Channel
+from paceline.fabric.segment import Segment
+from paceline.runtime import messages as m
+from paceline.runtime.binding import Binding
+from paceline.store.budget import Batch, Source
+from paceline.store.optimizers import OptimizerSpec
+
+T = TypeVar("T")
+
+
+class StoreLink:
+    """Requests and answers. Every wait is a blocking receive: asleep in the kernel."""
+
+    def __init__(self, channel: Channel, protocol: str | None, settings: dict[str, Any]) -> None:
+        self._channel = channel
+        self._granted: deque[Batch] = deque()
+        self._over = False
+        self._send(m.Hello(os.getpid(), protocol, settings))
+        welcome, _ = self._expect(m.Welcome)
+        self.config: RunConfig = welcome.config
+        self.rank = welcome.rank
+
+    def register(self, binding: Binding, optimizer: OptimizerSpec, source: Source | None) -> m.Ready:
+        """Show the model, wait for everybody, and take the memory."""
+        initial = binding.initial() if self.rank == 0 else None
+        fds = (initial.fd,) if initial is not None else ()
+        self._send(m.Register(binding.layout, optimizer, source), fds)
+        if initial is not None:
+            initial.close_fd()
+        ready, received = self._expect(m.Ready)
+        segment = Segment(received[0], binding.layout.segment_bytes)
+        weights = Segment(received[1], binding.layout.weights_bytes, writable=not ready.shared)
+        segment.close_fd()
+        weights.close_fd()
+        binding.attach(segment, weights)
+        self._take(ready.batch)
+        return ready
+
+    def push(self, message: m.Push) -> m.Release:
+        """Announce the gradient, sleep until released."""
+        self._send(message)
+        release, _ = self._expect(m.Release)
+        self._take(release.batch)
+        return release
+
+    @property
+    def granted(self) -> int:
+        """Batches in hand that nobody has begun."""
+        return len(self._granted)
+
+    def next_batch(self, epoch: int | None) -> Batch | None:
+        """The next batch; None at the end of `epoch` (None: whatever epoch comes)."""
+        if not self._granted:
+            self._send(m.Draw())
+            self._take(self._expect(m.Grant)[0].batch)
+        if not self._granted or epoch is None or self._granted[0].epoch <= epoch:
+            return self._granted.popleft() if self._granted else None
+        self._send(m.Linger(epoch))
+        return self._expect(m.Grant)[0].batch
+
+    def put_back(self, batch: Batch) -> None:
+        """Keep a batch for later."""
+        self._granted.appendleft(batch)
+
+    def away(self) -> m.Release:
+        """Evaluation begins, on fresh weights."""
+        self._send(m.Away())
+        return self._expect(m.Release)[0]
+
+    def back(self, values: dict[str, float], seconds: float) -> m.Release:
+        """Evaluation is over."""
+        self._send(m.Back(values, seconds))
+        return self._expect(m.Release)[0]
+
+    def say(self, text: str) -> None:
+        """Put a warning on record."""
+        self._send(m.Say("warning", text))
+
+    def leave(self, values: dict[str, float] | None) -> None:
+        """Done."""
+        if not self._over:
+            self._over = True
+            self._send(m.Leave(values))
+
+    def fail(self, error: BaseException, text: str) -> None:
+        """Tell why the script ended."""
+        if not self._over:
+            self._over = True
+            self._send(m.Failed("config" if isinstance(error, ConfigError) else "error", text))
+
+    def _take(self, batch: Batch | None) -> None:
+        if batch is not None:
+            self._granted.append(batch)
+
+    def _send(self, message: m.FromWorker, fds: tuple[int, ...] = ()) -> None:
+        try:
+            self._channel.send(message, fds)
+        except OSError as error:
+            raise RunError(f"the store is gone ({error}); the run cannot go on.") from None
+
+    def _expect(self, kind: type[T]) -> tuple[T, list[int]]:
+        received = self._channel.receive(m.store_decoder)
+        if received is None:
+            raise RunError("the store is gone; the run cannot go on.")
+        message, fds = received
+        if isinstance(message, m.Halt):
+            self._over = message.kind == "config"
+            raise RunStopped(message.text)
+        if not isinstance(message, kind):
+            raise RunError(f"expected {kind.__name__} from the store, got {type(message).__name__}.")
+        return message, fds

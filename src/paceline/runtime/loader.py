@@ -1,0 +1,151 @@
+"""A worker's loader: the user's own, drawing its batches from the run's budget.
+
+Every worker knows the epoch's order, because it is drawn from the user's own sampler under a seed
+of run and epoch; the store only dispenses positions in it. An iterable dataset has no positions:
+there each worker takes every size-th batch of the stream.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+
+from paceline.errors import ConfigError
+from paceline.runtime.link import StoreLink
+from paceline.store.budget import Source
+
+COPIED = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+)
+
+
+class Orders:
+    """The order of every epoch: what the user's sampler gives under the epoch's seed."""
+
+    def __init__(self, sampler: Any, seed: int) -> None:
+        self._sampler = sampler
+        self._seed = seed
+        self._cache: dict[int, list[Any]] = {}
+
+    def __getitem__(self, epoch: int) -> list[Any]:
+        if epoch not in self._cache:
+            for old in [e for e in self._cache if e < epoch - 1]:
+                del self._cache[old]
+            self._cache[epoch] = self._draw(epoch)
+        return self._cache[epoch]
+
+    def _draw(self, epoch: int) -> list[Any]:
+        seed = (self._seed * 1_000_003 + epoch) & 0x7FFF_FFFF
+        kept = random.getstate()
+        own = getattr(self._sampler, "generator", None)
+        own_state = own.get_state() if own is not None else None
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                random.seed(seed)
+                if own is not None:
+                    own.manual_seed(seed)
+                return list(self._sampler)
+        finally:
+            random.setstate(kept)
+            if own is not None:
+                own.set_state(own_state)
+
+
+class Dispensed(Sampler[Any]):
+    """A batch sampler that asks the store. One pass over it is one epoch."""
+
+    def __init__(
+        self, link: StoreLink, orders: Orders, source: Source, whole_batches: bool, first: int
+    ) -> None:
+        self._link = link
+        self._orders = orders
+        self._source = source
+        self._whole_batches = whole_batches
+        self._passes_done = first
+        self._epoch = first
+        self.sizes: deque[int] = deque()
+        """Samples of each batch handed out and not yet seen by the user."""
+
+    def __len__(self) -> int:
+        return -(-self._source.batches // self._link.config.workers)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._passes_done > 0:  # a resumed script repeats its loop: these epochs are behind us
+            self._passes_done -= 1
+            return
+        first = self._link.next_batch(None)
+        assert first is not None, "a map-style dataset always has a budget"
+        self._link.put_back(first)
+        epoch = max(self._epoch, first.epoch)
+        while (batch := self._link.next_batch(epoch)) is not None:
+            order = self._orders[batch.epoch][batch.first : batch.first + batch.count]
+            indices = order[0] if self._whole_batches else order
+            self.sizes.append(len(indices))
+            yield indices
+        self._epoch = epoch + 1  # not reached by a loop that breaks off: the next one goes on here
+
+
+class PacedLoader(DataLoader[Any]):
+    """The user's loader with another batch sampler, telling when a batch reaches the script."""
+
+    def __init__(self, loader: DataLoader[Any], dispensed: Dispensed, arrived: Callable[[int], None]) -> None:
+        super().__init__(loader.dataset, batch_sampler=dispensed, **{k: getattr(loader, k) for k in COPIED})
+        self.__dict__["batch_size"] = loader.batch_size
+        self._dispensed = dispensed
+        self._arrived = arrived
+
+    def __iter__(self) -> Any:
+        self._dispensed.sizes.clear()
+        for batch in super().__iter__():
+            self._arrived(self._dispensed.sizes.popleft())
+            yield batch
+
+
+class StridedLoader:
+    """Every size-th batch of a stream."""
+
+    def __init__(self, loader: DataLoader[Any], rank: int, size: int, arrived: Callable[[int], None]) -> None:
+        self._loader, self._rank, self._size, self._arrived = loader, rank, size, arrived
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in islice(self._loader, self._rank, None, self._size):
+            self._arrived(count_samples(batch))
+            yield batch
+
+
+def source_of(loader: DataLoader[Any]) -> tuple[Source | None, Any, bool]:
+    """What a loader offers, its sampler, and whether that sampler gives whole batches."""
+    if isinstance(loader.dataset, IterableDataset):
+        return None, None, False
+    batches = loader.batch_sampler
+    if type(batches) is BatchSampler:
+        units = len(batches.sampler)  # type: ignore[arg-type]
+        return Source(units, batches.batch_size, batches.drop_last), batches.sampler, False
+    if batches is None:
+        raise ConfigError("a loader with batch_size=None yields no batches. Give it a batch size.")
+    return Source(len(batches), 1), batches, True  # type: ignore[arg-type]
+
+
+def count_samples(batch: Any) -> int:
+    """The batch's size, as far as it can be seen."""
+    while isinstance(batch, list | tuple | dict) and batch:
+        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+    return len(batch) if hasattr(batch, "__len__") and getattr(batch, "ndim", 1) > 0 else 1

@@ -1,0 +1,38 @@
+"""A worker as the owner of the store knows it."""
+
+from __future__ import annotations
+
+from paceline.fabric.channel import Channel
+from paceline.fabric.segment import Segment
+from paceline.runtime.messages import Register
+from paceline.store.optimizers import GroupSettings
+from paceline.store.parameters import Gradients
+
+
+class Member:
+    """Keyed by connection, not by rank: a rank that returns is a new member."""
+
+    def __init__(self, rank: int, channel: Channel, pid: int) -> None:
+        self.rank = rank
+        self.channel = channel
+        self.pid = pid
+        self.greeted = False
+        self.registered: Register | None = None
+        self.initial: Segment | None = None
+        """The initial values of model and buffers; only rank 0 sends them."""
+        self.segment: Segment | None = None
+        self.weights: Segment | None = None
+        """Its own copy of the weights; None when all read one buffer."""
+        self.gradients: Gradients | None = None
+        self.settings: list[GroupSettings] = []
+        self.samples = 0
+        """Samples behind the gradient in its segment."""
+        self.wants = True
+        """Whether to grant it a batch with its next release."""
+        self.snapshot = (0.0, 0, 0)
+        """When its evaluation began, of which version, after how many samples."""
+        self.looping = True
+        """Whether it is inside of an epoch, and so will draw again."""
+        self.lingers: int | None = None
+        """The epoch at whose end it waits to hear that no work is left."""
+        self.gone = False

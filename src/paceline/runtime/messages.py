@@ -1,0 +1,134 @@
+"""What a worker and the store say to each other. Typed and small; tensors never travel in them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from paceline.config import RunConfig
+from paceline.store.budget import Batch, Source
+from paceline.store.layout import Layout
+from paceline.store.optimizers import GroupSettings, OptimizerSpec
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """First word of a worker, with what its script names in `join`."""
+
+    pid: int
+    protocol: str | None
+    settings: dict[str, Any]
+
+
+class Register(msgspec.Struct, frozen=True, tag=True):
+    """The worker's model. Rank 0 sends the memory with its initial values along."""
+
+    layout: Layout
+    optimizer: OptimizerSpec
+    source: Source | None
+
+
+class Push(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """The gradient in my segment is complete. I sleep until I am released."""
+
+    compute_s: float
+    samples: int
+    used: int = 0
+    """Batches behind this gradient."""
+    settings: list[GroupSettings] | None = None
+    """The optimizer's group settings, when they changed."""
+    missing: tuple[int, ...] = ()
+    values: dict[str, float] | None = None
+    """What the script reported since the last push."""
+    want: bool = False
+    """Whether to grant the next batch along with the release."""
+
+
+class Draw(msgspec.Struct, frozen=True, tag=True):
+    """I need a batch."""
+
+
+class Linger(msgspec.Struct, frozen=True, tag=True):
+    """I see the end of this epoch: may I go on, or is there work left by somebody who died?"""
+
+    epoch: int
+
+
+class Away(msgspec.Struct, frozen=True, tag=True):
+    """I evaluate; do not wait for me."""
+
+
+class Back(msgspec.Struct, frozen=True, tag=True):
+    """I have evaluated."""
+
+    values: dict[str, float]
+    seconds: float
+
+
+class Leave(msgspec.Struct, frozen=True, tag=True):
+    """I am done."""
+
+    values: dict[str, float] | None = None
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """My script raised."""
+
+    kind: Literal["config", "error"]
+    text: str
+
+
+class Say(msgspec.Struct, frozen=True, tag=True):
+    """Something for the record."""
+
+    level: Literal["info", "warning"]
+    text: str
+
+
+FromWorker = Hello | Register | Push | Draw | Linger | Away | Back | Leave | Failed | Say
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """The run the worker takes part in."""
+
+    config: RunConfig
+    rank: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Everybody is here; the descriptors are the worker's segment and its weights. Begin."""
+
+    shared: bool
+    """Whether the weights are one buffer for all, read-only for workers."""
+    epoch: int
+    """The epoch to begin with; not 0 when resumed."""
+    position: int
+    batch: Batch | None
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """Your weights are fresh: compute."""
+
+    version: int
+    position: int
+    """Where a prepared LR scheduler stands now."""
+    batch: Batch | None = None
+
+
+class Grant(msgspec.Struct, frozen=True, tag=True):
+    """A batch, or (to `Linger`) leave to go on."""
+
+    batch: Batch | None
+
+
+class Halt(msgspec.Struct, frozen=True, tag=True):
+    """The run is over, whatever you were about to do."""
+
+    kind: Literal["config", "stopped", "failed"]
+    text: str
+
+
+FromStore = Welcome | Ready | Release | Grant | Halt
+
+worker_decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+store_decoder: msgspec.msgpack.Decoder[FromStore] = msgspec.msgpack.Decoder(FromStore)

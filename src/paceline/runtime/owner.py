@@ -1,0 +1,394 @@
+"""The owner: the one process that holds the store, decides, and writes weights.
+
+It reads messages, asks the ledger for a verdict, has the store carry it out, and answers. There
+are no locks, so none can stay held: a worker killed at any instant leaves at most a gradient that
+was never announced. A worker that waits is a request not yet answered; it sleeps in the kernel.
+Weights are copied only into the segment of a worker that sleeps, or (in lockstep) live in one
+buffer that changes only while all sleep, so nobody ever reads half an update.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from paceline.config import RunConfig
+from paceline.errors import BadGradient, ConfigError, PacelineError, RunError, WorkerFailed
+from paceline.fabric.channel import Channel
+from paceline.protocols import Decision, Fate, Flush
+from paceline.runtime import messages as m
+from paceline.runtime.gathering import Assembly, Gathering, run_state
+from paceline.runtime.member import Member
+from paceline.store.budget import Batch
+from paceline.store.checkpoint import model_state, save_checkpoint, save_weights
+from paceline.store.ledger import run_started
+from paceline.store.parameters import Gradients, shares, use_threads
+from paceline.trace import TraceWriter, events
+
+
+class Owner:
+    """Carries out one run. What arrives, and when, is the business of the loop that calls it."""
+
+    def __init__(self, config: RunConfig, now: Callable[[], float], *, simulated: bool = False) -> None:
+        self.config = config
+        self.members: dict[int, Member] = {}
+        self.halted: m.Halt | None = None
+        self.on_release: Callable[[int], None] = lambda rank: None
+        """Told of every worker that starts to compute; a virtual clock needs to know."""
+        self.ask_again_s: float | None = None
+        """How long the protocol is willing to wait for the next event."""
+        self.trace = TraceWriter(config.path / "trace.jsonl")
+        self._clock = now
+        self._zero_s: float | None = None
+        self._simulated = simulated
+        self._gathering = Gathering(config)
+        self._run: Assembly | None = None
+        self._skipped = 0
+        self._failures = 0
+        self._cores = os.cpu_count() or 1
+
+    # -- membership ---------------------------------------------------------------------------
+
+    def add(self, rank: int, channel: Channel, pid: int) -> Member:
+        """A worker process was started."""
+        member = self.members[rank] = Member(rank, channel, pid)
+        return member
+
+    def lost(self, member: Member, detail: str) -> None:
+        """A worker died without a word."""
+        if not member.gone:
+            self._guarded(lambda: self._gone(member, "stopped" if self.halted else "died", detail))
+
+    @property
+    def living(self) -> list[Member]:
+        """Members that are still there, by rank."""
+        return [self.members[rank] for rank in sorted(self.members) if not self.members[rank].gone]
+
+    def now(self) -> float:
+        """Seconds since training began."""
+        return 0.0 if self._zero_s is None else self._clock() - self._zero_s
+
+    # -- messages -----------------------------------------------------------------------------
+
+    def handle(self, member: Member, message: m.FromWorker, fds: list[int]) -> None:
+        """Act on one message; an error ends the run, not the owner."""
+        self._guarded(lambda: self._dispatch(member, message, fds))
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except PacelineError as error:
+            self.halt("config" if isinstance(error, ConfigError) else "failed", str(error))
+
+    def _dispatch(self, member: Member, message: m.FromWorker, fds: list[int]) -> None:
+        match message:
+            case m.Leave():
+                self._report(member, message.values)
+                self._gone(member, "stopped" if self.halted else "finished", "")
+            case m.Failed():
+                self._script_failed(member, message)
+            case m.Say():
+                self.note(message.level, message.text)
+            case _ if self.halted is not None:
+                self._send(member, self.halted)
+            case m.Push():
+                self._push(member, message)
+            case m.Draw():
+                self._send(member, m.Grant(self._draw(member)))
+            case m.Linger():
+                member.lingers = message.epoch
+                self._end_lingering()
+            case m.Away():
+                self._away(member)
+            case m.Back():
+                self._back(member, message)
+            case m.Hello():
+                self._gathering.hello(member, message)
+                self._send(member, m.Welcome(self.config, member.rank))
+            case m.Register():
+                self._gathering.register(member, message, fds)
+                self._maybe_begin()
+
+    def _maybe_begin(self) -> None:
+        complete = len(self.members) == self.config.workers and all(x.registered for x in self.living)
+        if complete and self.living and self._run is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        members = self.living
+        run = self._run = self._gathering.begin(members, self.trace.write, self._simulated)
+        for text in self._gathering.remarks:
+            self.note("warning", text)
+        self._zero_s = self._clock()
+        for member in members:
+            run.ledger.join(member.rank, self.now(), member.pid)
+        for member in members:
+            batch = self._draw(member)
+            weights = member.weights or run.weights
+            assert member.segment is not None
+            epoch = run.ledger.budget.epoch if run.ledger.budget else 0
+            ready = m.Ready(run.shared, epoch, run.ledger.position(), batch)
+            self._send(member, ready, (member.segment.fd, weights.fd))
+            self.on_release(member.rank)
+        self.trace.flush()
+
+    def timer(self) -> None:
+        """The time the protocol asked for has come."""
+        self.ask_again_s = None
+        if self._run is not None:
+            self._follow(self._run.ledger.timer(self.now()))
+
+    # -- one iteration ------------------------------------------------------------------------
+
+    def _push(self, member: Member, push: m.Push) -> None:
+        run, began = self._started, time.perf_counter()
+        gradients = member.gradients
+        assert gradients is not None
+        gradients.missing = frozenset(push.missing)
+        member.settings = push.settings or member.settings
+        member.samples = push.samples
+        member.looping, member.wants = True, push.want
+        usable = self.config.bad_gradient == "stop" or self._usable(member, gradients)
+        now = self.now()
+        decision = run.ledger.push(member.rank, now, push.samples, push.used, usable=usable)
+        self.ask_again_s = decision.ask_again_s
+        scale = self._carry_out(decision)
+        spent = time.perf_counter() - began
+        if not usable:
+            self._skipped += 1
+        run.ledger.pushed(decision, now, push.samples, push.compute_s, spent, scale, skipped=not usable)
+        self._report(member, push.values)
+        self._end_lingering()
+
+    def _carry_out(self, decision: Decision) -> float:
+        """Gradient, flush, releases: in this order, so that a release contains what caused it."""
+        run, clocks = self._started, self._started.ledger.pacer.clocks
+        scale = 1.0
+        use_threads(run.store.layout, self._idle_cores())
+        if decision.fate is Fate.APPLY:
+            assert decision.pushed is not None
+            member = self.members[decision.pushed]
+            assert member.gradients is not None
+            scale = decision.lr_scale * self.config.step_share(1, len(clocks.active), flushed=False)
+            self._apply(member.gradients, [member], scale, run.store.norm(member.gradients))
+        if decision.flushed:
+            scale = self._flush(decision)
+        for rank in sorted(decision.release):
+            self._release(self.members[rank])
+        return scale
+
+    def _flush(self, decision: Decision) -> float:
+        run = self._started
+        parts = {rank: self.members[rank] for rank in decision.flushed}
+        samples = {rank: member.samples for rank, member in parts.items()}
+        factors = shares(decision.flushed, samples, mean=decision.flush is Flush.MEAN)
+        contributions = {rank: (_gradients(member), factors[rank]) for rank, member in parts.items()}
+        total, norm = run.store.reduce(contributions)
+        active = len(run.ledger.pacer.clocks.active)
+        scale = decision.lr_scale * self.config.step_share(len(parts), active, flushed=True)
+        self._apply(total, list(parts.values()), scale, norm)
+        return scale
+
+    def _apply(self, gradients: Gradients, sources: list[Member], scale: float, norm: float) -> None:
+        run = self._started
+        if not math.isfinite(norm):
+            raise self._bad_gradient(sources)
+        run.store.apply(gradients, sources[0].settings, scale, norm, self.config.clip_norm)
+
+    def _release(self, member: Member) -> None:
+        """Fresh weights into the sleeping worker's memory, then wake it."""
+        if member.gone:
+            return
+        run = self._started
+        if member.weights is not None:
+            run.store.copy_weights(member.weights.bytes)
+        version = run.ledger.pacer.clocks.version
+        batch = self._draw(member) if member.wants else None
+        self._send(member, m.Release(version, run.ledger.position(), batch))
+        self.on_release(member.rank)
+
+    # -- work ---------------------------------------------------------------------------------
+
+    def _draw(self, member: Member) -> Batch | None:
+        budget = self._started.ledger.budget
+        return None if budget is None else budget.draw(member.rank)
+
+    def _end_lingering(self) -> None:
+        """Let those go on who need not wait for work that a dying worker might leave behind.
+
+        A batch in flight always has somebody, other than its holder, who will draw again: the
+        last worker at an epoch's end waits until the only one still computing has pushed.
+        """
+        for member in self.living:
+            if member.lingers is None:
+                continue
+            budget = self._started.ledger.budget
+            assert budget is not None
+            if budget.has_returned(member.lingers):
+                member.lingers = None
+                self._send(member, m.Grant(budget.draw(member.rank)))
+                self.on_release(member.rank)
+            elif not self._last_hope(member, member.lingers):
+                member.lingers, member.looping = None, False
+                self._send(member, m.Grant(None))
+                self.on_release(member.rank)
+
+    def _last_hope(self, member: Member, epoch: int) -> bool:
+        others = [x for x in self.living if x is not member and x.looping and x.lingers is None]
+        if len(others) != 1 or self._started.ledger.budget is None:
+            return False
+        other = others[0].rank
+        waits = self._started.ledger.pacer.clocks.is_waiting(other)
+        return not waits and self._started.ledger.budget.holds(other, epoch)
+
+    # -- evaluation, reports, endings ---------------------------------------------------------
+
+    def _away(self, member: Member) -> None:
+        """The lead evaluates what it is given now; outside of lockstep nobody waits for it."""
+        run = self._started
+        member.snapshot = (self.now(), run.ledger.pacer.clocks.version, run.ledger.samples)
+        if self._steps_aside:
+            self._follow(run.ledger.leave(member.rank, self.now(), "away"))
+        self._refresh(member)
+
+    def _back(self, member: Member, message: m.Back) -> None:
+        run = self._started
+        t, version, samples = member.snapshot
+        self.trace.write(events.Evaluated(t, member.rank, version, samples, message.values, message.seconds))
+        if self._steps_aside:
+            self._follow(run.ledger.join(member.rank, self.now(), member.pid))
+        self._refresh(member)
+
+    def _refresh(self, member: Member) -> None:
+        """Fresh weights outside of an iteration."""
+        run = self._started
+        if member.weights is not None:
+            run.store.copy_weights(member.weights.bytes)
+        self._send(member, m.Release(run.ledger.pacer.clocks.version, run.ledger.position()))
+
+    def _report(self, member: Member, values: dict[str, float] | None) -> None:
+        if values and self._run is not None:
+            clock = self._run.ledger.pacer.clocks.completed.get(member.rank, 0)
+            self.trace.write(events.Reported(self.now(), member.rank, clock, values))
+
+    def _script_failed(self, member: Member, message: m.Failed) -> None:
+        if message.kind == "config":
+            self.halt("config", message.text)
+        self._gone(member, "stopped" if self.halted else "failed", message.text)
+
+    def _gone(self, member: Member, reason: str, detail: str) -> None:
+        member.gone = True
+        member.channel.close()
+        if reason in ("died", "failed"):
+            self._failures += 1
+        if self._run is None:
+            if reason in ("died", "failed"):
+                raise WorkerFailed(f"rank {member.rank} {reason} before training began: {detail}")
+            self._maybe_begin()
+            return
+        self._follow(self._run.ledger.leave(member.rank, self.now(), reason, detail))
+        if self.halted is None and self._run.ledger.budget is not None:
+            self._end_lingering()
+        if reason in ("died", "failed") and self.config.on_failure == "stop":
+            self.halt("failed", f"rank {member.rank} {reason}: {detail}")
+
+    def _follow(self, decision: Decision | None) -> None:
+        if decision is not None and self.halted is None:
+            self._carry_out(decision)
+
+    def halt(self, kind: Literal["config", "stopped", "failed"], text: str) -> None:
+        """End the run: whoever waits is told now, whoever computes with its next message."""
+        if self.halted is not None:
+            return
+        self.halted = m.Halt(kind, text)
+        for member in self.living:
+            waits = self._run is not None and self._run.ledger.pacer.clocks.is_waiting(member.rank)
+            if waits or member.lingers is not None or (self._run is None and member.greeted):
+                self._send(member, self.halted)
+
+    def close(self) -> None:
+        """Write what remains of the run: weights, a checkpoint if it did not finish, the trace's end."""
+        run = self._run
+        if self._failures == self.config.workers and self.halted is None:
+            self.halted = m.Halt("failed", "every worker failed")
+        if run is None:
+            self._never_began()
+        else:
+            self._save(run)
+        halted = self.halted
+        status = "finished" if halted is None else "stopped" if halted.kind == "stopped" else "failed"
+        detail, mistake = (halted.text, halted.kind == "config") if halted else ("", False)
+        self.trace.write(events.RunEnded(self.now(), status, detail, mistake))  # type: ignore[arg-type]
+        self.trace.close()
+
+    def _save(self, run: Assembly) -> None:
+        segment = self.members[min(self.members)].segment
+        memory = segment.bytes if segment else None
+        if self.halted is not None:
+            state = run_state(run.ledger, run.store)
+            save_checkpoint(self.config.path / "checkpoint", run.store, memory, state)
+        weights = model_state(run.store.layout, run.store.views, memory)
+        save_weights(self.config.path / "weights.safetensors", weights)
+        if self._skipped:
+            self.note("warning", f"{self._skipped} gradients were not finite and were skipped")
+
+    def _never_began(self) -> None:
+        """Even a run that never began has a trace, so that every reader can say why."""
+        name = self.config.protocol or "unknown"
+        self.trace.write(run_started(self.config, name, self.config.settings, self._simulated))
+
+    # -- small things -------------------------------------------------------------------------
+
+    def note(self, level: Literal["info", "warning", "error"], text: str) -> None:
+        """Something for people to read."""
+        self.trace.write(events.Note(self.now(), level, text))
+
+    @property
+    def _started(self) -> Assembly:
+        if self._run is None:
+            raise RunError("a worker pushed or drew before it was ready. Call prepare before training.")
+        return self._run
+
+    @property
+    def _lockstep(self) -> bool:
+        return self._started.ledger.pacer.protocol.lockstep
+
+    @property
+    def _steps_aside(self) -> bool:
+        """Whether an evaluating lead leaves the table. In virtual time evaluation takes no time."""
+        return not self._lockstep and not self._simulated
+
+    def _idle_cores(self) -> int:
+        clocks = self._started.ledger.pacer.clocks
+        return self._cores - (len(clocks.active) - clocks.waiting_count)
+
+    def _usable(self, member: Member, gradients: Gradients) -> bool:
+        return math.isfinite(self._started.store.norm(gradients))
+
+    def _bad_gradient(self, suspects: list[Member]) -> BadGradient:
+        """Name rank and parameter. The first suspect's memory may hold the others' sum: look there last."""
+        layout = self._started.store.layout
+        for member in [*suspects[1:], suspects[0]]:
+            name = _gradients(member).bad_parameter(layout)
+            if name is not None:
+                return BadGradient(
+                    f"rank {member.rank} pushed a gradient with NaN or infinity in {name!r}; nothing was "
+                    "applied. Lower the learning rate, clip (--clip-norm), or use --bad-gradient skip."
+                )
+        return BadGradient(
+            "the sum of the workers' gradients overflows; nothing was applied. Scale the loss down."
+        )
+
+    def _send(self, member: Member, message: m.FromStore, fds: tuple[int, ...] = ()) -> None:
+        """Answer; if the worker is gone its death is noticed elsewhere."""
+        with contextlib.suppress(OSError):
+            member.channel.send(message, fds)
+
+
+def _gradients(member: Member) -> Gradients:
+    assert member.gradients is not None, "a worker pushes only after it was equipped"
+    return member.gradients

@@ -1,0 +1,158 @@
+"""What a script holds: its place in the run, and the few words it has for it.
+
+`prepare` works on the user's own objects, in place: schedulers and scalers keep their references,
+and the training loop stays an ordinary one. `optimizer.step()` pushes the gradient, waits for the
+release and leaves the model with fresh weights, as a plain step would.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from paceline.errors import ConfigError
+
+Metrics = Mapping[str, float] | float
+
+
+class Pace(ABC):
+    """A worker's handle on the run."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        """This worker's index."""
+        self.size = size
+        """How many workers the run was started with."""
+        self._model: nn.Module | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._values: dict[str, float] = {}
+        self._left = False
+
+    @property
+    def lead(self) -> bool:
+        """Whether this worker prints and evaluates for all."""
+        return self.rank == 0
+
+    def print(self, *values: object) -> None:
+        """Print, once for all workers."""
+        if self.lead:
+            print(*values, flush=True)
+
+    def prepare(self, *objects: Any) -> Any:
+        """Tie model, optimizer, loader and per-iteration schedulers to the run; returns them in order.
+
+        Give it the training loader and the schedulers that you step once per iteration. Whatever
+        is stepped once per epoch, and loaders for evaluation, need no preparation.
+        """
+        if self._model is not None:
+            raise ConfigError("prepare was called twice. Call it once, with model, optimizer and loader.")
+        model = _the_one(objects, nn.Module, "model (torch.nn.Module)")
+        optimizer = _the_one(objects, torch.optim.Optimizer, "optimizer (torch.optim.Optimizer)")
+        loaders = [o for o in objects if isinstance(o, DataLoader)]
+        if len(loaders) > 1:
+            raise ConfigError(
+                f"prepare takes one training loader, got {len(loaders)}. Leave the others as they are."
+            )
+        self._model, self._optimizer = model, optimizer
+        loader = self._prepare(model, optimizer, loaders[0] if loaders else None)
+        for scheduler in (o for o in objects if isinstance(o, LRScheduler)):
+            self._prepare_scheduler(scheduler)
+        results = tuple(loader if o in loaders else o for o in objects)
+        return results[0] if len(results) == 1 else results
+
+    def report(self, **values: float) -> None:
+        """Tell the run a loss or whatever else is worth a line in the trace."""
+        for name, value in values.items():
+            number = float(value)
+            if math.isfinite(number):
+                self._values[name] = number
+            else:
+                self._warn(f"rank {self.rank} reported {name}={number}; left out of the record")
+
+    def evaluate(self, fn: Callable[..., Metrics]) -> Mapping[str, float] | None:
+        """Have the lead call `fn` (with the model, if it takes one) on a consistent snapshot.
+
+        `fn` returns accuracy, or a dictionary such as `{"accuracy": 0.97, "loss": 0.1}`. All
+        workers may call this; it returns the figures on the lead and None, at once, elsewhere.
+        """
+        if not self.lead or self._idle():
+            return None
+        self._away()
+        began = time.perf_counter()
+        values = self._measure(fn)
+        self._back(values, time.perf_counter() - began)
+        return values
+
+    def leave(self) -> None:
+        """Take no further part, so that nobody waits for this worker. Ends of scripts do it by themselves."""
+        if not self._left:
+            self._left = True
+            self._leave()
+
+    def _measure(self, fn: Callable[..., Metrics]) -> dict[str, float]:
+        model = self._model
+        training = model is not None and model.training
+        if model is not None:
+            model.eval()
+        try:
+            with torch.no_grad():
+                wants_model = bool(inspect.signature(fn).parameters)
+                result = fn(model) if wants_model else fn()
+        finally:
+            if model is not None:
+                model.train(training)
+        named = result if isinstance(result, Mapping) else {"accuracy": result}
+        return {name: float(value) for name, value in named.items() if math.isfinite(float(value))}
+
+    def _reported(self) -> dict[str, float] | None:
+        values, self._values = self._values, {}
+        return values or None
+
+    @abstractmethod
+    def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Any: ...
+
+    @abstractmethod
+    def _prepare_scheduler(self, scheduler: LRScheduler) -> None: ...
+
+    @abstractmethod
+    def _idle(self) -> bool:
+        """Whether a resumed script only repeats what was done before."""
+
+    @abstractmethod
+    def _away(self) -> None: ...
+
+    @abstractmethod
+    def _back(self, values: dict[str, float], seconds: float) -> None: ...
+
+    @abstractmethod
+    def _leave(self) -> None: ...
+
+    @abstractmethod
+    def _warn(self, text: str) -> None: ...
+
+
+def replace_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> None:
+    """Put another `step` into an optimizer so that LR schedulers, made before or after, accept it."""
+
+    def stepped(*args: Any, **kwargs: Any) -> Any:
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+        return step(*args, **kwargs)
+
+    stepped._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = stepped  # type: ignore[method-assign]
+
+
+def _the_one(objects: tuple[Any, ...], kind: type, what: str) -> Any:
+    found = [o for o in objects if isinstance(o, kind)]
+    if len(found) != 1:
+        raise ConfigError(f"prepare needs exactly one {what}, got {len(found)}.")
+    return found[0]

@@ -1,0 +1,98 @@
+"""Runs a user's script as a worker, and sees to it that its end is heard, whatever it is."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import random
+import runpy
+import sys
+import traceback
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from paceline.errors import ConfigError, PacelineError, RunError, RunStopped
+from paceline.runtime import seat as seats
+from paceline.runtime.joining import joined
+from paceline.runtime.link import StoreLink
+from paceline.runtime.messages import Failed
+from paceline.runtime.seat import Seat
+from paceline.runtime.solo import LonePace
+from paceline.runtime.worker import WorkerPace
+from paceline.trace import TraceWriter, events
+
+
+def run_script(seat: Seat, threads: int) -> int:
+    """Run the script in this process; the exit status."""
+    config = seat.config
+    assert config.script is not None
+    faulthandler.enable()
+    torch.set_num_threads(threads)
+    _seed(config.seed + seat.rank)
+    seats.take(seat)
+    sys.argv = [config.script, *config.args]
+    sys.path.insert(0, str(Path(config.script).resolve().parent))
+    error: BaseException | None = None
+    try:
+        runpy.run_path(config.script, run_name="__main__")
+        if joined() is None:
+            raise ConfigError(
+                f"{config.script} never called paceline.join(...), so its workers cannot find each other. "
+                "Add `pace = paceline.join()` and `pace.prepare(model, optimizer, loader)`."
+            )
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            error = RunError(f"the script exited with {stop.code}")
+    except BaseException as caught:  # whatever it is, the others must hear of it
+        error = caught
+        if not isinstance(caught, RunStopped | ConfigError):
+            traceback.print_exc()
+    return _end(seat, error)
+
+
+def _end(seat: Seat, error: BaseException | None) -> int:
+    pace = joined()
+    text = "" if error is None else _one_line(error)
+    if isinstance(pace, WorkerPace):
+        with contextlib.suppress(RunError):
+            _say_goodbye(pace, pace._link, error, text)
+    elif isinstance(pace, LonePace):
+        pace.end(error, text)
+        status = "finished" if error is None else "stopped" if isinstance(error, RunStopped) else "failed"
+        pace.close(status, text, isinstance(error, ConfigError))
+    elif seat.channel is not None and error is not None:
+        with contextlib.suppress(OSError):
+            seat.channel.send(Failed("config" if isinstance(error, ConfigError) else "error", text))
+    elif error is not None:
+        _leave_a_trace(seat, error, text)
+    return 0 if error is None or isinstance(error, RunStopped) else 1
+
+
+def _say_goodbye(pace: WorkerPace, link: StoreLink, error: BaseException | None, text: str) -> None:
+    if error is None or isinstance(error, RunStopped):
+        pace.leave()
+    else:
+        link.fail(error, text)
+
+
+def _leave_a_trace(seat: Seat, error: BaseException, text: str) -> None:
+    """A lone script that failed before it joined."""
+    from paceline.store.ledger import run_started
+
+    writer = TraceWriter(seat.config.path / "trace.jsonl")
+    writer.write(run_started(seat.config, seat.config.protocol or "unknown", seat.config.settings, False))
+    writer.write(events.RunEnded(0.0, "failed", text, isinstance(error, ConfigError)))
+    writer.close()
+
+
+def _one_line(error: BaseException) -> str:
+    message = " ".join(str(error).split())
+    return message if isinstance(error, PacelineError) else f"{type(error).__name__}: {message}".rstrip(": ")
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

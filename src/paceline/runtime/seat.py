@@ -1,0 +1,32 @@
+"""Where this process sits in a run. An engine takes the seat before the script begins; `join` asks for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.config import RunConfig
+from paceline.fabric.channel import Channel
+
+
+@dataclass
+class Seat:
+    """A worker's place."""
+
+    rank: int
+    config: RunConfig
+    channel: Channel | None
+    """The way to the store; None for a lone worker, which needs none."""
+
+
+_seat: Seat | None = None
+
+
+def take(seat: Seat | None) -> None:
+    """Called by an engine, once, before the script runs."""
+    global _seat
+    _seat = seat
+
+
+def mine() -> Seat | None:
+    """The seat of this process; None when no engine started it."""
+    return _seat

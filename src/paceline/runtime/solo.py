@@ -1,0 +1,255 @@
+"""A lone worker: plain PyTorch, with the books kept beside it.
+
+Model, optimizer, gradients and data order are left exactly as they are, so one worker equals plain
+PyTorch bit for bit. Started by an engine it keeps its own trace; started by nobody, not even that.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.config import RunConfig
+from paceline.errors import BadGradient, RunStopped, TraceError
+from paceline.protocols.settings import make
+from paceline.runtime.emulation import Emulation
+from paceline.runtime.loader import count_samples
+from paceline.runtime.pace import Pace, replace_step
+from paceline.store.checkpoint import save_weights
+from paceline.store.ledger import Ledger
+from paceline.store.optimizers import export_state, import_state
+from paceline.trace import TraceWriter, events
+
+FLUSH_S = 0.1
+
+
+class Alone(Pace):
+    """`python script.py`: nobody started us, nothing is written."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)
+
+    def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Any:
+        return loader
+
+    def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
+        pass
+
+    def _idle(self) -> bool:
+        return False
+
+    def _away(self) -> None:
+        pass
+
+    def _back(self, values: dict[str, float], seconds: float) -> None:
+        pass
+
+    def _leave(self) -> None:
+        pass
+
+    def _warn(self, text: str) -> None:
+        print(f"warning: {text}", flush=True)
+
+
+class LonePace(Alone):
+    """One worker under an engine: the same, on record."""
+
+    def __init__(self, config: RunConfig, protocol: str | None, settings: dict[str, Any]) -> None:
+        super().__init__()
+        self._config = config
+        self._trace = TraceWriter(config.path / "trace.jsonl")
+        name = config.protocol or protocol or "bsp"
+        given = (settings if name == protocol else {}) | config.settings
+        self._ledger = Ledger(config, name, make(name, given), self._trace.write)
+        self._emulation = Emulation(config, 0)
+        self._zero_s = time.monotonic()
+        self._flush_at = 0.0
+        self._samples = self._batches = self._passes = 0
+        self._skip_passes = self._skip_batches = 0
+        self._repeats = False
+        self._stop = False
+        signal.signal(signal.SIGTERM, lambda *_: self._ask_to_stop())
+
+    def now(self) -> float:
+        """Seconds since training began."""
+        return time.monotonic() - self._zero_s
+
+    def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Any:
+        if self._config.resume is not None:
+            self._restore(model, optimizer)
+        plain = optimizer.step
+        replace_step(optimizer, lambda *args, **kwargs: self._step(plain, *args, **kwargs))
+        trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        self._trained = trained
+        size = sum(p.numel() * p.element_size() for p in model.parameters())
+        gradient = sum(p.numel() * p.element_size() for p in trained)
+        self._ledger.write(
+            events.ModelReady(
+                0.0, sum(p.numel() for p in model.parameters()), size, gradient, *_length(loader)
+            )
+        )
+        self._zero_s = time.monotonic()
+        self._ledger.join(0, 0.0)
+        if loader is None:
+            self._emulation.begin()
+        return None if loader is None else _Counted(loader, self)
+
+    def batches(self, loader: Any) -> Iterator[Any]:
+        """The loader's own batches, counted; what a resumed run has done is passed over."""
+        self._passes += 1
+        if self._skip_passes > 0:
+            self._skip_passes -= 1
+            return
+        skip, self._skip_batches = self._skip_batches, 0
+        self._batches = skip
+        for index, batch in enumerate(loader):
+            if index < skip:
+                continue
+            self._batches += 1
+            self._samples += count_samples(batch)
+            self._repeats = False
+            self._emulation.begin()
+            yield batch
+
+    def _step(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        compute_s = self._emulation.finish()
+        began = time.perf_counter()
+        usable = self._check()
+        result = plain(*args, **kwargs) if usable else None
+        samples, self._samples = self._samples, 0
+        now = self.now()
+        decision = self._ledger.push(0, now, samples, 0, usable=usable)
+        spent = time.perf_counter() - began
+        self._ledger.pushed(decision, now, samples, compute_s, spent, 1.0, skipped=not usable)
+        self._record(now)
+        if self._stop:
+            raise RunStopped("interrupted")
+        return result
+
+    def _check(self) -> bool:
+        gradients = [p.grad for p in self._trained if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if self._config.clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self._trained, self._config.clip_norm, norm)
+        if math.isfinite(norm) or all(bool(torch.isfinite(g).all()) for g in gradients):
+            return True
+        if self._config.bad_gradient == "stop":
+            raise BadGradient(
+                f"rank 0 has NaN or infinity in the gradient of {self._bad_parameter()!r}; nothing was applied. "
+                "Lower the learning rate, clip (--clip-norm), or use --bad-gradient skip."
+            )
+        return False
+
+    def _bad_parameter(self) -> str:
+        assert self._model is not None
+        for name, p in self._model.named_parameters():
+            if p.grad is not None and not bool(torch.isfinite(p.grad).all()):
+                return name
+        return "?"
+
+    def _record(self, now: float) -> None:
+        values = self._reported()
+        if values:
+            self._trace.write(events.Reported(now, 0, self._ledger.pacer.clocks.clock(0), values))
+        if now >= self._flush_at:
+            self._trace.flush()
+            self._flush_at = now + FLUSH_S
+
+    def _idle(self) -> bool:
+        return self._repeats
+
+    def _back(self, values: dict[str, float], seconds: float) -> None:
+        clocks = self._ledger.pacer.clocks
+        t = self.now() - seconds
+        self._trace.write(events.Evaluated(t, 0, clocks.version, self._ledger.samples, values, seconds))
+
+    def _warn(self, text: str) -> None:
+        self._trace.write(events.Note(self.now(), "warning", text))
+
+    def _ask_to_stop(self) -> None:
+        self._stop = True
+
+    # -- ending -------------------------------------------------------------------------------
+
+    def end(self, error: BaseException | None, text: str) -> None:
+        """Write what remains of the run; called by the engine when the script is over."""
+        if 0 in self._ledger.pacer.clocks.active:
+            stopped = isinstance(error, RunStopped)
+            reason = "finished" if error is None else "stopped" if stopped else "failed"
+            self._record(self.now())
+            self._ledger.leave(0, self.now(), reason, text)
+        if self._model is not None:
+            state = {k: v.detach().clone().contiguous() for k, v in self._model.state_dict().items()}
+            save_weights(self._config.path / "weights.safetensors", state)
+            if error is not None:
+                self._save()
+
+    def close(self, status: str, text: str, mistake: bool) -> None:
+        """The last word of the trace."""
+        self._trace.write(events.RunEnded(self.now(), status, text, mistake))  # type: ignore[arg-type]
+        self._trace.close()
+
+    def _save(self) -> None:
+        """A checkpoint in the lone worker's own terms: passes over the loader, and batches in the last."""
+        assert self._model is not None
+        assert self._optimizer is not None
+        folder = self._config.path / "checkpoint"
+        folder.mkdir(exist_ok=True)
+        tensors, values = export_state(self._optimizer)
+        save_weights(
+            folder / "model.safetensors", {k: v.clone() for k, v in self._model.state_dict().items()}
+        )
+        save_file(tensors, folder / "optimizer.safetensors")
+        state = {"passes": max(self._passes - 1, 0), "batches": self._batches, "optimizer": values}
+        state |= {"version": self._ledger.pacer.clocks.version, "samples": self._ledger.samples}
+        (folder / "lone.json").write_bytes(msgspec.json.encode(state))
+
+    def _restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        folder = self._config.resume
+        assert folder is not None
+        try:
+            with open(f"{folder}/lone.json", "rb") as file:
+                state: dict[str, Any] = msgspec.json.decode(file.read())
+            weights: dict[str, Tensor] = load_file(f"{folder}/model.safetensors")
+            tensors = load_file(f"{folder}/optimizer.safetensors")
+        except (OSError, msgspec.DecodeError, SafetensorError) as error:
+            raise TraceError(f"cannot resume one worker from {folder}: {error}.") from None
+        model.load_state_dict(weights)
+        import_state(optimizer, tensors, state["optimizer"])
+        self._skip_passes, self._skip_batches = state["passes"], state["batches"]
+        self._repeats = True
+        self._ledger.resume_at(state["samples"], 0)
+        self._ledger.pacer.resume(state["version"])
+
+
+class _Counted:
+    """The user's loader, telling the worker of every batch."""
+
+    def __init__(self, loader: Any, pace: LonePace) -> None:
+        self._loader, self._pace = loader, pace
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._pace.batches(self._loader)
+
+
+def _length(loader: Any) -> tuple[int | None, int | None]:
+    try:
+        return len(loader.dataset), len(loader)
+    except (TypeError, AttributeError):
+        return None, None

@@ -1,0 +1,131 @@
+"""A worker with a store: its gradients live in shared memory, its weights come from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from paceline.errors import ConfigError, RunError
+from paceline.runtime.binding import Binding
+from paceline.runtime.emulation import Emulation
+from paceline.runtime.link import StoreLink
+from paceline.runtime.loader import Dispensed, Orders, PacedLoader, StridedLoader, source_of
+from paceline.runtime.messages import Push
+from paceline.runtime.pace import Pace, replace_step
+from paceline.store.optimizers import GroupSettings, describe_optimizer, group_settings
+
+
+class WorkerPace(Pace):
+    """One of several workers."""
+
+    def __init__(self, link: StoreLink) -> None:
+        super().__init__(link.rank, link.config.workers)
+        self._link = link
+        self._emulation = Emulation(link.config, link.rank)
+        self._sent: list[GroupSettings] = []
+        self._used = self._samples = 0
+        self._position = 0
+        self._resumed = False
+
+    def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Any:
+        self._binding = Binding(model, optimizer)
+        spec = describe_optimizer(optimizer, self._binding.index)
+        if optimizer.state:
+            raise ConfigError("the optimizer has taken steps already. Prepare it fresh, or use --resume.")
+        self._sent = [group.settings for group in spec.groups]
+        source, sampler, whole = source_of(loader) if loader is not None else (None, None, False)
+        ready = self._link.register(self._binding, spec, source)
+        self._position, self._resumed = ready.position, ready.epoch > 0
+        replace_step(optimizer, self._step)
+        optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
+        if loader is None:
+            self._emulation.begin()
+            return None
+        if source is None:
+            return StridedLoader(loader, self.rank, self.size, self._arrived)
+        orders = Orders(sampler, self._link.config.seed)
+        return PacedLoader(loader, Dispensed(self._link, orders, source, whole, ready.epoch), self._arrived)
+
+    def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
+        """Let the scheduler stand where the run's samples (or updates) say, whoever processed them."""
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise ConfigError("ReduceLROnPlateau is stepped with a metric; leave it out of prepare.")
+        plain: Callable[[], None] = scheduler.step
+        done = 0
+
+        def step(epoch: int | None = None) -> None:
+            nonlocal done
+            for _ in range(self._position - done):
+                plain()
+            done = max(done, self._position)
+
+        scheduler.step = step  # type: ignore[method-assign]
+
+    def _arrived(self, samples: int) -> None:
+        """A batch reached the script."""
+        self._used += 1
+        self._samples += samples
+        self._resumed = False
+        self._emulation.begin()
+
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+        if self._left:
+            raise RunError("optimizer.step() after pace.leave(): this worker takes no part any more.")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        compute_s = self._emulation.finish()
+        missing = self._binding.collect()
+        release = self._link.push(self._push(compute_s, missing))
+        self._binding.fresh()
+        self._position = release.position
+        if not self._used and self._link.granted == 0:
+            self._emulation.begin()  # no prepared loader: compute begins with the release
+        self._used = self._samples = 0
+        return loss
+
+    def _push(self, compute_s: float, missing: tuple[int, ...]) -> Push:
+        assert self._optimizer is not None
+        settings = group_settings(self._optimizer)
+        changed, self._sent = settings != self._sent, settings
+        return Push(
+            compute_s,
+            self._samples,
+            self._used,
+            settings if changed else None,
+            missing,
+            self._reported(),
+            want=self._used > 0 and self._link.granted == 0,
+        )
+
+    def _zero_grad(self, set_to_none: bool = True) -> None:
+        self._binding.zero()
+
+    def _idle(self) -> bool:
+        return self._resumed
+
+    def _away(self) -> None:
+        if self._model is not None:
+            self._link.away()
+            self._binding.pull()
+
+    def _back(self, values: dict[str, float], seconds: float) -> None:
+        if self._model is not None:
+            self._position = self._link.back(values, seconds).position
+            self._binding.pull()
+
+    def _leave(self) -> None:
+        if self._emulation.overruns:
+            self._warn(
+                f"rank {self.rank}: real compute took longer than the emulated device time in "
+                f"{self._emulation.overruns} iterations. Raise --device-time for a fair comparison."
+            )
+        self._link.leave(self._reported())
+
+    def _warn(self, text: str) -> None:
+        self._link.say(text)

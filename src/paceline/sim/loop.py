@@ -1,0 +1,235 @@
+"""The event loop: virtual time as a heap of events, and a pacer that is asked about each.
+
+One iteration of a worker is
+
+    released -> pull -> compute -> push -> its turn at the store -> the verdict -> released ...
+
+and costs one event, its arrival at the store. Events of one moment go by priority, then by the
+order in which they were planned, so that nothing depends on chance or on hashing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+from paceline.errors import RunError
+from paceline.protocols import PROTOCOLS, Decision, Pacer, Pacing
+from paceline.sim.cluster import Cluster
+from paceline.sim.record import Reason, Record
+from paceline.sim.timing import Timing
+from paceline.sim.work import Work
+
+# Priorities within one moment: losses first, pushes before the timer that would give them up.
+KILL, JOIN, STORE_FREE, ARRIVAL, TIMER = range(5)
+
+Event = tuple[float, int, int, int, float, int]
+"""Time, priority, sequence number, worker; of an arrival also its compute seconds and position."""
+
+_EVENTS_PER_REPORT = 8192
+_MOST_IDLE_TIMERS = 10_000
+
+
+def name_of(protocol: Pacing) -> str:
+    """The name a protocol is registered under; an unregistered one goes by its class."""
+    names = (name for name, cls in PROTOCOLS.items() if type(protocol) is cls)
+    return next(names, type(protocol).__name__.lower())
+
+
+class Loop:
+    """Holds what is under way, and carries the pacer's decisions out."""
+
+    def __init__(self, pacer: Pacer, cluster: Cluster, timing: Timing, work: Work, record: Record) -> None:
+        workers = range(cluster.workers)
+        self._pacer = pacer
+        self._cluster = cluster
+        self._timing = timing
+        self._work = work
+        self._record = record
+        self._pull_s = [timing.pull_s(worker) for worker in workers]
+        self._push_s = [timing.push_s(worker) for worker in workers]
+        self._heap: list[Event] = []
+        self._sequence = 0
+        self._under_way: list[Event | None] = [None for _ in workers]
+        self._queue: deque[Event] = deque()
+        self._idle: dict[int, None] = {}  # there, but without work: called back if work is given back
+        self._leaving: deque[int] = deque()
+        self._free_at = 0.0
+        self._now = 0.0
+        self._timer: Event | None = None
+        self._idle_timers = 0
+
+    def run(self, progress: Callable[[float], None]) -> None:
+        """From the first join to the last event."""
+        for event in self._cluster.event:
+            self._plan(event.at_s, JOIN if event.kill is None else KILL, event.rank)
+        absent = self._cluster.absent_at_start()
+        for worker in range(self._cluster.workers):
+            if worker not in absent:
+                self._join(worker, 0.0)
+        while self._heap:
+            self._some_events()
+            progress(self._pacer.clocks.pushes / self._work.total)
+        self._end()
+
+    def _some_events(self) -> None:
+        heap, under_way = self._heap, self._under_way
+        for _ in range(_EVENTS_PER_REPORT):
+            if not heap:
+                return
+            event = heappop(heap)
+            if event[1] != ARRIVAL:
+                self._happen(event)
+            elif under_way[event[3]] is event:  # else the worker was lost on the way
+                self._now = event[0]
+                if event[0] < self._free_at or self._queue:
+                    self._queue_up(event)
+                else:
+                    self._serve(event)
+            if self._leaving:
+                self._send_home()
+
+    def _happen(self, event: Event) -> None:
+        time, kind, _, worker, _, _ = event
+        if kind == JOIN:
+            self._join(worker, time)
+        elif not self._pacer.clocks.active:
+            self._idle.pop(worker, None)  # nobody to lose but those who wait for work to be given back
+        elif kind == KILL:
+            self._kill(worker, time)
+        elif kind == STORE_FREE:
+            self._now = time
+            self._serve_next()
+        elif event is self._timer:
+            self._ring(time)
+
+    def _plan(self, time: float, kind: int, worker: int) -> Event:
+        self._sequence += 1
+        event = (time, kind, self._sequence, worker, 0.0, 0)
+        heappush(self._heap, event)
+        return event
+
+    # The store: one push at a time, in the order of arrival.
+
+    def _queue_up(self, event: Event) -> None:
+        if not self._queue:
+            self._plan(self._free_at, STORE_FREE, event[3])
+        self._queue.append(event)
+
+    def _serve_next(self) -> None:
+        while self._queue:
+            event = self._queue.popleft()
+            if self._under_way[event[3]] is event:
+                self._serve(event)
+                break
+        if self._queue:
+            self._plan(self._free_at, STORE_FREE, self._queue[0][3])
+
+    def _serve(self, event: Event) -> None:
+        now, worker = self._now, event[3]
+        self._free_at = now + self._cluster.apply_s
+        self._under_way[worker] = None
+        decision = self._pacer.push(worker, now, self._cluster.batch)
+        self._record.pushed(now, decision, worker, event[4], event[5])
+        self._carry_out(decision)
+
+    # Decisions.
+
+    def _carry_out(self, decision: Decision) -> None:
+        """Send the released on their way; who finds no more work is to leave."""
+        if decision.ask_again_s is not None:
+            self._timer = self._plan(self._now + decision.ask_again_s, TIMER, 0)
+        for worker in decision.release:
+            position = self._work.draw(worker)
+            if position is None:
+                self._leaving.append(worker)
+            else:
+                self._begin(worker, position)
+
+    def _begin(self, worker: int, position: int) -> None:
+        """The store first finishes what it is busy with, then the worker pulls."""
+        at = self._now if self._now > self._free_at else self._free_at
+        begin = at + self._pull_s[worker]
+        compute_s = self._timing.compute_s(worker, begin)
+        self._sequence = sequence = self._sequence + 1
+        event = (begin + compute_s + self._push_s[worker], ARRIVAL, sequence, worker, compute_s, position)
+        self._under_way[worker] = event
+        heappush(self._heap, event)
+
+    def _ring(self, time: float) -> None:
+        """A timer rang. A protocol that only ever asks again would keep the run from ending."""
+        self._now = time
+        clocks = self._pacer.clocks
+        all_wait = clocks.waiting_count == len(clocks.active)
+        self._idle_timers = self._idle_timers + 1 if all_wait else 0
+        if self._idle_timers > _MOST_IDLE_TIMERS:
+            self._fail(
+                f"protocol {name_of(self._pacer.protocol)!r} asked to be asked again {_MOST_IDLE_TIMERS} "
+                "times while all workers wait. It has to release one of them in the end."
+            )
+        decision = self._pacer.timer(time)
+        self._record.asked(time, decision)
+        self._carry_out(decision)
+
+    # Who takes part.
+
+    def _join(self, worker: int, time: float) -> None:
+        position = self._work.draw(worker)
+        if position is None:
+            self._idle[worker] = None
+            return
+        self._now = time
+        self._idle.pop(worker, None)
+        self._record.joined(time, worker)
+        decision = self._pacer.join(worker, time)
+        self._record.asked(time, decision)
+        self._begin(worker, position)
+        self._carry_out(decision)
+
+    def _leave(self, worker: int, reason: Reason, unfinished: int) -> None:
+        self._record.left(self._now, worker, reason, unfinished)
+        decision = self._pacer.leave(worker, self._now)
+        self._record.asked(self._now, decision)
+        self._carry_out(decision)
+
+    def _send_home(self) -> None:
+        """One leaves after another: each may free others, who may find no work either."""
+        while self._leaving:
+            worker = self._leaving.popleft()
+            self._idle[worker] = None
+            self._leave(worker, "finished", 0)
+
+    def _kill(self, worker: int, time: float) -> None:
+        """A worker is lost; what it was computing is dispensed again, to one that had finished if need be."""
+        if worker not in self._pacer.clocks.active:
+            self._idle.pop(worker, None)
+            return
+        self._now = time
+        lost, self._under_way[worker] = self._under_way[worker], None
+        if lost is not None:
+            self._work.give_back(worker, lost[5])
+        self._leave(worker, "died", self._cluster.batch if lost else 0)
+        if lost and self._idle:
+            self._join(next(iter(self._idle)), time)
+
+    # The end.
+
+    def _end(self) -> None:
+        clocks, work = self._pacer.clocks, self._work
+        if clocks.active:
+            self._fail(
+                f"protocol {name_of(self._pacer.protocol)!r} lets nobody run: all {clocks.waiting_count} "
+                "workers wait and nothing is under way. Its decide() has to release one of them."
+            )
+        if work.undone:
+            self._fail(
+                f"all workers are lost, with {work.undone} of {work.total} pushes undone. "
+                "Kill fewer, or let one join again."
+            )
+        self._record.ended(max(self._now, self._free_at), "finished", "")
+
+    def _fail(self, text: str) -> None:
+        text = f"at {self._now:g} s of virtual time: {text}"
+        self._record.ended(self._now, "failed", text)
+        raise RunError(text)

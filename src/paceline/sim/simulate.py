@@ -1,0 +1,94 @@
+"""A run in virtual time, timing only: the pacer of a real run on a cluster that is only described.
+
+No weights, no gradients, no processes: what is simulated is who computes, who waits and for how
+long, which is all a paced protocol decides. The same seed gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+
+from paceline.protocols import Pacer, Pacing
+from paceline.protocols.settings import resolved
+from paceline.sim.cluster import Cluster
+from paceline.sim.compute import require
+from paceline.sim.loop import Loop, name_of
+from paceline.sim.record import Emit, Full, Record, Summary
+from paceline.sim.timing import Timing
+from paceline.sim.work import EqualShards, SharedBudget, Work
+from paceline.trace import Tally
+from paceline.trace.events import SCHEMA, AnyEvent, ModelReady, RunStarted
+
+SUMMARISE_ABOVE = 200_000
+"""Pushes beyond which a run is summed up instead of written decision by decision."""
+
+
+def simulate(
+    protocol: Pacing,
+    cluster: Cluster,
+    *,
+    iterations: int,
+    seed: int = 0,
+    equal_shards: bool = False,
+    summarise: bool | None = None,
+    trace: Emit | None = None,
+    progress: Callable[[float], None] | None = None,
+    run: str = "simulated",
+    started_at: str = "",
+) -> Tally:
+    """Run `iterations` per worker, on average, and add up what happened.
+
+    The budget of workers x iterations is shared, so that fast workers do more, unless
+    `equal_shards`. `trace` takes every event (`TraceWriter.write`), `progress` the share done.
+    The protocol given is not touched: the run works on a copy with a memory of its own.
+    """
+    require(iterations >= 1, "iterations must be >= 1", iterations, "Use --iterations 100, say.")
+    workers = cluster.workers
+    total = workers * iterations
+    summarised = total > SUMMARISE_ABOVE if summarise is None else summarise
+    tally, pacer = Tally(), Pacer(deepcopy(protocol))
+    emit = _emit_to(tally, trace)
+    for event in _opening(protocol, cluster, run, started_at, seed, summarised):
+        emit(event)
+    work: Work = EqualShards(workers, iterations) if equal_shards else SharedBudget(total)
+    timing = Timing(cluster, seed)
+    record: Record
+    if summarised:
+        record = Summary(emit, pacer.clocks, cluster.batch, workers, total, tally)
+    else:
+        exchange_s = [timing.pull_s(w) + timing.push_s(w) + cluster.apply_s for w in range(workers)]
+        record = Full(emit, pacer.clocks, cluster.batch, exchange_s)
+    Loop(pacer, cluster, timing, work, record).run(progress or (lambda share: None))
+    return tally
+
+
+def _emit_to(tally: Tally, trace: Emit | None) -> Emit:
+    if trace is None:
+        return tally.add
+
+    def emit(event: AnyEvent) -> None:
+        tally.add(event)
+        trace(event)
+
+    return emit
+
+
+def _opening(
+    protocol: Pacing, cluster: Cluster, run: str, started_at: str, seed: int, summarised: bool
+) -> list[AnyEvent]:
+    start = RunStarted(
+        0.0,
+        SCHEMA,
+        run,
+        name_of(protocol),
+        resolved(protocol),
+        cluster.workers,
+        seed,
+        simulated=True,
+        started_at=started_at,
+        emulated=cluster.describe(),
+        summarised=summarised,
+    )
+    size = cluster.model_bytes
+    return [start] if size is None else [start, ModelReady(0.0, size // 4, size, size)]

@@ -1,0 +1,100 @@
+"""How long things take on a cluster, drawn from a seed.
+
+Each worker has random streams of its own, keyed by (seed, worker), so its times do not depend on
+the order in which workers are asked: all protocols face the very same cluster, and a comparison
+between them is fair. Times are drawn in blocks, since one draw of 64 costs little more than one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+
+import numpy as np
+
+from paceline.sim.cluster import Cluster, Profile, Transient
+from paceline.sim.compute import require
+
+BLOCK = 64
+_COMPUTE, _PHASES = 0, 1
+
+
+class Timing:
+    """The clockwork of one run on one cluster."""
+
+    def __init__(self, cluster: Cluster, seed: int) -> None:
+        require(seed >= 0, "a seed must be >= 0", seed, "Use --seed 0, say.")
+        size = cluster.model_bytes or 0
+        profiles = cluster.profiles()
+        self._exchange_s = [profile.link.seconds(size) for profile in profiles]
+        self._work = [_work(profile, seed, rank) for rank, profile in enumerate(profiles)]
+        self._phases = [_phases(profile, seed, rank) for rank, profile in enumerate(profiles)]
+
+    def compute_s(self, worker: int, now: float) -> float:
+        """How long the worker's next iteration takes if it begins now."""
+        work = next(self._work[worker])
+        phases = self._phases[worker]
+        return work if phases is None else phases.stretched(work, now)
+
+    def push_s(self, worker: int) -> float:
+        """How long a gradient is under way to the store."""
+        return self._exchange_s[worker]
+
+    def pull_s(self, worker: int) -> float:
+        """How long the weights are under way to the worker."""
+        return self._exchange_s[worker]
+
+
+def _work(profile: Profile, seed: int, rank: int) -> Iterator[float]:
+    """The rank's iterations one after another, as they are outside slow phases."""
+    rng = np.random.default_rng((seed, rank, _COMPUTE))
+    while True:
+        times = profile.compute.draw(rng, BLOCK, rank) * profile.slow
+        yield from array("d", times.tobytes())  # a quarter of a list's memory: ten thousand stay in the cache
+
+
+def _phases(profile: Profile, seed: int, rank: int) -> _Phases | None:
+    return None if profile.transient is None else _Phases(profile.transient, seed, rank)
+
+
+class _Phases:
+    """A worker's time line, cut into usual and slow phases by turns.
+
+    The cuts belong to the worker's seed alone; when and how often it is asked moves none of them.
+    A worker is as likely to begin in a slow phase as to be in one at any later time.
+    """
+
+    def __init__(self, transient: Transient, seed: int, rank: int) -> None:
+        slow, usual = transient.mean_length_s, transient.mean_gap_s
+        self._rng = np.random.default_rng((seed, rank, _PHASES))
+        slow_first = self._rng.random() < slow / (slow + usual)
+        self._mean_s = (slow, usual) if slow_first else (usual, slow)
+        self._pace = (transient.factor, 1.0) if slow_first else (1.0, transient.factor)
+        self._ends: list[float] = []
+
+    def stretched(self, work: float, now: float) -> float:
+        """How long that much work takes from now on, slow phases passed through included."""
+        spent, phase = 0.0, self._phase_at(now)
+        while True:
+            pace, left = self._pace[phase % 2], self._end(phase) - now - spent
+            if work * pace <= left:
+                return spent + work * pace
+            work -= left / pace
+            spent += left
+            phase += 1
+
+    def _phase_at(self, now: float) -> int:
+        while not self._ends or self._ends[-1] <= now:
+            self._extend()
+        return bisect_right(self._ends, now)
+
+    def _end(self, phase: int) -> float:
+        if phase == len(self._ends):
+            self._extend()
+        return self._ends[phase]
+
+    def _extend(self) -> None:
+        lengths = self._rng.exponential(1.0, (BLOCK // 2, 2)) * self._mean_s
+        last = self._ends[-1] if self._ends else 0.0
+        self._ends.extend((last + np.cumsum(lengths)).tolist())

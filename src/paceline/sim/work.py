@@ -1,0 +1,76 @@
+"""Who does which push: a budget all workers share, or a shard for each.
+
+With equal shards every protocol ends when the slowest worker has done its share, so all protocols
+take about the same time; a shared budget lets a fast worker do more, and is what training uses.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import Protocol
+
+
+class Work(Protocol):
+    """Dispenses pushes. A position is given out once, or again after it was given back."""
+
+    total: int
+    """Pushes in all, if nobody is lost."""
+
+    @property
+    def undone(self) -> int:
+        """Positions that wait for a worker and would be missed."""
+        ...
+
+    def draw(self, worker: int) -> int | None:
+        """The position of the worker's next push; None when there is nothing left for it."""
+        ...
+
+    def give_back(self, worker: int, position: int) -> None:
+        """A worker was lost before it pushed that position."""
+        ...
+
+
+class SharedBudget:
+    """Positions in order, to whoever is ready; what a lost worker did not finish comes first."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._next = 0
+        self._returned: list[int] = []
+
+    @property
+    def undone(self) -> int:
+        return self.total - self._next + len(self._returned)
+
+    def draw(self, worker: int) -> int | None:
+        if self._returned:
+            return heappop(self._returned)
+        position = self._next
+        if position == self.total:
+            return None
+        self._next = position + 1
+        return position
+
+    def give_back(self, worker: int, position: int) -> None:
+        heappush(self._returned, position)
+
+
+class EqualShards:
+    """The same number for each; the shard of a worker that is lost for good is not done."""
+
+    undone = 0
+
+    def __init__(self, workers: int, each: int) -> None:
+        self.total = workers * each
+        self._each = each
+        self._done = [0] * workers
+
+    def draw(self, worker: int) -> int | None:
+        done = self._done[worker]
+        if done == self._each:
+            return None
+        self._done[worker] = done + 1
+        return worker * self._each + done
+
+    def give_back(self, worker: int, position: int) -> None:
+        self._done[worker] -= 1

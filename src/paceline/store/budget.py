@@ -1,0 +1,148 @@
+"""The work of a run: batches of an epoch, dispensed to whoever is ready.
+
+With equal fixed shards every protocol ends when the slowest worker has done its share. So the
+default is one shared budget: batches are handed out in the epoch's order, epoch after epoch, and a
+fast worker simply takes more of them. What a worker drew and did not push goes back and is handed
+out first, so every position of an epoch is used exactly once although workers die.
+
+A position is a place in the epoch's seeded order; every worker knows that order and needs only
+numbers. With `equal`, rank r takes every size-th batch, beginning with the r-th.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Literal
+
+import msgspec
+
+from paceline.errors import ConfigError
+
+ANYBODY = -1
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`count` positions of an epoch's order, beginning with `first`."""
+
+    epoch: int
+    first: int
+    count: int
+
+
+class Source(msgspec.Struct, frozen=True):
+    """What a loader offers. Units are samples, or whole batches for a batch sampler of the user's."""
+
+    units: int
+    batch: int
+    drop_last: bool = False
+
+    @property
+    def batches(self) -> int:
+        """Batches per epoch."""
+        return self.units // self.batch if self.drop_last else -(-self.units // self.batch)
+
+
+class Budget:
+    """Who works on what."""
+
+    def __init__(self, source: Source, workers: int, shards: Literal["shared", "equal"] = "shared") -> None:
+        if source.batches < workers:
+            raise ConfigError(
+                f"the loader has {source.batches} batches per epoch for {workers} workers, so some would "
+                "have nothing to do. Use fewer workers or a smaller batch size."
+            )
+        self.source = source
+        self._equal = shards == "equal"
+        self._live = dict.fromkeys(range(workers))
+        self._opened = 0
+        self._queues: dict[int, dict[int, deque[int]]] = {}
+        self._epoch: dict[int, int] = {}
+        self._returned: deque[Batch] = deque()
+        self._drawn: dict[int, deque[Batch]] = {}
+
+    @property
+    def epoch(self) -> int:
+        """The first epoch with work left in it."""
+        places = [*self._queues, *(b.epoch for b in self._outstanding())]
+        return min(places, default=self._opened)
+
+    def draw(self, worker: int) -> Batch:
+        """The worker's next batch: what somebody gave back, else the next in order."""
+        self._live[worker] = None
+        batch = self._returned.popleft() if self._returned else self._next(worker)
+        self._drawn.setdefault(worker, deque()).append(batch)
+        return batch
+
+    def finish(self, worker: int, batches: int) -> tuple[Batch, ...]:
+        """The worker pushed the gradient of the oldest `batches` it drew."""
+        drawn = self._drawn.get(worker, deque())
+        return tuple(drawn.popleft() for _ in range(min(batches, len(drawn))))
+
+    def give_back(self, worker: int) -> list[Batch]:
+        """The worker is gone: what it drew and did not finish is to be dispensed again."""
+        self._live.pop(worker, None)
+        unfinished = list(self._drawn.pop(worker, ()))
+        shares = [(epoch, queues.pop(worker, ())) for epoch, queues in self._queues.items()]
+        rest = [self._batch(epoch, index) for epoch, share in shares for index in share]
+        self._returned = deque(sorted([*self._returned, *unfinished, *rest], key=_place))
+        return unfinished
+
+    def has_returned(self, epoch: int) -> bool:
+        """Whether work of this epoch or an earlier one lies unfinished by anybody."""
+        return bool(self._returned) and self._returned[0].epoch <= epoch
+
+    def holds(self, worker: int, epoch: int) -> bool:
+        """Whether the worker has drawn work of this epoch or an earlier one and not finished it."""
+        return any(batch.epoch <= epoch for batch in self._drawn.get(worker, ()))
+
+    def state(self) -> dict[str, Any]:
+        """Everything needed to go on: whatever is not finished counts as returned."""
+        rest = [
+            self._batch(epoch, index)
+            for epoch, queues in self._queues.items()
+            for queue in queues.values()
+            for index in queue
+        ]
+        pending = sorted([*self._outstanding(), *rest], key=_place)
+        return {"opened": self._opened, "returned": msgspec.to_builtins(pending)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken."""
+        self._opened = state["opened"]
+        self._returned = deque(msgspec.convert(state["returned"], list[Batch]))
+
+    def _outstanding(self) -> list[Batch]:
+        return [*self._returned, *(b for drawn in self._drawn.values() for b in drawn)]
+
+    def _next(self, worker: int) -> Batch:
+        key = worker if self._equal else ANYBODY
+        epoch = self._epoch.get(key, 0)
+        while not (queue := self._queue(epoch, key)):
+            epoch += 1
+        self._epoch[key] = epoch
+        batch = self._batch(epoch, queue.popleft())
+        if not any(self._queues[epoch].values()):
+            del self._queues[epoch]
+        return batch
+
+    def _queue(self, epoch: int, key: int) -> deque[int] | None:
+        if epoch >= self._opened:
+            self._queues[epoch] = self._deal()
+            self._opened = epoch + 1
+        return self._queues.get(epoch, {}).get(key)
+
+    def _deal(self) -> dict[int, deque[int]]:
+        """A new epoch's batches: one pile for all, or one for each of the living."""
+        indices = range(self.source.batches)
+        if not self._equal:
+            return {ANYBODY: deque(indices)}
+        living = sorted(self._live)
+        return {rank: deque(indices[i :: len(living)]) for i, rank in enumerate(living)}
+
+    def _batch(self, epoch: int, index: int) -> Batch:
+        first = index * self.source.batch
+        return Batch(epoch, first, min(self.source.batch, self.source.units - first))
+
+
+def _place(batch: Batch) -> tuple[int, int]:
+    return batch.epoch, batch.first

@@ -1,0 +1,98 @@
+"""Weights and the state of a run on disk: safetensors and plain JSON, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from paceline.errors import TraceError
+from paceline.store.layout import Layout
+from paceline.store.optimizers import export_state, import_state
+from paceline.store.parameters import ParameterStore
+
+VERSION = 1
+
+
+class RunState(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run stood, apart from its tensors."""
+
+    checkpoint: int = VERSION
+    digest: str
+    version: int
+    samples: int
+    units: int
+    budget: dict[str, Any] | None
+    optimizer: dict[str, Any]
+    """Optimizer state that is not a tensor."""
+
+
+def model_state(layout: Layout, weights: list[Tensor], segment: Tensor | None) -> dict[str, Tensor]:
+    """What `model.load_state_dict` takes: parameters under all their names, and buffers."""
+    named = dict(zip((slot.name for slot in layout.parameters), weights, strict=True))
+    named |= {alias: named[name] for alias, name in layout.aliases.items()}
+    state = {name: tensor for name, tensor in named.items() if not name.startswith("optimizer.extra.")}
+    if segment is not None:
+        state |= zip((slot.name for slot in layout.buffers), layout.buffer_views(segment), strict=True)
+    return {name: tensor.detach().clone().contiguous() for name, tensor in state.items()}
+
+
+def save_weights(path: Path, state: dict[str, Tensor]) -> None:
+    """Write model weights; a reader sees the old file or the new one, never half of it."""
+    partial = path.with_suffix(".partial")
+    save_file(state, partial)
+    os.replace(partial, path)
+
+
+def save_checkpoint(folder: Path, store: ParameterStore, segment: Tensor | None, state: RunState) -> None:
+    """Write everything needed to go on."""
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    tensors, values = export_state(store.optimizer)
+    save_file(
+        {slot: t.clone() for slot, t in store.named_weights()} | _buffers(store, segment),
+        partial / "model.safetensors",
+    )
+    save_file(tensors, partial / "optimizer.safetensors")
+    state = msgspec.structs.replace(state, optimizer=values)
+    (partial / "state.json").write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(partial, folder)
+
+
+def load_checkpoint(folder: Path, store: ParameterStore) -> tuple[RunState, dict[str, Tensor]]:
+    """Put weights and optimizer state back; returns the rest, buffers included."""
+    try:
+        state = msgspec.json.decode((folder / "state.json").read_bytes(), type=RunState)
+        model = load_file(folder / "model.safetensors")
+        optimizer = load_file(folder / "optimizer.safetensors")
+    except FileNotFoundError as error:
+        raise TraceError(
+            f"no checkpoint to resume at {folder}: {Path(error.filename).name} is missing."
+        ) from None
+    except (OSError, msgspec.DecodeError, SafetensorError) as error:
+        raise TraceError(
+            f"the checkpoint at {folder} is damaged: {error}. Resume from another one."
+        ) from None
+    if state.digest != store.layout.digest():
+        raise TraceError(
+            f"the checkpoint at {folder} belongs to another model. Resume it with the script it came from."
+        )
+    for name, view in store.named_weights():
+        view.copy_(model.pop(name))
+    import_state(store.optimizer, optimizer, state.optimizer)
+    return state, model
+
+
+def _buffers(store: ParameterStore, segment: Tensor | None) -> dict[str, Tensor]:
+    if segment is None:
+        return {}
+    views = store.layout.buffer_views(segment)
+    return {slot.name: v.clone() for slot, v in zip(store.layout.buffers, views, strict=True)}

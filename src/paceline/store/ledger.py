@@ -1,0 +1,175 @@
+"""The books of a run: clocks, work and the trace, kept the same way by whoever keeps them.
+
+A run with a store keeps them in the store's process; a lone worker keeps its own. Neither moves a
+tensor here: the ledger is told what happened and when, and answers what is to be done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from paceline.config import RunConfig
+from paceline.protocols import Decision, Pacer, Pacing
+from paceline.protocols.settings import resolved
+from paceline.store.budget import Batch, Budget, Source
+from paceline.trace import events
+from paceline.trace.events import Event
+
+
+def run_started(config: RunConfig, name: str, settings: dict[str, Any], simulated: bool) -> events.RunStarted:
+    """The first event of every trace."""
+    return events.RunStarted(
+        t=0.0,
+        schema=events.SCHEMA,
+        run=config.run,
+        protocol=name,
+        settings=settings,
+        workers=config.workers,
+        seed=config.seed,
+        simulated=simulated,
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        script=config.script,
+        target=config.target,
+        emulated=config.emulated,
+    )
+
+
+class Ledger:
+    """Pacer, budget and trace of one run."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        name: str,
+        protocol: Pacing,
+        write: Callable[[Event], None],
+        *,
+        simulated: bool = False,
+    ) -> None:
+        self.config = config
+        self.pacer = Pacer(protocol)
+        self.write = write
+        self.budget: Budget | None = None
+        self.samples = 0
+        self._units = 0
+        self._work: tuple[Batch, ...] = ()
+        write(run_started(config, name, resolved(protocol), simulated))
+
+    def offer(self, source: Source | None) -> None:
+        """The work there is."""
+        if source is not None:
+            self.budget = Budget(source, self.config.workers, self.config.shards)
+
+    def model(self, parameters: int, weight_bytes: int, gradient_bytes: int) -> None:
+        """Note the model's size."""
+        source = self.budget.source if self.budget else None
+        self.write(
+            events.ModelReady(
+                0.0,
+                parameters,
+                weight_bytes,
+                gradient_bytes,
+                source.units if source else None,
+                source.batches if source else None,
+            )
+        )
+
+    def join(self, worker: int, now: float, pid: int | None = None) -> Decision:
+        """A worker takes part from now on."""
+        self.write(events.WorkerJoined(now, worker, pid))
+        return self._noted(self.pacer.join(worker, now), now)
+
+    def leave(self, worker: int, now: float, reason: str, detail: str = "") -> Decision | None:
+        """A worker is gone, or away; only what is gone gives its work back."""
+        unfinished: Iterable[Batch] = ()
+        if self.budget is not None and reason != "away":
+            unfinished = self.budget.give_back(worker)
+        lost = sum(batch.count for batch in unfinished) if reason in ("died", "failed") else 0
+        self.write(events.WorkerLeft(now, worker, reason, detail, lost))  # type: ignore[arg-type]
+        if worker not in self.pacer.clocks.active:
+            return None
+        return self._noted(self.pacer.leave(worker, now), now)
+
+    def push(self, worker: int, now: float, samples: int, used: int, *, usable: bool = True) -> Decision:
+        """A gradient is complete: what becomes of it, and who runs on."""
+        self._work = self.budget.finish(worker, used) if self.budget is not None else ()
+        self._units += sum(batch.count for batch in self._work) if self._work else 0
+        self.samples += samples
+        return self.pacer.push(worker, now, samples, usable=usable)
+
+    def timer(self, now: float) -> Decision:
+        """The time the protocol asked for has come."""
+        return self._noted(self.pacer.timer(now), now)
+
+    def pushed(
+        self,
+        decision: Decision,
+        now: float,
+        samples: int,
+        compute_s: float,
+        exchange_s: float,
+        scale: float,
+        *,
+        skipped: bool = False,
+    ) -> None:
+        """Put a push and its verdict on record, once carried out."""
+        worker, fate = decision.pushed, decision.fate
+        assert worker is not None
+        assert fate is not None
+        self.write(
+            events.Decided(
+                now,
+                decision.number,
+                worker,
+                decision.version,
+                "skip" if skipped else fate.value,
+                decision.flush.value if decision.flush else None,
+                tuple(decision.flushed),
+                decision.release,
+                self.pacer.clocks.clock(worker),
+                samples,
+                decision.read,
+                decision.staleness,
+                decision.gap,
+                scale,
+                compute_s,
+                exchange_s,
+                tuple((b.epoch, b.first, b.count) for b in self._work),
+            )
+        )
+
+    def position(self) -> int:
+        """Where a prepared LR scheduler stands: by samples processed, or by updates."""
+        clocks = self.pacer.clocks
+        if self.config.schedule == "updates":
+            return clocks.version
+        if self.budget is None:
+            return clocks.pushes // self.config.workers
+        return self._units // (self.budget.source.batch * self.config.workers)
+
+    def resume_at(self, samples: int, units: int) -> None:
+        """Go on from a checkpoint's counts."""
+        self.samples, self._units = samples, units
+
+    @property
+    def units(self) -> int:
+        """Units of work finished, for a checkpoint."""
+        return self._units
+
+    def _noted(self, decision: Decision, now: float) -> Decision:
+        if decision.flushed or decision.release:
+            self.write(
+                events.Decided(
+                    now,
+                    decision.number,
+                    None,
+                    decision.version,
+                    flush=decision.flush.value if decision.flush else None,
+                    flushed=tuple(decision.flushed),
+                    release=decision.release,
+                    gap=decision.gap,
+                )
+            )
+        return decision

@@ -1,0 +1,134 @@
+"""An optimizer as plain data: what it takes to build the same one in the store.
+
+Nothing is unpickled: a class name out of `torch.optim`, numbers and strings per parameter group,
+and (for a checkpoint) tensors. So any optimizer of `torch.optim` works that needs no closure and
+no sparse gradients; a class of somebody else's does not, and is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from paceline.errors import ConfigError
+
+GroupSettings = dict[str, Any]
+UNSUITED = {
+    "LBFGS": "it evaluates the loss several times per step",
+    "SparseAdam": "it needs sparse gradients",
+}
+
+
+class Group(msgspec.Struct, frozen=True):
+    """One parameter group: which trained parameters, with which settings."""
+
+    parameters: tuple[int, ...]
+    settings: GroupSettings
+
+
+class OptimizerSpec(msgspec.Struct, frozen=True):
+    """A torch optimizer by name."""
+
+    name: str
+    groups: tuple[Group, ...]
+
+
+def describe_optimizer(optimizer: torch.optim.Optimizer, index: dict[int, int]) -> OptimizerSpec:
+    """Take an optimizer apart. `index` maps id(parameter) to its place among the trained ones."""
+    name = type(optimizer).__name__
+    if name in UNSUITED:
+        raise ConfigError(
+            f"optimizer {name} cannot run in the parameter store: {UNSUITED[name]}. Use another."
+        )
+    if getattr(torch.optim, name, None) is not type(optimizer):
+        raise ConfigError(
+            f"optimizer {type(optimizer).__module__}.{name} is not one of torch.optim. "
+            "The store rebuilds optimizers by name and loads no foreign code: use one of torch.optim."
+        )
+    settings = group_settings(optimizer)
+    places = [
+        tuple(index[id(p)] for p in group["params"] if id(p) in index) for group in optimizer.param_groups
+    ]
+    return OptimizerSpec(name, tuple(Group(p, s) for p, s in zip(places, settings, strict=True)))
+
+
+def group_settings(optimizer: torch.optim.Optimizer) -> list[GroupSettings]:
+    """The settings of every group as they are now: schedulers change them between steps."""
+    return [
+        {key: _plain(key, value) for key, value in group.items() if key not in ("params", "param_names")}
+        for group in optimizer.param_groups
+    ]
+
+
+def build_optimizer(spec: OptimizerSpec, parameters: list[Tensor], fast: bool) -> torch.optim.Optimizer:
+    """The same optimizer over the store's own parameters.
+
+    With `fast` the fused kernels are used unless the user chose otherwise: on CPU they are several
+    times faster, and may differ from the plain ones in the last bit.
+    """
+    cls: Any = getattr(torch.optim, spec.name, None)
+    if cls is None or spec.name in UNSUITED:
+        raise ConfigError(f"torch.optim has no optimizer {spec.name!r} that the store can run.")
+    known = inspect.signature(cls).parameters
+    groups = []
+    for group in spec.groups:
+        settings = _retupled(group.settings)
+        if fast and "fused" in known and settings.get("fused") is None and not settings.get("foreach"):
+            settings |= {"fused": True, "foreach": None}
+        groups.append({"params": [parameters[i] for i in group.parameters], **settings})
+    defaults = {k: v for k, v in groups[0].items() if k in known and k != "params"}
+    optimizer: torch.optim.Optimizer = cls(groups, **defaults)
+    return optimizer
+
+
+def apply_settings(optimizer: torch.optim.Optimizer, settings: list[GroupSettings]) -> None:
+    """Take over what a worker's scheduler decided."""
+    for group, new in zip(optimizer.param_groups, settings, strict=True):
+        for key, value in _retupled(new).items():
+            if key not in ("fused", "foreach", "capturable", "differentiable"):
+                group[key] = value
+
+
+def export_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Optimizer state as named tensors and plain values, in the order of the parameters."""
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, Any] = {}
+    for index, state in optimizer.state_dict()["state"].items():
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}.{key}"] = value.contiguous().clone()
+            else:
+                values[f"{index}.{key}"] = value
+    return tensors, values
+
+
+def import_state(
+    optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], values: dict[str, Any]
+) -> None:
+    """Put exported state back."""
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in {**tensors, **values}.items():
+        index, key = name.split(".", 1)
+        state.setdefault(int(index), {})[key] = value
+    if state:
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _plain(key: str, value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple | list):
+        return [_plain(key, v) for v in value]
+    raise ConfigError(
+        f"optimizer setting {key}={value!r} cannot be sent to the store: use numbers or strings."
+    )
+
+
+def _retupled(settings: GroupSettings) -> GroupSettings:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}

@@ -1,0 +1,135 @@
+"""Several results side by side: what the rows say and what each is measured against."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from paceline.trace import Result
+from paceline.view import figures
+
+BASELINE = "bsp"
+"""What the others are compared with: the protocol people run when they have not chosen one."""
+
+
+class Speedup(NamedTuple):
+    """How many times faster than the baseline, and by which measure."""
+
+    factor: float
+    by: Literal["target", "samples"]
+
+
+class Row(NamedTuple):
+    """One run, every figure written out."""
+
+    label: str
+    to_target: str
+    samples_per_s: str
+    waiting: str
+    staleness: str
+    max_gap: str
+    accuracy: str
+    speedup: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Rows with their headings, and what must be said below them."""
+
+    headings: Row
+    rows: list[Row]
+    caption: str
+
+
+def compare(results: Sequence[Result]) -> Comparison:
+    """Write out several results as one table."""
+    gains = speedups(results)
+    bases = {gain.by for gain in gains if gain}
+    rows = [
+        _row(result, label, gain, mark=len(bases) > 1)
+        for result, label, gain in zip(results, labels(results), gains, strict=True)
+    ]
+    return Comparison(_headings(results), rows, _caption(results, bases))
+
+
+def labels(results: Sequence[Result]) -> list[str]:
+    """A name for each run that tells it from the others; its status unless it simply finished."""
+    titles = [figures.title(result.protocol, result.settings) for result in results]
+    common = Counter(titles)
+    named = [
+        f"{title} ({result.run})" if common[title] > 1 else title
+        for title, result in zip(titles, results, strict=True)
+    ]
+    return [
+        label if result.status == "finished" else f"{label} [{result.status}]"
+        for label, result in zip(named, results, strict=True)
+    ]
+
+
+def speedups(results: Sequence[Result]) -> list[Speedup | None]:
+    """Each run against the first BSP run on the same kind of clock: real or simulated.
+
+    Time to target is what counts; where one of the two never got there, the time that the same
+    number of samples takes stands in for it.
+    """
+    baselines: dict[bool, Result] = {}
+    for result in results:
+        if result.protocol == BASELINE:
+            baselines.setdefault(result.simulated, result)
+    return [_speedup(baselines.get(result.simulated), result) for result in results]
+
+
+def _speedup(baseline: Result | None, result: Result) -> Speedup | None:
+    if baseline is None:
+        return None
+    if baseline.time_to_target_s and result.time_to_target_s and baseline.target == result.target:
+        return Speedup(baseline.time_to_target_s / result.time_to_target_s, "target")
+    if baseline.samples_per_s and result.samples_per_s:
+        return Speedup(result.samples_per_s / baseline.samples_per_s, "samples")
+    return None
+
+
+def _row(result: Result, label: str, gain: Speedup | None, mark: bool) -> Row:
+    staleness = result.staleness
+    return Row(
+        label,
+        figures.known(result.time_to_target_s, figures.seconds),
+        figures.known(result.samples_per_s, figures.rate),
+        figures.waiting(result.waiting_share),
+        figures.DASH if staleness is None else f"{staleness.mean:.1f} / {staleness.max}",
+        figures.known(result.max_clock_gap, figures.count),
+        figures.known(result.accuracy, figures.accuracy),
+        figures.known(gain, lambda known: _gain(known, mark)),
+    )
+
+
+def _gain(gain: Speedup, mark: bool) -> str:
+    return f"{gain.factor:.2f}×" + ("*" if mark and gain.by == "samples" else "")
+
+
+def _headings(results: Sequence[Result]) -> Row:
+    targets = {result.target for result in results}
+    only = targets.pop() if len(targets) == 1 else None
+    to_target = "to target" if only is None else f"to {figures.threshold(only)}"
+    return Row("protocol", to_target, "samples/s", "waiting", "staleness", "gap", "accuracy", "speed-up")
+
+
+def _caption(results: Sequence[Result], bases: set[Literal["target", "samples"]]) -> str:
+    sentences = ["Waiting: share of each worker's time, rank 0 first."]
+    if any(len(result.waiting_share) > figures.MANY_WORKERS for result in results):
+        sentences = ["Waiting: share of the workers' time."]
+    sentences.append("Staleness: mean / max. Gap: largest lead over the slowest.")
+    if bases:
+        sentences.append(f"Speed-up over {BASELINE} by {_basis(bases)}.")
+    sentences += [f"{kind[0].upper()}{kind[1:]}." for kind in figures.kinds(results)]
+    return " ".join(sentences)
+
+
+def _basis(bases: set[Literal["target", "samples"]]) -> str:
+    if bases == {"target"}:
+        return "time to target"
+    if bases == {"samples"}:
+        return "time for the same samples"
+    return "time to target; * by time for the same samples"

@@ -1,0 +1,156 @@
+"""How figures are written: one way for the terminal and the report.
+
+What is not known is a dash, never a zero: a reader must be able to tell *nobody waited* from *nobody
+measured*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+from paceline.trace import Result
+
+DASH = "—"
+MANY_WORKERS = 8
+"""Up to here every worker's figure is written out; beyond, their mean and maximum."""
+
+T = TypeVar("T")
+
+
+def known(value: T | None, write: Callable[[T], str]) -> str:
+    """The value as `write` puts it, or a dash."""
+    return DASH if value is None else write(value)
+
+
+def count(value: float) -> str:
+    """A whole number, with thousands apart."""
+    return f"{value:,.0f}"
+
+
+def rate(value: float) -> str:
+    """A figure per second: three digits are all a measurement is good for."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def percent(share: float) -> str:
+    """A share as whole percent."""
+    return f"{100 * share:.0f} %"
+
+
+def number(value: float) -> str:
+    """A loss or the like: four significant digits."""
+    return f"{value:.4g}"
+
+
+def accuracy(value: float) -> str:
+    """Percent when it is a share; a script that reports on another scale is taken at its word."""
+    return f"{100 * value:.1f} %" if 0 <= value <= 1 else f"{value:.4g}"
+
+
+def threshold(value: float) -> str:
+    """An accuracy somebody set as a goal, without digits they did not write."""
+    return f"{100 * value:.4g} %" if 0 <= value <= 1 else f"{value:.4g}"
+
+
+def seconds(value: float) -> str:
+    """A length of time in the unit that keeps it short."""
+    if value >= 2 * 3600:
+        return f"{value / 3600:.1f} h"
+    if value >= 600:
+        return f"{value / 60:.1f} min"
+    if value >= 100 or value == 0:
+        return f"{value:.0f} s"
+    if value >= 0.1:
+        return f"{value:.1f} s" if value >= 10 else f"{value:.2f} s"
+    return f"{1000 * value:.3g} ms"
+
+
+def stopwatch(value: float) -> str:
+    """A length of time as a stopwatch shows it: minutes and seconds never change their place."""
+    minutes, rest = divmod(int(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def size(value: float) -> str:
+    """Bytes in a readable unit."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:,.3g} TB"
+
+
+def date(text: str) -> str:
+    """A wall-clock time to the minute; what is not one is shown as it is."""
+    try:
+        return datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M %Z").strip()
+    except ValueError:
+        return text
+
+
+def plural(amount: int, word: str) -> str:
+    """`1 worker`, `4 workers`."""
+    return f"{amount:,} {word}{'' if amount == 1 else 's'}"
+
+
+def settings(values: Mapping[str, Any]) -> str:
+    """Settings as they would be typed: `lower=3 upper=15`."""
+    return " ".join(f"{key}={_plain(value)}" for key, value in values.items())
+
+
+def title(protocol: str, values: Mapping[str, Any]) -> str:
+    """A protocol with its settings."""
+    return f"{protocol} {settings(values)}".strip()
+
+
+def emulation(emulated: Mapping[str, Any]) -> str:
+    """What was injected into a run, as a phrase."""
+    return ", ".join(_emulated_fact(key, value) for key, value in emulated.items())
+
+
+def _emulated_fact(key: str, value: Any) -> str:
+    if key == "slow" and isinstance(value, Mapping):
+        return ", ".join(f"rank {rank} slowed {_plain(factor)}×" for rank, factor in value.items())
+    if key == "device_time_s" and isinstance(value, int | float):
+        return f"device time {seconds(value)}"
+    if key == "jitter" and isinstance(value, int | float):
+        return f"jitter {percent(value)}"
+    return f"{key} {_plain(value)}"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "(" + ", ".join(f"{key}: {_plain(item)}" for key, item in value.items()) + ")"
+    if isinstance(value, list | tuple):
+        return "(" + ", ".join(map(_plain, value)) + ")"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def waiting(shares: Sequence[float | None]) -> str:
+    """Each worker's share of time spent waiting, in rank order: `58 56 57 0 %`."""
+    measured = [share for share in shares if share is not None]
+    if not measured:
+        return DASH
+    if len(shares) > MANY_WORKERS:
+        mean = sum(measured) / len(measured)
+        return f"mean {percent(mean)}, max {percent(max(measured))}"
+    return " ".join(DASH if share is None else f"{100 * share:.0f}" for share in shares) + " %"
+
+
+def kinds(results: Sequence[Result]) -> list[str]:
+    """What a reader must know before trusting the figures: were they simulated or emulated?"""
+    notes = []
+    if any(result.simulated for result in results):
+        whole = all(result.simulated for result in results)
+        notes.append("simulated" if whole else "some runs are simulated")
+    injected = {emulation(result.emulated) if result.emulated else "" for result in results}
+    if injected == {""}:
+        return notes
+    if len(injected) == 1:
+        return [*notes, f"emulated: {injected.pop()}"]
+    return [*notes, "emulated differently: compare with care"]

@@ -1,0 +1,77 @@
+"""Who did what when: each worker's time cut into computing, waiting and exchanging.
+
+The three follow each other without overlap: an iteration is computed until its push, then the worker
+waits until it is released, then it exchanges for as long as the releasing verdict took, at most until
+its next iteration begins. What remains (loading data, evaluating, being away) stays blank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple
+
+from paceline.trace.events import AnyEvent, Decided, RunEnded, WorkerJoined, WorkerLeft
+
+State = Literal["compute", "wait", "exchange"]
+
+
+class Span(NamedTuple):
+    """A worker was in one state from `start` to `end`."""
+
+    worker: int
+    state: State
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """How long."""
+        return self.end - self.start
+
+
+class Spans:
+    """Takes events one by one and gives the spans that they complete."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, float] = {}
+        self._released: dict[int, tuple[float, float]] = {}
+
+    def add(self, event: AnyEvent) -> Iterator[Span]:
+        """The spans that end with this event; none is empty."""
+        return (span for span in self._ended(event) if span.end > span.start)
+
+    def _ended(self, event: AnyEvent) -> Iterator[Span]:
+        match event:
+            case Decided():
+                yield from self._decided(event)
+            case WorkerJoined():
+                self._released[event.worker] = (event.t, 0.0)
+            case WorkerLeft():
+                yield from self._left(event.worker, event.t)
+            case RunEnded():
+                for worker in sorted({*self._waiting, *self._released}):
+                    yield from self._left(worker, event.t)
+
+    def _decided(self, event: Decided) -> Iterator[Span]:
+        worker = event.pushed
+        if worker is not None:
+            released, exchange_s = self._released.pop(worker, (0.0, 0.0))
+            began = max(event.t - event.compute_s, released)
+            yield Span(worker, "exchange", released, min(released + exchange_s, began))
+            yield Span(worker, "compute", began, event.t)
+            self._waiting[worker] = event.t
+        for worker in event.release:
+            yield Span(worker, "wait", self._waiting.pop(worker, event.t), event.t)
+            self._released[worker] = (event.t, event.exchange_s)
+
+    def _left(self, worker: int, now: float) -> Iterator[Span]:
+        yield Span(worker, "wait", self._waiting.pop(worker, now), now)
+        released, exchange_s = self._released.pop(worker, (now, 0.0))
+        yield Span(worker, "exchange", released, min(released + exchange_s, now))
+
+
+def spans(events: Iterable[AnyEvent]) -> Iterator[Span]:
+    """All spans of a trace."""
+    cutter = Spans()
+    for event in events:
+        yield from cutter.add(event)

@@ -1,0 +1,122 @@
+"""Results in the terminal: several side by side, or one with all its figures.
+
+Both return renderables and print nothing, so that the caller decides between standard output and
+standard error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from paceline.trace import Result
+from paceline.trace.tally import Failure
+from paceline.view import figures
+from paceline.view.compare import compare
+from paceline.view.palette import terminal_colour
+
+LABEL_WIDTH = 24
+"""Settings beyond this go on a second line, so that four workers fit 100 columns."""
+
+
+def comparison(results: Sequence[Result]) -> Table:
+    """One row per run."""
+    content = compare(results)
+    caption = Text(content.caption, style="dim")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, caption=caption)
+    table.caption_justify = "left"
+    label, *others = content.headings
+    table.add_column(label, max_width=LABEL_WIDTH, overflow="fold")
+    for heading in others:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for result, row in zip(results, content.rows, strict=True):
+        table.add_row(_label(result.protocol, row.label), *map(_cell, row[1:]))
+    return table
+
+
+def summary(result: Result) -> RenderableType:
+    """What one run came to, in a few lines."""
+    head = Text.assemble(
+        _label(result.protocol, figures.title(result.protocol, result.settings)),
+        f" · {figures.plural(result.workers, 'worker')} · ",
+        (result.status, "green" if result.status == "finished" else "bold red"),
+        f" after {figures.seconds(result.seconds)}",
+    )
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in _facts(result):
+        grid.add_row(f"  {name}", Text(value))
+    for failure in result.failures:
+        grid.add_row("  failure", Text(_failure(failure), style="red"))
+    return Group(head, grid)
+
+
+def _label(protocol: str, label: str) -> Text:
+    text = Text(label)
+    text.stylize(f"bold {terminal_colour(protocol)}", 0, len(protocol))
+    return text
+
+
+def _cell(value: str) -> Text:
+    return Text(value, style="dim" if value == figures.DASH else "")
+
+
+def _facts(result: Result) -> list[tuple[str, str]]:
+    known = figures.known
+    facts = [
+        (
+            "samples",
+            f"{figures.count(result.samples)} at {known(result.samples_per_s, figures.rate)} per second",
+        ),
+        ("updates", figures.count(result.updates)),
+        ("loss", known(result.loss, figures.number)),
+        ("accuracy", known(result.accuracy, figures.accuracy) + _target(result)),
+        ("waiting", _waiting(result)),
+        ("staleness", _staleness(result)),
+        ("max gap", known(result.max_clock_gap, lambda gap: figures.plural(gap, "iteration"))),
+        ("moved", _moved(result)),
+    ]
+    return facts + [_kind(text) for text in figures.kinds([result])]
+
+
+def _kind(text: str) -> tuple[str, str]:
+    name, _, detail = text.partition(": ")
+    return name, detail or "times are virtual"
+
+
+def _target(result: Result) -> str:
+    if result.target is None:
+        return ""
+    goal = figures.threshold(result.target)
+    if result.time_to_target_s is None:
+        return f" (target {goal} not reached)"
+    return f" (target {goal} after {figures.seconds(result.time_to_target_s)})"
+
+
+def _waiting(result: Result) -> str:
+    shares = figures.waiting(result.waiting_share)
+    few = len(result.waiting_share) <= figures.MANY_WORKERS and shares != figures.DASH
+    return f"{shares} of their time, rank 0 first" if few else shares
+
+
+def _staleness(result: Result) -> str:
+    if result.staleness is None:
+        return figures.DASH
+    known = result.staleness
+    return f"mean {known.mean:.1f}, 95th percentile {known.p95}, max {known.max}"
+
+
+def _moved(result: Result) -> str:
+    if result.bytes_sent is None or result.bytes_received is None:
+        return figures.DASH
+    return f"{figures.size(result.bytes_sent)} sent, {figures.size(result.bytes_received)} received"
+
+
+def _failure(failure: Failure) -> str:
+    detail = f": {failure.detail}" if failure.detail else ""
+    return f"rank {failure.worker} {failure.reason} after {figures.seconds(failure.t)}{detail}"

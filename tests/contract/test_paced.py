@@ -1,0 +1,188 @@
+"""What every paced protocol promises whatever its paper: over random schedules with deaths and joins."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.protocols import Clocks, Decision, Fate, Pacer, Pacing, Verdict
+from paceline.protocols.base import memory, restore
+from paceline.protocols.settings import make, resolved
+from support.drive import Schedule, Step, drive
+from support.schedules import schedules
+from support.variants import label, variants
+
+Variant = tuple[str, dict[str, Any]]
+every_protocol = pytest.mark.parametrize("variant", variants(), ids=label)
+
+
+class Observed:
+    """A protocol with somebody looking over its shoulder."""
+
+    def __init__(self, protocol: Pacing) -> None:
+        self.protocol = protocol
+        self.lockstep = protocol.lockstep
+        self.verdicts: list[Verdict] = []
+        self.tables: list[tuple[Any, Any]] = []
+
+    def decide(self, clocks: Clocks, pushed: int | None) -> Verdict:
+        before = everything(clocks)
+        self.verdicts.append(self.protocol.decide(clocks, pushed))
+        self.tables.append((before, everything(clocks)))
+        return self.verdicts[-1]
+
+
+def everything(clocks: Clocks) -> Any:
+    """All that a clock table tells."""
+    workers = list(clocks.active)
+    return (
+        (clocks.now, clocks.version, clocks.pushes, clocks.held, clocks.slowest, clocks.fastest),
+        (dict(clocks.completed), dict(clocks.samples), clocks.waiting(), clocks.waiting_count),
+        [(w, clocks.staleness(w), clocks.last_push_s(w), clocks.interval_s(w)) for w in workers],
+        clocks.laggard() if workers else None,
+    )
+
+
+def decisions(protocol: Pacing, schedule: Schedule) -> list[Decision]:
+    return [step.decision for step in drive(protocol, schedule)]
+
+
+@every_protocol
+@given(schedule=schedules())
+def test_some_worker_can_always_run(variant: Variant, schedule: Schedule) -> None:
+    for _ in drive(make(*variant), schedule):  # fails when every worker waits
+        pass
+
+
+@every_protocol
+@given(schedule=schedules())
+def test_whoever_is_not_killed_finishes_so_the_finished_and_the_dead_never_block(
+    variant: Variant, schedule: Schedule
+) -> None:
+    ended: Counter[str] = Counter(step.event for step in drive(make(*variant), schedule))
+    assert ended["finished"] == ended["join"] - ended["died"]
+
+
+@every_protocol
+@given(schedule=schedules())
+def test_every_push_has_exactly_one_release_unless_its_worker_left(
+    variant: Variant, schedule: Schedule
+) -> None:
+    unanswered: dict[int, int] = {}
+    for step in drive(make(*variant), schedule):
+        if step.event == "push":
+            unanswered[step.worker] = unanswered.get(step.worker, 0) + 1
+        elif step.event in ("died", "finished"):
+            unanswered.pop(step.worker, None)
+        for worker in step.released:
+            unanswered[worker] -= 1
+        assert set(unanswered.values()) <= {0, 1}
+        assert {w for w, count in unanswered.items() if count} == step.waiting
+    assert not unanswered
+
+
+@every_protocol
+@given(schedule=schedules())
+def test_only_those_who_wait_are_released_and_each_once(variant: Variant, schedule: Schedule) -> None:
+    for step in drive(make(*variant), schedule):
+        assert set(step.released) <= step.waited
+        assert len(set(step.released)) == len(step.released)
+
+
+@every_protocol
+@given(schedule=schedules())
+def test_who_left_is_no_longer_in_the_table(variant: Variant, schedule: Schedule) -> None:
+    for step in drive(make(*variant), schedule):
+        assert dict(step.clocks.completed) == step.after
+        assert set(step.clocks.waiting()) == step.waiting
+
+
+@every_protocol
+@given(schedule=schedules())
+def test_same_schedule_same_decisions(variant: Variant, schedule: Schedule) -> None:
+    assert decisions(make(*variant), schedule) == decisions(make(*variant), schedule)
+
+
+@every_protocol
+@given(schedule=schedules(), after=st.integers(0, 120))
+def test_memory_survives_save_and_load(variant: Variant, schedule: Schedule, after: int) -> None:
+    def swap(number: int, pacer: Pacer) -> None:
+        if number == after:
+            saved = msgspec.json.decode(msgspec.json.encode(memory(pacer.protocol)))
+            pacer.protocol = make(variant[0], resolved(pacer.protocol))
+            restore(pacer.protocol, saved)
+
+    swapped = [step.decision for step in drive(make(*variant), schedule, between=swap)]
+    assert swapped == decisions(make(*variant), schedule)
+
+
+@every_protocol
+@given(schedule=schedules())
+def test_every_held_gradient_goes_into_exactly_one_flush_or_is_still_held(
+    variant: Variant, schedule: Schedule
+) -> None:
+    observed = Observed(make(*variant))
+    held: dict[int, list[float]] = {}
+    for step in drive(observed, schedule):
+        if step.decision.fate is Fate.HOLD:
+            held.setdefault(step.worker, []).append(observed.verdicts[-1].weight)
+        if observed.verdicts[-1].flush is not None:
+            assert list(step.decision.flushed.items()) == [(w, sum(held[w])) for w in sorted(held)]
+            held.clear()
+        else:
+            assert not step.decision.flushed
+        assert step.clocks.held == sum(map(len, held.values()))
+
+
+@every_protocol
+@given(schedule=schedules())
+def test_version_counts_optimizer_steps(variant: Variant, schedule: Schedule) -> None:
+    version = 0
+    for step in drive(make(*variant), schedule):
+        version += step.decision.fate is Fate.APPLY
+        version += bool(step.decision.flushed)
+        assert step.decision.version == step.clocks.version == version
+
+
+@every_protocol
+@given(schedule=schedules())
+def test_decide_only_reads_the_table(variant: Variant, schedule: Schedule) -> None:
+    observed = Observed(make(*variant))
+    for _ in drive(observed, schedule):
+        before, after = observed.tables[-1]
+        assert before == after
+
+
+@every_protocol
+@given(schedule=schedules())
+def test_lockstep_means_weights_never_change_while_an_active_worker_computes(
+    variant: Variant, schedule: Schedule
+) -> None:
+    protocol = make(*variant)
+    version = 0
+    for step in drive(protocol, schedule):
+        changed, version = step.decision.version != version, step.decision.version
+        if protocol.lockstep and changed:
+            assert step.computing <= set(step.released)
+
+
+@every_protocol
+@given(schedule=schedules())
+def test_a_released_worker_reads_the_weights_its_release_names(variant: Variant, schedule: Schedule) -> None:
+    reads: dict[int, int] = {}
+    for step in drive(make(*variant), schedule):
+        if step.event == "join":
+            reads[step.worker] = version_before(step)
+        if step.event == "push":
+            assert step.decision.staleness == version_before(step) - reads[step.worker]
+        reads.update(dict.fromkeys(step.released, step.decision.version))
+        assert all(step.clocks.staleness(w) == step.decision.version - reads[w] for w in step.after)
+
+
+def version_before(step: Step) -> int:
+    return step.decision.version - (step.decision.fate is Fate.APPLY) - bool(step.decision.flushed)

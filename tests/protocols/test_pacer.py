@@ -1,0 +1,102 @@
+"""The pacer books what a protocol says, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from paceline.protocols import Clocks, Fate, Flush, Pacer, Verdict
+
+
+@dataclass
+class Says:
+    """A protocol that gives the verdicts it was told to give, then applies and releases."""
+
+    lockstep: ClassVar[bool] = False
+    verdicts: list[Verdict]
+
+    def decide(self, clocks: Clocks, pushed: int | None) -> Verdict:
+        if pushed is None:
+            return Verdict()
+        return self.verdicts.pop(0) if self.verdicts else Verdict(release=(pushed,))
+
+
+def started(*verdicts: Verdict, workers: int = 2) -> Pacer:
+    pacer = Pacer(Says(list(verdicts)))
+    for worker in range(workers):
+        pacer.join(worker, 0.0)
+    return pacer
+
+
+def test_decisions_are_numbered_from_one_without_a_gap() -> None:
+    pacer = Pacer(Says([]))
+    numbers = [
+        pacer.join(0, 0.0).number,
+        pacer.push(0, 1.0).number,
+        pacer.timer(2.0).number,
+        pacer.leave(0, 3.0).number,
+    ]
+    assert numbers == [1, 2, 3, 4]
+
+
+def test_the_step_is_made_before_the_release_so_the_released_reads_it() -> None:
+    pacer = started(Verdict(release=(0,)))
+    decision = pacer.push(0, 1.0)
+    assert decision.version == 1
+    assert pacer.clocks.staleness(0) == 0
+    assert pacer.clocks.staleness(1) == 1
+
+
+def test_a_flush_is_made_before_the_release_so_the_released_reads_it() -> None:
+    pacer = started(Verdict(fate=Fate.HOLD, flush=Flush.SUM, weight=0.5, release=(0,)))
+    decision = pacer.push(0, 1.0)
+    assert (decision.flush, decision.flushed, decision.version) == (Flush.SUM, {0: 0.5}, 1)
+    assert pacer.clocks.staleness(0) == 0
+
+
+def test_a_flush_takes_the_gradient_held_by_the_same_verdict_and_all_earlier_ones() -> None:
+    pacer = started(Verdict(fate=Fate.HOLD, weight=2.0), Verdict(fate=Fate.HOLD, flush=Flush.MEAN))
+    assert pacer.push(1, 1.0).flushed == {}
+    assert pacer.clocks.held == 1
+    assert list(pacer.push(0, 2.0).flushed.items()) == [(0, 1.0), (1, 2.0)]
+    assert pacer.clocks.held == 0
+
+
+def test_a_flush_of_nothing_is_no_step() -> None:
+    pacer = started(Verdict(fate=Fate.DROP, flush=Flush.MEAN))
+    decision = pacer.push(0, 1.0)
+    assert (decision.flush, decision.flushed, decision.version) == (None, {}, 0)
+
+
+def test_a_dropped_gradient_is_no_step_and_its_work_counts() -> None:
+    pacer = started(Verdict(fate=Fate.DROP, release=(0,)))
+    assert pacer.push(0, 1.0, samples=8).version == 0
+    assert (pacer.clocks.clock(0), pacer.clocks.samples[0], pacer.clocks.pushes) == (1, 8, 1)
+
+
+def test_without_a_push_there_is_no_fate_and_no_step() -> None:
+    pacer = started()
+    decision = pacer.timer(1.0)
+    assert (decision.pushed, decision.fate, decision.version, decision.staleness) == (None, None, 0, 0)
+    assert pacer.clocks.now == 1.0
+
+
+def test_scale_and_timer_are_passed_on() -> None:
+    decision = started(Verdict(lr_scale=0.25, ask_again_s=3.0)).push(0, 1.0)
+    assert (decision.lr_scale, decision.ask_again_s) == (0.25, 3.0)
+
+
+@pytest.mark.parametrize("release", [(1,), (0, 0), (7,)], ids=["computing", "twice", "absent"])
+def test_a_verdict_that_releases_who_does_not_wait_is_refused(release: tuple[int, ...]) -> None:
+    with pytest.raises(KeyError):
+        started(Verdict(release=release)).push(0, 1.0)
+
+
+def test_gap_is_the_largest_lead_among_the_released() -> None:
+    pacer = started(Verdict(), Verdict(release=(0,)), Verdict(), workers=3)
+    pacer.push(1, 1.0)
+    assert pacer.push(0, 2.0).gap == 1
+    pacer.push(0, 3.0)
+    assert pacer.push(2, 4.0).gap == 0

@@ -1,0 +1,36 @@
+"""Every registered protocol in every named mode, so that a new one is tested by being registered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from paceline.protocols import PROTOCOLS
+
+TIGHT: dict[str, dict[str, Any]] = {"ssp": {"staleness": 1}, "dssp": {"lower": 1, "upper": 3}}
+"""Settings under which short schedules run into the bounds."""
+
+
+def variants() -> list[tuple[str, dict[str, Any]]]:
+    """(name, settings): the defaults, and each choice of a `Literal` setting, made tight if we can."""
+    return [(name, settings) for name in sorted(PROTOCOLS) for settings in _settings(name)]
+
+
+def label(variant: tuple[str, dict[str, Any]]) -> str:
+    """How a variant is called in the list of tests."""
+    name, settings = variant
+    return "-".join([name, *map(str, settings.values())])
+
+
+def _settings(name: str) -> Iterator[dict[str, Any]]:
+    tight = TIGHT.get(name, {})
+    yield {}
+    if tight:
+        yield tight
+    hints = get_type_hints(PROTOCOLS[name])
+    for f in fields(PROTOCOLS[name]):  # type: ignore[arg-type]
+        if f.init and get_origin(hints[f.name]) is Literal:
+            yield from (
+                {**tight, f.name: choice} for choice in get_args(hints[f.name]) if choice != f.default
+            )

@@ -1,0 +1,124 @@
+"""The comparison says what the results say, and admits what it does not know."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console, RenderableType
+
+from paceline.trace import Result, tally
+from paceline.view.compare import compare, labels, speedups
+from paceline.view.table import comparison, summary
+from view.synthetic import SyntheticRun
+
+
+def result(protocol: str = "bsp", **changes: Any) -> Result:
+    nothing: dict[str, Any] = dict.fromkeys(Result.__struct_fields__)
+    known = {
+        "run": "r",
+        "settings": {},
+        "workers": 4,
+        "simulated": False,
+        "seed": 0,
+        "status": "finished",
+        "seconds": 10.0,
+        "samples": 0,
+        "updates": 0,
+        "waiting_share": [None] * 4,
+        "failures": [],
+    }
+    return Result(**{**nothing, **known, "protocol": protocol, **changes})
+
+
+def text(view: RenderableType, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    with console.capture() as shown:
+        console.print(view)
+    return shown.get()
+
+
+def test_unknown_figures_are_dashes_and_never_zeros() -> None:
+    row = compare([result()]).rows[0]
+    assert set(row[1:]) == {"—"}
+    assert "0" not in "".join(row)
+
+
+def test_speedup_is_the_ratio_of_times_to_target_when_both_reached_it() -> None:
+    slow = result("bsp", target=0.9, time_to_target_s=30.0, samples_per_s=100.0)
+    fast = result("dssp", target=0.9, time_to_target_s=12.0, samples_per_s=900.0)
+    found = compare([slow, fast])
+    assert [row.speedup for row in found.rows] == ["1.00×", "2.50×"]
+    assert "by time to target." in found.caption
+
+
+def test_speedup_without_target_is_the_ratio_of_times_for_the_same_samples() -> None:
+    slow = result("bsp", seconds=40.0, samples=4000, samples_per_s=100.0)
+    fast = result("asp", seconds=10.0, samples=3000, samples_per_s=300.0)
+    found = compare([fast, slow])
+    assert [row.speedup for row in found.rows] == ["3.00×", "1.00×"]
+    assert "by time for the same samples." in found.caption
+
+
+def test_speedups_of_two_kinds_are_told_apart() -> None:
+    runs = [
+        result("bsp", target=0.9, time_to_target_s=30.0, samples_per_s=100.0),
+        result("ssp", target=0.9, time_to_target_s=20.0, samples_per_s=100.0),
+        result("asp", target=0.9, samples_per_s=300.0),
+    ]
+    found = compare(runs)
+    assert [row.speedup for row in found.rows] == ["1.00×", "1.50×", "3.00×*"]
+    assert "* by time for the same samples" in found.caption
+
+
+def test_no_speedup_without_a_bsp_run_of_the_same_clock() -> None:
+    assert speedups([result("ssp", samples_per_s=1.0)]) == [None]
+    mixed = [result("bsp", samples_per_s=1.0), result("ssp", samples_per_s=2.0, simulated=True)]
+    assert speedups(mixed)[1] is None
+
+
+def test_waiting_is_written_per_worker_and_for_many_as_mean_and_max() -> None:
+    few = result(waiting_share=[0.58, 0.56, None, 0.0])
+    many = result(waiting_share=[0.2] * 8 + [0.65])
+    assert compare([few]).rows[0].waiting == "58 56 — 0 %"
+    assert compare([many]).rows[0].waiting == "mean 25 %, max 65 %"
+
+
+def test_caption_says_what_was_emulated_or_simulated() -> None:
+    slowed = result(emulated={"slow": {"3": 2.5}, "device_time_s": 0.02, "jitter": 0.1})
+    assert "Emulated: rank 3 slowed 2.5×, device time 20 ms, jitter 10 %." in compare([slowed]).caption
+    assert "Simulated." in compare([result(simulated=True)]).caption
+    assert "mulated" not in compare([result()]).caption
+    assert "compare with care" in compare([slowed, result()]).caption
+
+
+def test_runs_that_look_alike_are_told_apart_and_unfinished_ones_marked() -> None:
+    twins = [result(run="a"), result(run="b", status="failed"), result("ssp", settings={"staleness": 3})]
+    assert labels(twins) == ["bsp (a)", "bsp (b) [failed]", "ssp staleness=3"]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_table_of_four_workers_fits_and_loses_no_figure(width: int) -> None:
+    runs = [SyntheticRun(name, slow={3: 2.5}, pushes=200) for name in ("bsp", "ssp", "dssp", "asp")]
+    results = [tally(run.events()).result() for run in runs]
+    shown = text(comparison(results), width)
+    assert max(map(len, shown.splitlines())) <= width
+    assert "…" not in shown
+    for row in compare(results).rows:
+        assert all(figure in shown for figure in row[1:])
+
+
+def test_summary_tells_status_failures_and_unknowns() -> None:
+    died = tally(SyntheticRun("ssp", dies=(2, 50), slow={3: 2.5}, pushes=120).events()).result()
+    shown = text(summary(died))
+    assert "ssp staleness=3 · 4 workers · finished" in shown
+    assert "rank 2 died" in shown
+    assert "killed by signal 9" in shown
+    assert "rank 3 slowed 2.5×" in shown
+    assert "accuracy   —" in text(summary(msgspec.structs.replace(died, accuracy=None, target=None)))
+
+
+def test_words_of_a_run_are_never_read_as_terminal_markup() -> None:
+    assert "[red]x[/red]" in text(summary(result(settings={"note": "[red]x[/red]"})))
