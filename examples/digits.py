@@ -53,7 +53,7 @@ def main() -> None:
         right = (scores.argmax(1) == test_y).float().mean()
         return {"accuracy": right.item(), "loss": F.cross_entropy(scores, test_y).item()}
 
-    for epoch in range(options.epochs):
+    for epoch in pace.epochs(options.epochs):
         for x, y in loader:
             loss = F.cross_entropy(model(x), y)
             loss.backward()

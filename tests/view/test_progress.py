@@ -12,7 +12,9 @@ from paceline.trace.events import (
     SCHEMA,
     AnyEvent,
     Decided,
+    ModelReady,
     Note,
+    Planned,
     Progress,
     RunStarted,
     WorkerJoined,
@@ -107,6 +109,13 @@ def test_elapsed_time_goes_on_between_events() -> None:
 def test_without_a_total_the_epoch_is_shown() -> None:
     run = list(SyntheticRun("bsp", pushes=150).events())
     assert "epoch 2 · 4,800 samples" in Screen().feed(*run).text()
+
+
+def test_total_is_what_the_run_plans_unless_it_was_given() -> None:
+    model = ModelReady(0.0, 1, 4, 4, samples_per_epoch=50)
+    planned = Screen().feed(START, model, Planned(0.0, 2), WorkerJoined(0.0, 0), pushed(1.0, 0, 1, (0,)))
+    assert "10 % of 100" in planned.text()
+    assert Screen(total=7).feed(START, model, Planned(0.0, 2)).progress.total_samples == 7
 
 
 def test_many_workers_are_summed_up_and_only_the_slowest_listed() -> None:

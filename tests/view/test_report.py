@@ -10,7 +10,19 @@ import pytest
 
 from paceline.errors import ConfigError, TraceError
 from paceline.trace import TraceWriter
-from paceline.trace.events import SCHEMA, AnyEvent, Note, Progress, RunEnded, RunStarted, Totals, WorkerLeft
+from paceline.trace.events import (
+    SCHEMA,
+    AnyEvent,
+    Decided,
+    Evaluated,
+    Note,
+    Progress,
+    RunEnded,
+    RunStarted,
+    Totals,
+    WorkerJoined,
+    WorkerLeft,
+)
 from paceline.view.report import write_report
 from view.synthetic import SyntheticRun, write_run
 
@@ -117,14 +129,35 @@ def test_lost_workers_and_notes_are_told_and_marked(tmp_path: Path) -> None:
 def test_summarised_trace_shows_what_it_has_and_says_what_it_lacks(tmp_path: Path) -> None:
     progress = [Progress(float(t), 10 * t, 320 * t, 10 * t, t, t + 3, 1) for t in range(1, 40)]
     totals = Totals(40.0, 400, 12_800, 3, {0: 100, 2: 300}, (10.0,) * 4, (20.0, 20.0, 20.0, 0.0))
-    events = (started(summarised=True), *progress, totals, RunEnded(40.0, "finished"))
-    outline = Outline(write_report([folder(tmp_path / "run", *events)], tmp_path).read_text())
+    joined = [WorkerJoined(0.0, rank) for rank in range(4)]
+    left = [WorkerLeft(40.0, rank, "finished") for rank in range(4)]
+    ending = (*left, totals, RunEnded(40.0, "finished"))
+    run = folder(tmp_path / "run", started(summarised=True), *joined, *progress, *ending)
+    outline = Outline(write_report([run], tmp_path).read_text())
     described = [attrs["aria-label"] or "" for tag, attrs in outline.tags if tag == "svg"]
     assert described == ["staleness of the gradients of ssp staleness=3", "samples per second over time"]
     assert "The trace is summarised" in outline.text
     assert "No loss was reported" in outline.text
     assert "50 50 50 0 %" in outline.text
     assert "virtual" in outline.text
+
+
+def test_diverged_loss_is_said_and_not_drawn(tmp_path: Path) -> None:
+    losses = [2.0, 1.0, float("nan"), float("inf")]
+    evaluated = [Evaluated(float(t), 0, t, t, {"loss": loss}) for t, loss in enumerate(losses, 1)]
+    written = write_report([folder(tmp_path / "run", started(), *evaluated)], tmp_path).read_text()
+    assert "Diverged, so not all of it can be drawn: ssp." in written
+    assert not re.search(r'"[^"]*\bnan\b', written)
+
+
+def test_evaluations_written_late_are_drawn_in_the_order_of_time(tmp_path: Path) -> None:
+    times = [1.0, 5.0, 3.0]
+    evaluated = [Evaluated(t, 0, 1, 1, {"accuracy": t / 10}) for t in times]
+    written = write_report([folder(tmp_path / "run", started(), *evaluated)], tmp_path).read_text()
+    drawn = re.search(r'd="M([^"]*)" class="line"', written)
+    assert drawn
+    across = [float(point.split(",")[0]) for point in drawn[1].split()]
+    assert across == sorted(across)
 
 
 def test_run_that_only_began_has_dashes_and_no_charts(tmp_path: Path) -> None:
@@ -149,15 +182,13 @@ def test_corrupt_trace_is_a_trace_error(tmp_path: Path, line: bytes) -> None:
 
 
 def test_impossible_release_is_a_trace_error(tmp_path: Path) -> None:
-    events = list(SyntheticRun("asp", pushes=20).events())
-    pushes = [event for event in events if getattr(event, "pushed", None) is not None]
-    run = folder(tmp_path / "run", events[0], pushes[0], pushes[0].__class__(9.0, 9, None, 1, release=(3,)))
+    run = folder(tmp_path / "run", started(), Decided(9.0, 9, None, 1, release=(3,)))
     with pytest.raises(TraceError, match="rank 3"):
         write_report([run], tmp_path / "report.html")
 
 
 def test_empty_or_missing_trace_is_a_trace_error(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="empty"):
+    with pytest.raises(TraceError, match="no event"):
         write_report([folder(tmp_path / "empty")], tmp_path / "report.html")
     with pytest.raises(TraceError, match="no trace"):
         write_report([tmp_path / "missing"], tmp_path / "report.html")

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from paceline.trace import tally
-from paceline.trace.events import Decided, RunEnded, WorkerJoined, WorkerLeft
+from paceline.trace.events import AnyEvent, Decided, RunEnded, WorkerJoined, WorkerLeft
 from paceline.view.gantt import merged
 from paceline.view.spans import Span, spans
 from view.synthetic import EXCHANGE_S, SyntheticRun
@@ -60,8 +60,22 @@ def test_each_state_lasts_as_long_as_the_events_say() -> None:
     ]
 
 
+def test_exchange_of_a_worker_released_by_another_is_its_own_or_the_verdicts() -> None:
+    events: list[AnyEvent] = [
+        Decided(1.0, 1, 0, 0, compute_s=1.0, exchange_s=0.5),
+        Decided(2.0, 2, 1, 1, compute_s=2.0, exchange_s=0.25, release=(0, 1)),
+        RunEnded(9.0, "finished"),
+    ]
+    exchanged = {span.worker: span.seconds for span in spans(events) if span.state == "exchange"}
+    assert exchanged == {0: 0.5, 1: 0.25}
+
+
 def test_a_wait_ends_when_its_worker_is_lost() -> None:
-    events = [WorkerJoined(0.0, 0), Decided(1.0, 1, 0, 1, compute_s=1.0), WorkerLeft(3.0, 0, "died")]
+    events: list[AnyEvent] = [
+        WorkerJoined(0.0, 0),
+        Decided(1.0, 1, 0, 1, compute_s=1.0),
+        WorkerLeft(3.0, 0, "died"),
+    ]
     assert list(spans(events)) == [Span(0, "compute", 0.0, 1.0), Span(0, "wait", 1.0, 3.0)]
 
 

@@ -89,7 +89,9 @@ def test_waiting_is_written_per_worker_and_for_many_as_mean_and_max() -> None:
 def test_caption_says_what_was_emulated_or_simulated() -> None:
     slowed = result(emulated={"slow": {"3": 2.5}, "device_time_s": 0.02, "jitter": 0.1})
     assert "Emulated: rank 3 slowed 2.5×, device time 20 ms, jitter 10 %." in compare([slowed]).caption
+    cluster = {"compute": {"kind": "fixed"}, "slow": {"3": 2.5}, "links": {}}
     assert "Simulated." in compare([result(simulated=True)]).caption
+    assert "Simulated: rank 3 slowed 2.5×." in compare([result(simulated=True, emulated=cluster)]).caption
     assert "mulated" not in compare([result()]).caption
     assert "compare with care" in compare([slowed, result()]).caption
 

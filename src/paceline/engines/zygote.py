@@ -18,6 +18,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from paceline.config import RunConfig
@@ -48,7 +49,7 @@ class Brood:
             return
         pairs = [Channel.pair() for _ in range(self.config.workers)]
         for rank in range(self.config.workers):
-            self.workers[_fork(lambda rank=rank: self._worker(rank, pairs), self._log(f"rank{rank}"))] = rank
+            self.workers[_fork(partial(self._worker, rank, pairs), self._log(f"rank{rank}"))] = rank
         pids = tuple(self.workers)
         self.store = _fork(lambda: self._owner(pairs, pids), self._log("store"))
         for pair in pairs:
@@ -116,13 +117,13 @@ def main() -> None:
     signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
     brood: Brood | None = None
     while True:
-        ready, _, _ = select.select([channel, wakeup_read], [], [])
+        ready, _, _ = select.select([channel.fileno(), wakeup_read], [], [])
         if wakeup_read in ready:
             os.read(wakeup_read, 4096)
         if brood is not None and brood.reap():
             channel.send(c.Ended(brood.statuses, brood.store_status))
             brood = None
-        if channel in ready:
+        if channel.fileno() in ready:
             received = channel.receive(c.zygote_decoder)
             if received is None:
                 return

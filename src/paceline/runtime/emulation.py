@@ -22,6 +22,7 @@ class Emulation:
         self._jitter = config.jitter
         self._random = random.Random(f"{config.seed}/{rank}")
         self._began: float | None = None
+        self.iterations = 0
         self.overruns = 0
         """Iterations whose real compute took longer than the emulated device allows."""
 
@@ -38,10 +39,20 @@ class Emulation:
         missing = self._wanted(real) - real
         if missing > 0:
             time.sleep(missing)
-        elif self._device_time_s is not None:
+        elif self._device_time_s is not None and self.iterations:  # the first one warms up
             self.overruns += 1
+        self.iterations += 1
         spent, self._began = time.perf_counter() - self._began, None
         return spent
+
+    def warning(self) -> str | None:
+        """What to tell people when the emulation did not hold in more than one iteration of a hundred."""
+        if self.overruns <= self.iterations / 100:
+            return None
+        return (
+            f"real compute took longer than the emulated device time in {self.overruns} of {self.iterations} "
+            "iterations. Raise --device-time for a fair comparison."
+        )
 
     def _wanted(self, real: float) -> float:
         spread = 1.0 + self._jitter * self._random.uniform(-1, 1) if self._jitter else 1.0

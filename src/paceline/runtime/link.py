@@ -82,6 +82,10 @@ class StoreLink:
         self._send(m.Back(values, seconds))
         return self._expect(m.Release)[0]
 
+    def plan(self, epochs: int) -> None:
+        """Tell how long the run is going to be."""
+        self._send(m.Plan(epochs))
+
     def say(self, text: str) -> None:
         """Put a warning on record."""
         self._send(m.Say("warning", text))

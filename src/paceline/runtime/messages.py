@@ -78,6 +78,12 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
+class Plan(msgspec.Struct, frozen=True, tag=True):
+    """How many epochs my script means to run."""
+
+    epochs: int
+
+
 class Say(msgspec.Struct, frozen=True, tag=True):
     """Something for the record."""
 
@@ -85,7 +91,7 @@ class Say(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-FromWorker = Hello | Register | Push | Draw | Linger | Away | Back | Leave | Failed | Say
+FromWorker = Hello | Register | Push | Draw | Linger | Away | Back | Leave | Failed | Plan | Say
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):

@@ -93,6 +93,8 @@ class Owner:
                 self._script_failed(member, message)
             case m.Say():
                 self.note(message.level, message.text)
+            case m.Plan():
+                self.trace.write(events.Planned(self.now(), message.epochs))
             case _ if self.halted is not None:
                 self._send(member, self.halted)
             case m.Push():

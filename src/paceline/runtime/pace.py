@@ -11,7 +11,7 @@ import inspect
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -68,6 +68,12 @@ class Pace(ABC):
             self._prepare_scheduler(scheduler)
         results = tuple(loader if o in loaders else o for o in objects)
         return results[0] if len(results) == 1 else results
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """`range(count)`, telling the run how long it is going to be (progress bars like to know)."""
+        if self.lead:
+            self._plan(count)
+        yield from range(count)
 
     def report(self, **values: float) -> None:
         """Tell the run a loss or whatever else is worth a line in the trace."""
@@ -135,6 +141,9 @@ class Pace(ABC):
 
     @abstractmethod
     def _leave(self) -> None: ...
+
+    @abstractmethod
+    def _plan(self, epochs: int) -> None: ...
 
     @abstractmethod
     def _warn(self, text: str) -> None: ...

@@ -57,6 +57,9 @@ class Alone(Pace):
     def _leave(self) -> None:
         pass
 
+    def _plan(self, epochs: int) -> None:
+        pass
+
     def _warn(self, text: str) -> None:
         print(f"warning: {text}", flush=True)
 
@@ -145,8 +148,8 @@ class LonePace(Alone):
             return True
         if self._config.bad_gradient == "stop":
             raise BadGradient(
-                f"rank 0 has NaN or infinity in the gradient of {self._bad_parameter()!r}; nothing was applied. "
-                "Lower the learning rate, clip (--clip-norm), or use --bad-gradient skip."
+                f"rank 0 has NaN or infinity in the gradient of {self._bad_parameter()!r}; nothing was "
+                "applied. Lower the learning rate, clip (--clip-norm), or use --bad-gradient skip."
             )
         return False
 
@@ -172,6 +175,9 @@ class LonePace(Alone):
         clocks = self._ledger.pacer.clocks
         t = self.now() - seconds
         self._trace.write(events.Evaluated(t, 0, clocks.version, self._ledger.samples, values, seconds))
+
+    def _plan(self, epochs: int) -> None:
+        self._trace.write(events.Planned(self.now(), epochs))
 
     def _warn(self, text: str) -> None:
         self._trace.write(events.Note(self.now(), "warning", text))

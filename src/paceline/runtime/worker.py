@@ -120,12 +120,13 @@ class WorkerPace(Pace):
             self._binding.pull()
 
     def _leave(self) -> None:
-        if self._emulation.overruns:
-            self._warn(
-                f"rank {self.rank}: real compute took longer than the emulated device time in "
-                f"{self._emulation.overruns} iterations. Raise --device-time for a fair comparison."
-            )
+        warning = self._emulation.warning()
+        if warning:
+            self._warn(f"rank {self.rank}: {warning}")
         self._link.leave(self._reported())
+
+    def _plan(self, epochs: int) -> None:
+        self._link.plan(epochs)
 
     def _warn(self, text: str) -> None:
         self._link.say(text)

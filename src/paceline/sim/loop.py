@@ -138,9 +138,9 @@ class Loop:
 
     def _carry_out(self, decision: Decision) -> None:
         """Send the released on their way; who finds no more work is to leave."""
-        if decision.ask_again_s is not None:
-            self._timer = self._plan(self._now + decision.ask_again_s, TIMER, 0)
-        for worker in decision.release:
+        again_s, release = decision.ask_again_s, decision.release
+        self._timer = None if again_s is None else self._plan(self._now + again_s, TIMER, 0)
+        for worker in release if len(release) < 2 else sorted(release):  # as a store answers: by rank
             position = self._work.draw(worker)
             if position is None:
                 self._leaving.append(worker)

@@ -6,11 +6,13 @@ large runs are summed up: about 200 `Progress` events and one `Totals`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from paceline.protocols import Clocks, Decision
-from paceline.trace import Tally
+import numpy as np
+
+from paceline.protocols import Clocks, Decision, Fate
 from paceline.trace.events import AnyEvent, Decided, Progress, RunEnded, Totals, WorkerJoined, WorkerLeft
 
 Emit = Callable[[AnyEvent], None]
@@ -18,6 +20,7 @@ Reason = Literal["finished", "died"]
 Status = Literal["finished", "failed"]
 
 PROGRESS_EVENTS = 200
+_DROP = Fate.DROP
 
 
 class Record(Protocol):
@@ -52,7 +55,6 @@ class Full:
         self._clocks = clocks
         self._batch = batch
         self._exchange_s = exchange_s
-        self._version = 0
 
     def joined(self, now: float, worker: int) -> None:
         self._emit(WorkerJoined(now, worker))
@@ -73,7 +75,7 @@ class Full:
                 release=decision.release,
                 clock=self._clocks.clock(worker),
                 samples=self._batch,
-                read=self._version - decision.staleness,
+                read=decision.read,
                 staleness=decision.staleness,
                 gap=decision.gap,
                 lr_scale=decision.lr_scale,
@@ -82,9 +84,10 @@ class Full:
                 work=((0, position * self._batch, self._batch),),
             )
         )
-        self._version = decision.version
 
     def asked(self, now: float, decision: Decision) -> None:
+        if not decision.flushed and not decision.release:
+            return
         self._emit(
             Decided(
                 now,
@@ -97,7 +100,6 @@ class Full:
                 gap=decision.gap,
             )
         )
-        self._version = decision.version
 
     def ended(self, now: float, status: Status, detail: str) -> None:
         self._emit(RunEnded(now, status, detail))
@@ -106,63 +108,65 @@ class Full:
 class Summary:
     """Adds decisions up and writes where the run stands from time to time."""
 
-    def __init__(
-        self, emit: Emit, clocks: Clocks, batch: int, workers: int, total: int, tally: Tally
-    ) -> None:
+    def __init__(self, emit: Emit, clocks: Clocks, batch: int, workers: int, total: int) -> None:
         self._emit = emit
         self._clocks = clocks
         self._batch = batch
-        self._tally = tally
         self._every = max(1, total // PROGRESS_EVENTS)
-        self._next = self._every
-        self._max_gap = 0
-        self._staleness: dict[int, int] = {}
-        self._compute_s = [0.0] * workers
+        self._gaps: set[int] = set()
+        self._staleness: Counter[int] = Counter()
+        self._compute_s = np.zeros(workers)
         self._wait_s = [0.0] * workers
         self._waits_since: list[float | None] = [None] * workers
-        self._since = [0.0] * workers
-        self._present_s = [0.0] * workers
+        # Of the pushes since the last event: added up many at once, which is far cheaper.
+        self._pushed: list[int] = []
+        self._took_s: list[float] = []
+        self._stale: list[int] = []
 
     def joined(self, now: float, worker: int) -> None:
-        self._since[worker] = now
         self._emit(WorkerJoined(now, worker))
 
     def left(self, now: float, worker: int, reason: Reason, unfinished: int) -> None:
-        self._present_s[worker] += now - self._since[worker]
         self._end_wait(now, worker)
         self._emit(_left(now, worker, reason, unfinished))
 
     def pushed(self, now: float, decision: Decision, worker: int, compute_s: float, position: int) -> None:
-        staleness = decision.staleness
-        self._staleness[staleness] = self._staleness.get(staleness, 0) + 1
-        self._compute_s[worker] += compute_s
-        if decision.release == (worker,):  # by far the usual answer, and nobody waited
-            if decision.gap > self._max_gap:
-                self._max_gap = decision.gap
+        self._pushed.append(worker)
+        self._took_s.append(compute_s)
+        if decision.fate is not _DROP:
+            self._stale.append(decision.staleness)
+        if decision.release == (worker,):  # the usual answer: it did not wait
+            self._gaps.add(decision.gap)
         else:
             self._waits_since[worker] = now
             self._released(now, decision)
-        if self._clocks.pushes >= self._next:
-            self._next += self._every
+        if len(self._pushed) == self._every:
+            self._add_up()
             self._emit(self._progress(now))
 
     def asked(self, now: float, decision: Decision) -> None:
         self._released(now, decision)
 
     def ended(self, now: float, status: Status, detail: str) -> None:
-        clocks, tally = self._clocks, self._tally
-        compute_s, wait_s = tuple(self._compute_s), tuple(self._wait_s)
+        self._add_up()
+        clocks = self._clocks
+        compute_s, wait_s = tuple(self._compute_s.tolist()), tuple(self._wait_s)
         self._emit(self._progress(now))
-        samples = clocks.pushes * self._batch
-        self._emit(Totals(now, clocks.pushes, samples, self._max_gap, self._staleness, compute_s, wait_s))
-        # Totals says neither how many steps were made nor how long each worker was there.
-        tally.version = clocks.version
-        tally.present_s = dict(enumerate(self._present_s))
+        samples, max_gap = clocks.pushes * self._batch, max(self._gaps, default=None)
+        self._emit(Totals(now, clocks.pushes, samples, max_gap, self._staleness, compute_s, wait_s))
         self._emit(RunEnded(now, status, detail))
 
+    def _add_up(self) -> None:
+        self._staleness.update(self._stale)
+        if self._pushed:
+            self._compute_s += np.bincount(self._pushed, self._took_s, len(self._compute_s))
+        self._pushed.clear()
+        self._took_s.clear()
+        self._stale.clear()
+
     def _released(self, now: float, decision: Decision) -> None:
-        if decision.gap > self._max_gap:
-            self._max_gap = decision.gap
+        if decision.release:
+            self._gaps.add(decision.gap)
         for worker in decision.release:
             self._end_wait(now, worker)
 

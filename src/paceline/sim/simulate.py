@@ -55,7 +55,7 @@ def simulate(
     timing = Timing(cluster, seed)
     record: Record
     if summarised:
-        record = Summary(emit, pacer.clocks, cluster.batch, workers, total, tally)
+        record = Summary(emit, pacer.clocks, cluster.batch, workers, total)
     else:
         exchange_s = [timing.pull_s(w) + timing.push_s(w) + cluster.apply_s for w in range(workers)]
         record = Full(emit, pacer.clocks, cluster.batch, exchange_s)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -25,15 +24,24 @@ class Timing:
 
     def __init__(self, cluster: Cluster, seed: int) -> None:
         require(seed >= 0, "a seed must be >= 0", seed, "Use --seed 0, say.")
-        size = cluster.model_bytes or 0
-        profiles = cluster.profiles()
-        self._exchange_s = [profile.link.seconds(size) for profile in profiles]
-        self._work = [_work(profile, seed, rank) for rank, profile in enumerate(profiles)]
-        self._phases = [_phases(profile, seed, rank) for rank, profile in enumerate(profiles)]
+        self._seed = seed
+        self._profiles = cluster.profiles()
+        self._phases = [_phases(profile, seed, rank) for rank, profile in enumerate(self._profiles)]
+        self._exchange_s = _exchange_s(self._profiles, cluster.model_bytes or 0)
+        self._streams: list[np.random.Generator | None] = [None] * cluster.workers
+        # One row of times for each worker, in one piece: with ten thousand of them, the cache counts.
+        self._times = array("d", bytes(8 * BLOCK * cluster.workers))
+        self._rows = np.frombuffer(self._times).reshape(cluster.workers, BLOCK)
+        self._next = bytearray([BLOCK]) * cluster.workers
 
     def compute_s(self, worker: int, now: float) -> float:
         """How long the worker's next iteration takes if it begins now."""
-        work = next(self._work[worker])
+        at = self._next[worker]
+        if at == BLOCK:
+            self._refill(worker)
+            at = 0
+        self._next[worker] = at + 1
+        work = self._times[worker * BLOCK + at]
         phases = self._phases[worker]
         return work if phases is None else phases.stretched(work, now)
 
@@ -45,13 +53,18 @@ class Timing:
         """How long the weights are under way to the worker."""
         return self._exchange_s[worker]
 
+    def _refill(self, worker: int) -> None:
+        """Draw the worker's next iterations, as they are outside slow phases."""
+        profile, rng = self._profiles[worker], self._streams[worker]
+        if rng is None:
+            rng = self._streams[worker] = np.random.default_rng((self._seed, worker, _COMPUTE))
+        self._rows[worker] = profile.compute.draw(rng, BLOCK, worker) * profile.slow
 
-def _work(profile: Profile, seed: int, rank: int) -> Iterator[float]:
-    """The rank's iterations one after another, as they are outside slow phases."""
-    rng = np.random.default_rng((seed, rank, _COMPUTE))
-    while True:
-        times = profile.compute.draw(rng, BLOCK, rank) * profile.slow
-        yield from array("d", times.tobytes())  # a quarter of a list's memory: ten thousand stay in the cache
+
+def _exchange_s(profiles: list[Profile], size_bytes: int) -> list[float]:
+    """Per rank, how long a message of the model's size takes; like links share one number."""
+    seconds = {link: link.seconds(size_bytes) for link in {profile.link for profile in profiles}}
+    return [seconds[profile.link] for profile in profiles]
 
 
 def _phases(profile: Profile, seed: int, rank: int) -> _Phases | None:

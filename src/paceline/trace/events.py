@@ -109,6 +109,12 @@ class Decided(Event, frozen=True, gc=False, tag="decided"):
     """Batches behind the push: (epoch, first position in the epoch's order, count)."""
 
 
+class Planned(Event, frozen=True, gc=False, tag="planned"):
+    """How many epochs the script means to run; without it nobody knows the time left."""
+
+    epochs: int
+
+
 class Reported(Event, frozen=True, gc=False, tag="reported"):
     """What a worker said with `pace.report`."""
 
@@ -183,6 +189,7 @@ AnyEvent = (
     | WorkerJoined
     | WorkerLeft
     | Decided
+    | Planned
     | Reported
     | Evaluated
     | Note

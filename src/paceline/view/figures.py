@@ -15,6 +15,7 @@ from paceline.trace import Result
 DASH = "—"
 MANY_WORKERS = 8
 """Up to here every worker's figure is written out; beyond, their mean and maximum."""
+MANY_SLOWED = 4
 
 T = TypeVar("T")
 
@@ -107,13 +108,14 @@ def title(protocol: str, values: Mapping[str, Any]) -> str:
 
 
 def emulation(emulated: Mapping[str, Any]) -> str:
-    """What was injected into a run, as a phrase."""
-    return ", ".join(_emulated_fact(key, value) for key, value in emulated.items())
+    """What was injected into a run, or the cluster it was simulated on, as a phrase; defaults left out."""
+    facts = (_emulated_fact(key, value) for key, value in emulated.items() if not _is_empty(value))
+    return ", ".join(facts)
 
 
 def _emulated_fact(key: str, value: Any) -> str:
     if key == "slow" and isinstance(value, Mapping):
-        return ", ".join(f"rank {rank} slowed {_plain(factor)}×" for rank, factor in value.items())
+        return _slowed(value)
     if key == "device_time_s" and isinstance(value, int | float):
         return f"device time {seconds(value)}"
     if key == "jitter" and isinstance(value, int | float):
@@ -121,9 +123,22 @@ def _emulated_fact(key: str, value: Any) -> str:
     return f"{key} {_plain(value)}"
 
 
+def _slowed(factors: Mapping[str, Any]) -> str:
+    if len(factors) <= MANY_SLOWED:
+        return ", ".join(f"rank {rank} slowed {_plain(factor)}×" for rank, factor in factors.items())
+    return f"{len(factors)} ranks slowed up to {_plain(max(factors.values()))}×"
+
+
+def _is_empty(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_is_empty, value.values()))
+    return value is None or value == 0 or value == () or value == []
+
+
 def _plain(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "(" + ", ".join(f"{key}: {_plain(item)}" for key, item in value.items()) + ")"
+        items = (f"{key}: {_plain(item)}" for key, item in value.items() if not _is_empty(item))
+        return "(" + ", ".join(items) + ")"
     if isinstance(value, list | tuple):
         return "(" + ", ".join(map(_plain, value)) + ")"
     if isinstance(value, bool):
@@ -144,13 +159,17 @@ def waiting(shares: Sequence[float | None]) -> str:
 
 def kinds(results: Sequence[Result]) -> list[str]:
     """What a reader must know before trusting the figures: were they simulated or emulated?"""
-    notes = []
-    if any(result.simulated for result in results):
-        whole = all(result.simulated for result in results)
-        notes.append("simulated" if whole else "some runs are simulated")
-    injected = {emulation(result.emulated) if result.emulated else "" for result in results}
-    if injected == {""}:
-        return notes
-    if len(injected) == 1:
-        return [*notes, f"emulated: {injected.pop()}"]
+    found = list(dict.fromkeys(map(_kind, results)))
+    if len(found) == 1:
+        return [kind for kind in found if kind]
+    simulated = {result.simulated for result in results}
+    notes = ["some runs are simulated"] if len(simulated) == 2 else ["simulated"] if True in simulated else []
     return [*notes, "emulated differently: compare with care"]
+
+
+def _kind(result: Result) -> str:
+    emulated = result.emulated or {}
+    if not result.simulated:
+        return f"emulated: {emulation(emulated)}" if emulated else ""
+    slow = {key: value for key, value in emulated.items() if key == "slow"}
+    return f"simulated: {emulation(slow)}" if emulation(slow) else "simulated"

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.trace import Tally
-from paceline.trace.events import AnyEvent, Note, Progress, WorkerLeft
+from paceline.trace.events import AnyEvent, ModelReady, Note, Planned, Progress, WorkerLeft
 from paceline.view import figures
 from paceline.view.palette import terminal_colour
 from paceline.view.workers import STATES, Workers
@@ -42,11 +42,14 @@ class RunProgress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.total_samples = total_samples
+        """What makes 100 %. When not given, what the run itself says it plans; else unknown."""
         self.console = console or Console(stderr=True)
         self.tally = Tally()
         self.workers = Workers()
         self._clock = clock
         self._lock = RLock()
+        self._given = total_samples is not None
+        self._epochs: int | None = None
         self._summary: Progress | None = None
         self._arrived = clock()
         self._rate = _Rate()
@@ -61,8 +64,7 @@ class RunProgress:
         with self._lock:
             self.tally.add(event)
             self.workers.add(event)
-            if isinstance(event, Progress):
-                self._summary = event
+            self._note(event)
             self._arrived = self._clock()
             self._rate.add(self.tally.now, self.samples)
             self._pace.add(self._arrived, self.samples)
@@ -98,8 +100,8 @@ class RunProgress:
 
     @property
     def samples(self) -> int:
-        """Samples done so far; a summarised run tells it now and then."""
-        return max(self.tally.samples, self._summary.samples if self._summary else 0)
+        """Samples done so far."""
+        return self.tally.samples
 
     @property
     def elapsed_s(self) -> float:
@@ -118,6 +120,15 @@ class RunProgress:
             return None
         return max(0.0, (self.total_samples - self.samples) / rate)
 
+    def _note(self, event: AnyEvent) -> None:
+        if isinstance(event, Progress):
+            self._summary = event
+        elif isinstance(event, Planned):
+            self._epochs = event.epochs
+        per_epoch = self.tally.model.samples_per_epoch if self.tally.model else None
+        if isinstance(event, Planned | ModelReady) and self._epochs and per_epoch and not self._given:
+            self.total_samples = self._epochs * per_epoch
+
     def _head(self) -> Text:
         start = self.tally.start
         if start is None:
@@ -133,7 +144,7 @@ class RunProgress:
     def _workers(self) -> RenderableType | None:
         if self._summary is not None:
             return Text(self._summary_words(self._summary))
-        if not self.workers.by_rank:
+        if not self.workers.by_rank or (self.tally.start is not None and self.tally.start.summarised):
             return None
         leads = self.workers.leads()
         self._lead_scale = max(self._lead_scale, *leads.values(), 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from math import isfinite
 from pathlib import Path
 
 from paceline.errors import TraceError
@@ -42,6 +43,7 @@ class Record:
         self.notes: deque[Note] = deque(maxlen=NOTES_KEPT)
         self.notes_seen = 0
         self._cutter = Spans()
+        self._training_diverged = False
         self._last_push_s: dict[int, float] = {}
         self._last_progress: Progress | None = None
 
@@ -64,8 +66,7 @@ class Record:
             case Decided():
                 self._count(event)
             case Reported():
-                if "loss" in event.values:
-                    self.training_loss.add(event.t, event.values["loss"])
+                self._reported(event)
             case WorkerJoined():
                 self._last_push_s.pop(event.worker, None)
             case WorkerLeft(reason="died" | "failed"):
@@ -78,7 +79,21 @@ class Record:
 
     def evaluated(self, name: str) -> list[Point]:
         """What the lead measured under this name, over time."""
-        return thin([(e.t, e.values[name]) for e in self.tally.evaluations if name in e.values], POINTS_KEPT)
+        points = [(e.t, e.values[name]) for e in self.tally.evaluations if name in e.values]
+        return thin(sorted(point for point in points if isfinite(point[1])), POINTS_KEPT)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether a loss was no number: there is nothing to draw for it."""
+        evaluated = (e.values.get("loss", 0.0) for e in self.tally.evaluations)
+        return self._training_diverged or not all(map(isfinite, evaluated))
+
+    def _reported(self, event: Reported) -> None:
+        loss = event.values.get("loss")
+        if loss is not None and isfinite(loss):
+            self.training_loss.add(event.t, loss)
+        elif loss is not None:
+            self._training_diverged = True
 
     def _keep(self, span: Span) -> None:
         kept = self.spans.setdefault(span.worker, [])
@@ -103,9 +118,8 @@ class Record:
 def read_record(path: Path) -> Record:
     """Read the trace of a run folder."""
     events = read_trace(path)
-    first = next(events, None)
-    if not isinstance(first, RunStarted):
-        raise TraceError(f"the trace of {path} is empty. Was the run stopped before it began?")
+    first = next(events)
+    assert isinstance(first, RunStarted), "a trace begins with run_started"
     record = Record(first)
     record.add(first)
     for event in events:

@@ -136,6 +136,9 @@ def _loss_chart(content: Content) -> Markup | None:
         (True, False): "Evaluated on a snapshot.",
         (False, True): "As the workers reported it while training.",
     }[bool(measured), bool(training)]
+    gone = [look.short for record, look in content.pairs() if record.diverged]
+    if gone:
+        caption += f" Diverged, so not all of it can be drawn: {', '.join(gone)}."
     chart = line_chart([*measured, *training], Measure("loss"), content.until_s)
     return figure(chart, Markup("Loss over time"), caption)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 from paceline.trace import Result
 from paceline.trace.events import Note, WorkerLeft
@@ -48,7 +49,9 @@ def _busiest(results: Sequence[Result], seen: Sequence[Look]) -> Markup | None:
 
 
 def _best(results: Sequence[Result], seen: Sequence[Look]) -> Markup | None:
-    known = [(r.accuracy, -at) for at, r in enumerate(results) if r.accuracy is not None]
+    known = [
+        (r.accuracy, -at) for at, r in enumerate(results) if r.accuracy is not None and isfinite(r.accuracy)
+    ]
     if not known or figures.accuracy(max(known)[0]) == figures.accuracy(min(known)[0]):
         return None
     (best, at), (worst, _) = max(known), min(known)

@@ -1,8 +1,9 @@
 """Who did what when: each worker's time cut into computing, waiting and exchanging.
 
 The three follow each other without overlap: an iteration is computed until its push, then the worker
-waits until it is released, then it exchanges for as long as the releasing verdict took, at most until
-its next iteration begins. What remains (loading data, evaluating, being away) stays blank.
+waits until it is released, then it exchanges, for as long as its own push and the verdict that released
+it say (the longer of the two), at most until its next iteration begins. What remains (loading data,
+evaluating, being away) stays blank.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Spans:
     """Takes events one by one and gives the spans that they complete."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, float] = {}
+        self._waiting: dict[int, tuple[float, float]] = {}
         self._released: dict[int, tuple[float, float]] = {}
 
     def add(self, event: AnyEvent) -> Iterator[Span]:
@@ -59,13 +60,15 @@ class Spans:
             began = max(event.t - event.compute_s, released)
             yield Span(worker, "exchange", released, min(released + exchange_s, began))
             yield Span(worker, "compute", began, event.t)
-            self._waiting[worker] = event.t
+            self._waiting[worker] = (event.t, event.exchange_s)
         for worker in event.release:
-            yield Span(worker, "wait", self._waiting.pop(worker, event.t), event.t)
-            self._released[worker] = (event.t, event.exchange_s)
+            since, exchange_s = self._waiting.pop(worker, (event.t, 0.0))
+            yield Span(worker, "wait", since, event.t)
+            self._released[worker] = (event.t, max(exchange_s, event.exchange_s))
 
     def _left(self, worker: int, now: float) -> Iterator[Span]:
-        yield Span(worker, "wait", self._waiting.pop(worker, now), now)
+        since, _ = self._waiting.pop(worker, (now, 0.0))
+        yield Span(worker, "wait", since, now)
         released, exchange_s = self._released.pop(worker, (now, 0.0))
         yield Span(worker, "exchange", released, min(released + exchange_s, now))
 

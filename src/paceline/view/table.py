@@ -86,7 +86,7 @@ def _facts(result: Result) -> list[tuple[str, str]]:
 
 def _kind(text: str) -> tuple[str, str]:
     name, _, detail = text.partition(": ")
-    return name, detail or "times are virtual"
+    return name, detail or "all times are virtual"
 
 
 def _target(result: Result) -> str:

@@ -1,0 +1,93 @@
+"""What all commands share: how values are given, how answers and errors are printed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import typer
+
+from paceline.errors import ConfigError, PacelineError
+
+DEBUG = "PACELINE_DEBUG"
+
+
+@contextlib.contextmanager
+def errors_for_people() -> Iterator[None]:
+    """One `error:` line instead of a traceback; 2 for the user's mistakes, 1 for failed runs."""
+    try:
+        yield
+    except PacelineError as error:
+        if os.environ.get(DEBUG):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+
+
+def parse_settings(given: list[str]) -> dict[str, Any]:
+    """`--set name=value`, any number of times."""
+    settings = {}
+    for item in given:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--set takes name=value, got {item!r}. For instance --set staleness=3.")
+        settings[name.strip()] = value.strip()
+    return settings
+
+
+def parse_slow(given: list[str]) -> dict[int, float]:
+    """`--slow rank:factor`, comma separated or repeated."""
+    slow: dict[int, float] = {}
+    for item in (part for text in given for part in text.split(",") if part):
+        rank, _, factor = item.partition(":")
+        try:
+            slow[int(rank)] = float(factor)
+        except ValueError:
+            raise ConfigError(f"--slow takes rank:factor, got {item!r}. For instance --slow 3:2.5.") from None
+    return slow
+
+
+def parse_weighting(text: str) -> str | float:
+    """mean, sum, or a number."""
+    if text in ("mean", "sum"):
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"--weighting takes mean, sum or a number, got {text!r}.") from None
+
+
+def new_run(runs: Path, name: str) -> tuple[str, Path]:
+    """A fresh folder for a run, and `latest` pointing at it."""
+    run = f"{datetime.now():%Y%m%d-%H%M%S}-{name}-{token_hex(2)}"
+    folder = runs / run
+    try:
+        folder.mkdir(parents=True)
+        latest = runs / "latest"
+        with contextlib.suppress(FileNotFoundError):
+            latest.unlink()
+        latest.symlink_to(run)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write runs to {runs}: {error.strerror}. Choose a folder with --runs."
+        ) from None
+    return run, folder
+
+
+def check_script(script: Path) -> None:
+    """A script that is there."""
+    if not script.is_file():
+        raise ConfigError(f"no script at {script}. Give the path of a Python file.")
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    import msgspec
+
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value)).decode() + "\n")

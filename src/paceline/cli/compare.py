@@ -1,0 +1,111 @@
+"""`paceline compare`: the same script under several protocols, side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli import options as o
+from paceline.cli.common import (
+    check_script,
+    errors_for_people,
+    parse_settings,
+    parse_slow,
+    parse_weighting,
+    print_json,
+)
+from paceline.cli.train import checked_protocol, make_config, warn_if_crowded
+
+
+def compare(
+    script: o.Script,
+    args: o.Args = None,
+    protocols: Annotated[
+        str,
+        typer.Option(
+            help="Comma separated; settings after colons, for instance bsp,ssp:staleness=5,dssp,asp."
+        ),
+    ] = "bsp,ssp,dssp,asp",
+    workers: o.Workers = 4,
+    slow: o.Slow = None,
+    device_time: o.DeviceTime = None,
+    jitter: o.Jitter = 0.0,
+    seed: o.Seed = 0,
+    target: o.Target = None,
+    weighting: o.Weighting = "mean",
+    schedule: o.Schedule = "samples",
+    clip_norm: o.ClipNorm = None,
+    shards: o.Shards = "shared",
+    bad_gradient: o.BadGradient = "stop",
+    on_failure: o.OnFailure = "continue",
+    report: Annotated[Path | None, typer.Option(help="Where to write the HTML report.")] = None,
+    runs: o.Runs = Path("runs"),
+    json: o.Json = False,
+) -> None:
+    """Train SCRIPT under several protocols in turn: same seed, same data, same clock.
+
+    Prints a table and writes a self-contained HTML report.
+
+    Example: paceline compare examples/digits.py --workers 4 --slow 3:2.5 --device-time 0.05 --target 0.95
+    """
+    with errors_for_people():
+        check_script(script)
+        wanted = [parse_protocol(text) for text in protocols.split(",") if text.strip()]
+        for name, settings in wanted:
+            checked_protocol(name, settings)
+        shared = {
+            "script": str(script),
+            "args": tuple(args or ()),
+            "workers": workers,
+            "seed": seed,
+            "target": target,
+            "weighting": parse_weighting(weighting),
+            "schedule": schedule,
+            "clip_norm": clip_norm,
+            "shards": shards,
+            "bad_gradient": bad_gradient,
+            "on_failure": on_failure,
+            "slow": parse_slow(slow or []),
+            "device_time_s": device_time,
+            "jitter": jitter,
+        }
+        warn_if_crowded(workers, device_time)
+        _compare(shared, wanted, runs, report, json)
+
+
+def parse_protocol(text: str) -> tuple[str, dict[str, Any]]:
+    """`ssp:staleness=5` is a protocol with settings."""
+    name, *settings = text.strip().split(":")
+    return name, parse_settings(settings)
+
+
+def _compare(
+    shared: dict[str, Any],
+    wanted: list[tuple[str, dict[str, Any]]],
+    runs: Path,
+    report: Path | None,
+    json: bool,
+) -> None:
+    from rich.console import Console
+
+    from paceline.cli.conduct import conduct
+    from paceline.engines.local import LocalEngine
+    from paceline.view.report import write_report
+    from paceline.view.table import comparison
+
+    console = Console(stderr=True)
+    results, folders = [], []
+    with LocalEngine(shared["script"]) as engine:
+        for number, (name, settings) in enumerate(wanted, 1):
+            config = make_config(shared, name, settings, runs)
+            console.print(f"[bold]{number}/{len(wanted)} {name}[/]", highlight=False)
+            results.append(conduct(engine, config))
+            folders.append(config.path)
+    page = write_report(folders, report or folders[-1].parent / "report.html")
+    if json:
+        print_json(results)
+    else:
+        console.print(comparison(results))
+        print(f"report: {page}")

@@ -1,0 +1,111 @@
+"""Starts a run on an engine, shows it while it goes on, and adds it up."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import msgspec
+
+from paceline.config import RunConfig
+from paceline.engines.control import Ended
+from paceline.engines.local import LocalEngine
+from paceline.errors import ConfigError, RunError, RunStopped
+from paceline.trace import Result, TraceTail, read_trace, tally
+from paceline.trace.events import Planned
+from paceline.trace.tally import Failure
+from paceline.view.progress import RunProgress, live
+
+LOOK_S = 0.1
+
+
+def conduct(engine: LocalEngine, config: RunConfig, title: str = "") -> Result:
+    """Run to the end. Ctrl-C asks the run to save itself; a second one ends it at once."""
+    folder = config.path
+    (folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+    progress = RunProgress()
+    trace, output = TraceTail(folder / "trace.jsonl"), LogTail(folder / "logs" / "rank0.log")
+    with live(progress):
+        engine.launch(config)
+        ended = None
+        while ended is None:
+            ended = _wait(engine, progress)
+            _show(progress, trace, output)
+    return _finish(config, ended)
+
+
+def write_result(folder: Path) -> Result:
+    """Add the trace up and keep the result beside it."""
+    result = tally(read_trace(folder)).result()
+    (folder / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+    return result
+
+
+class LogTail:
+    """New lines of a growing text file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+
+    def new_lines(self) -> list[str]:
+        """What was completed since the last call."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        end = data.rfind(b"\n") + 1
+        self._offset += end
+        return data[:end].decode(errors="replace").splitlines()
+
+
+def _wait(engine: LocalEngine, progress: RunProgress) -> Ended | None:
+    try:
+        return engine.wait(LOOK_S)
+    except KeyboardInterrupt:
+        progress.print("stopping: saving the run (Ctrl-C again to end at once)", "yellow")
+        engine.stop()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return None
+
+
+def _show(progress: RunProgress, trace: TraceTail, output: LogTail) -> None:
+    for line in output.new_lines():
+        progress.print(line)
+    for event in trace.new_events():
+        progress.add(event)
+        if isinstance(event, Planned) and progress.tally.model is not None:
+            epoch = progress.tally.model.samples_per_epoch
+            progress.total_samples = None if epoch is None else epoch * event.epochs
+
+
+def _finish(config: RunConfig, ended: Ended) -> Result:
+    result = write_result(config.path)
+    total = tally(read_trace(config.path))
+    if total.end is None:
+        raise RunError(
+            f"the store ended with status {ended.store_status}. Read {config.path}/logs/store.log."
+        )
+    if result.status == "finished":
+        return result
+    logs = f"Read {config.path}/logs/."
+    signals = {rank: -code for rank, code in ended.statuses.items() if code < 0}
+    if total.end.user_mistake:
+        raise ConfigError(total.end.detail)
+    if result.status == "stopped":
+        raise RunStopped(
+            f"{total.end.detail}. Go on with: paceline train {config.script} --resume {config.path}"
+        )
+    killed = "".join(f" Rank {rank} ended by {_signal_name(number)}." for rank, number in signals.items())
+    raise RunError(f"{total.end.detail}{_why(total.failures)}.{killed} {logs}")
+
+
+def _why(failures: list[Failure]) -> str:
+    details = dict.fromkeys(failure.detail for failure in failures)
+    return "".join(f"; {text}" for text in details if text)
+
+
+def _signal_name(number: int) -> str:
+    name = signal.Signals(number).name
+    hint = " (a write to the shared weights? see --private-weights)" if number == signal.SIGSEGV else ""
+    return name + hint

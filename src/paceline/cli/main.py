@@ -1,0 +1,51 @@
+"""The `paceline` command. Each subcommand lives in its own file and imports what it needs when called."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from paceline.cli.common import DEBUG
+from paceline.cli.compare import compare
+from paceline.cli.protocols import protocols
+from paceline.cli.report import report
+from paceline.cli.simulate import simulate
+from paceline.cli.train import train
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Train one PyTorch model on many workers, and choose how they keep time.",
+)
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with errors.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Train one PyTorch model on many workers, and choose how they keep time."""
+    if version:
+        from paceline import __version__
+
+        print(__version__)
+        raise typer.Exit
+    if debug:
+        os.environ[DEBUG] = "1"
+
+
+for command in (train, compare, simulate, protocols, report):
+    app.command()(command)
+
+
+def main() -> None:
+    """Entry point."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)

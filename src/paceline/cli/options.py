@@ -1,0 +1,103 @@
+"""The flags that several commands take, each written once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EMULATION = "Emulated devices"
+NUMBERS = "What a gradient counts"
+TROUBLE = "When something goes wrong"
+
+Script = Annotated[
+    Path, typer.Argument(help="Your training script; it calls paceline.join() and pace.prepare().")
+]
+Args = Annotated[list[str] | None, typer.Argument(help="Arguments for the script, after --.")]
+Workers = Annotated[int, typer.Option("--workers", "-n", help="Worker processes to start.")]
+Seed = Annotated[int, typer.Option(help="Seed of data order, jitter and random number generators.")]
+Target = Annotated[
+    float | None, typer.Option(help="Accuracy whose first reaching is the time to target, for instance 0.95.")
+]
+Slow = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="RANK:FACTOR",
+        help="Make a rank compute slower, for instance 3:2.5.",
+        rich_help_panel=EMULATION,
+    ),
+]
+DeviceTime = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="Pad every worker's compute to this time (times its slow factor), so that workers that "
+        "share cores behave as if each had a device of its own.",
+        rich_help_panel=EMULATION,
+    ),
+]
+Jitter = Annotated[
+    float, typer.Option(help="Relative spread of the padded compute time, seeded.", rich_help_panel=EMULATION)
+]
+Weighting = Annotated[
+    str,
+    typer.Option(
+        metavar="mean|sum|NUMBER",
+        help="How far one push moves the weights. mean: an epoch moves them equally far under every "
+        "protocol; sum: every push is a whole step; a number: every push is that much of a step.",
+        rich_help_panel=NUMBERS,
+    ),
+]
+Schedule = Annotated[
+    str,
+    typer.Option(
+        metavar="samples|updates",
+        help="What a prepared LR scheduler counts: samples processed, or optimizer updates.",
+        rich_help_panel=NUMBERS,
+    ),
+]
+ClipNorm = Annotated[
+    float | None,
+    typer.Option(help="Clip the norm of every update's gradient, in the store.", rich_help_panel=NUMBERS),
+]
+Shards = Annotated[
+    str,
+    typer.Option(
+        metavar="shared|equal",
+        help="shared: whoever is ready takes the next batch; equal: every worker has an equal share.",
+        rich_help_panel=NUMBERS,
+    ),
+]
+BadGradient = Annotated[
+    str,
+    typer.Option(
+        metavar="stop|skip", help="NaN or infinity in a gradient: stop, or skip it.", rich_help_panel=TROUBLE
+    ),
+]
+OnFailure = Annotated[
+    str,
+    typer.Option(
+        metavar="continue|stop",
+        help="A worker died: go on with the others, or stop the run.",
+        rich_help_panel=TROUBLE,
+    ),
+]
+PrivateWeights = Annotated[
+    bool,
+    typer.Option(
+        "--private-weights",
+        help="A copy of the weights for every worker even in lockstep, for scripts that write to parameters.",
+        rich_help_panel=TROUBLE,
+    ),
+]
+Runs = Annotated[Path, typer.Option(help="Folder that holds the runs.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="One JSON document on standard output, nothing else there.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="A setting of the protocol; `paceline protocols` lists them."
+    ),
+]

@@ -1,0 +1,146 @@
+"""`paceline train`: one script, N workers, one protocol."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli import options as o
+from paceline.cli.common import (
+    check_script,
+    errors_for_people,
+    new_run,
+    parse_settings,
+    parse_slow,
+    parse_weighting,
+    print_json,
+)
+
+
+def train(
+    script: o.Script,
+    args: o.Args = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option("--protocol", "-p", help="How the workers keep step. Default: what the script names."),
+    ] = None,
+    set_: o.Set = None,
+    workers: o.Workers = 2,
+    slow: o.Slow = None,
+    device_time: o.DeviceTime = None,
+    jitter: o.Jitter = 0.0,
+    seed: o.Seed = 0,
+    target: o.Target = None,
+    weighting: o.Weighting = "mean",
+    schedule: o.Schedule = "samples",
+    clip_norm: o.ClipNorm = None,
+    shards: o.Shards = "shared",
+    bad_gradient: o.BadGradient = "stop",
+    on_failure: o.OnFailure = "continue",
+    private_weights: o.PrivateWeights = False,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on from a stopped run's checkpoint.")
+    ] = None,
+    runs: o.Runs = Path("runs"),
+    json: o.Json = False,
+) -> None:
+    """Train SCRIPT on several worker processes of this machine.
+
+    The script is an ordinary one: it calls paceline.join() and pace.prepare(model, optimizer, loader).
+    Results go to a new folder under runs/: config, trace, result, weights as safetensors.
+
+    Example: paceline train examples/digits.py --protocol ssp --workers 4 --slow 3:2.5
+    """
+    with errors_for_people():
+        check_script(script)
+        settings = parse_settings(set_ or [])
+        checked_protocol(protocol, settings)
+        shared = {
+            "script": str(script),
+            "args": tuple(args or ()),
+            "workers": workers,
+            "seed": seed,
+            "target": target,
+            "weighting": parse_weighting(weighting),
+            "schedule": schedule,
+            "clip_norm": clip_norm,
+            "shards": shards,
+            "bad_gradient": bad_gradient,
+            "on_failure": on_failure,
+            "private_weights": private_weights,
+            "slow": parse_slow(slow or []),
+            "device_time_s": device_time,
+            "jitter": jitter,
+            "resume": str(find_checkpoint(resume)) if resume else None,
+        }
+        _run(shared, protocol, settings, runs, json)
+
+
+def _run(
+    shared: dict[str, Any], protocol: str | None, settings: dict[str, Any], runs: Path, json: bool
+) -> None:
+    from paceline.cli.conduct import conduct
+    from paceline.engines.local import LocalEngine
+
+    config = make_config(shared, protocol, settings, runs)
+    warn_if_crowded(config.workers, config.device_time_s)
+    with LocalEngine(config.script) as engine:
+        result = conduct(engine, config)
+    if json:
+        print_json(result)
+    else:
+        from rich.console import Console
+
+        from paceline.view.table import summary
+
+        Console(stderr=True).print(summary(result))
+        print(f"{config.folder}")
+
+
+def make_config(shared: dict[str, Any], protocol: str | None, settings: dict[str, Any], runs: Path) -> Any:
+    """A checked configuration in a new run folder."""
+    import msgspec
+
+    from paceline.config import RunConfig
+    from paceline.errors import ConfigError
+
+    fields = shared | {"protocol": protocol, "settings": settings, "run": "", "folder": ""}
+    try:
+        config = msgspec.convert(fields, RunConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{error}.") from None
+    run, folder = new_run(runs, protocol or "script")
+    return msgspec.structs.replace(config, run=run, folder=str(folder))
+
+
+def checked_protocol(name: str | None, settings: dict[str, Any]) -> None:
+    """Find a misspelt protocol or setting before anything is started."""
+    from paceline.protocols.settings import make
+
+    if name is not None:
+        make(name, settings)
+
+
+def find_checkpoint(run: Path) -> Path:
+    """The checkpoint of a run folder, or the folder itself."""
+    from paceline.errors import ConfigError
+
+    for folder in (run / "checkpoint", run):
+        if (folder / "model.safetensors").is_file():
+            return folder
+    raise ConfigError(f"no checkpoint in {run}. Only a run that was stopped or failed leaves one.")
+
+
+def warn_if_crowded(workers: int, device_time_s: float | None) -> None:
+    """More workers than cores measure the machine, not the protocol."""
+    cores = os.cpu_count() or 1
+    if workers > cores and device_time_s is None:
+        print(
+            f"warning: {workers} workers share {cores} cores, so their speeds depend on each other. "
+            "For a fair comparison give each a device of its own with --device-time SECONDS.",
+            file=sys.stderr,
+        )
