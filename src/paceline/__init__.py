@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.runtime.pace import Pace
 
 __version__ = "0.1.0"
-__all__ = ["ConfigError", "PacelineError", "RunError", "RunStopped", "join"]
+__all__ = ["ConfigError", "PacelineError", "RunError", "RunStopped", "join", "run"]
 
 
 def join(protocol: str | None = None, **settings: Any) -> Pace:
@@ -28,3 +28,10 @@ def join(protocol: str | None = None, **settings: Any) -> Pace:
     from paceline.runtime.joining import join
 
     return join(protocol, **settings)
+
+
+def run(**recipe: Any) -> Any:
+    """Train from a few functions: model, data, loss, optimizer, epochs (see `paceline.runtime.recipe.run`)."""
+    from paceline.runtime.recipe import run
+
+    return run(**recipe)

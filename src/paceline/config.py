@@ -80,6 +80,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def emulated(self) -> dict[str, Any] | None:
         """What was injected, for the record; None when nothing was."""
+        if self.cluster is not None:
+            return self.cluster
         injected: dict[str, Any] = {}
         if self.slow:
             injected["slow"] = {str(rank): factor for rank, factor in self.slow.items()}

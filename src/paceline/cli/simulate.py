@@ -1,7 +1,194 @@
-"""`paceline simulate`: the same protocols in virtual time."""
+"""`paceline simulate`: the same protocols in virtual time, with or without real training."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-def simulate() -> None:
-    """Simulate."""
+import typer
+
+from paceline.cli import options as o
+from paceline.cli.common import (
+    check_script,
+    errors_for_people,
+    new_run,
+    parse_slow,
+    parse_weighting,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from paceline.sim.request import ClusterRequest
+    from paceline.trace import Result
+
+CLUSTER = "The cluster"
+
+
+def simulate(
+    script: Annotated[
+        Path | None,
+        typer.Argument(help="Train this script for real, in virtual time. Without it: timing only."),
+    ] = None,
+    args: o.Args = None,
+    protocol: Annotated[
+        str, typer.Option("--protocol", "-p", help="One or several, comma separated; settings after colons.")
+    ] = "dssp",
+    set_: o.Set = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", "-n", help="Workers. Default: the cluster's, or 4.")
+    ] = None,
+    iterations: Annotated[int, typer.Option(help="Iterations per worker, on average (timing only).")] = 100,
+    cluster: Annotated[
+        Path | None, typer.Option(help="A TOML file that describes it.", rich_help_panel=CLUSTER)
+    ] = None,
+    like: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Draw compute times from a recorded run.", rich_help_panel=CLUSTER),
+    ] = None,
+    slow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RANK:FACTOR", help="A rank that computes slower.", rich_help_panel=CLUSTER),
+    ] = None,
+    compute_time: Annotated[
+        float, typer.Option(help="Seconds of an iteration.", rich_help_panel=CLUSTER)
+    ] = 0.1,
+    jitter: Annotated[
+        float, typer.Option(help="Relative spread (lognormal).", rich_help_panel=CLUSTER)
+    ] = 0.0,
+    latency: Annotated[float, typer.Option(help="Seconds each way.", rich_help_panel=CLUSTER)] = 0.0,
+    bandwidth: Annotated[
+        float | None, typer.Option(help="Bytes per second of a worker's link.", rich_help_panel=CLUSTER)
+    ] = None,
+    model_bytes: Annotated[
+        int | None, typer.Option(help="Size of the weights.", rich_help_panel=CLUSTER)
+    ] = None,
+    apply_time: Annotated[
+        float, typer.Option(help="Seconds the store needs per push.", rich_help_panel=CLUSTER)
+    ] = 0.0,
+    batch: Annotated[
+        int, typer.Option(help="Samples behind one push (timing only).", rich_help_panel=CLUSTER)
+    ] = 1,
+    seed: o.Seed = 0,
+    target: o.Target = None,
+    weighting: o.Weighting = "mean",
+    shards: o.Shards = "shared",
+    report: Annotated[Path | None, typer.Option(help="Also write an HTML report.")] = None,
+    runs: o.Runs = Path("runs"),
+    json: o.Json = False,
+) -> None:
+    """Simulate a protocol on a cluster of any size: who waits, for how long, how stale.
+
+    The protocol objects are those of a real run. With SCRIPT, real gradients are computed by real
+    workers under a virtual clock, so that accuracy against simulated time is exact and repeatable.
+
+    Example: paceline simulate --protocol bsp,ssp,dssp,asp --workers 8 --slow 1:3
+    """
+    with errors_for_people():
+        from paceline.cli.common import parse_settings
+        from paceline.cli.compare import parse_protocol
+        from paceline.sim.request import ClusterRequest
+
+        request = ClusterRequest(
+            file=str(cluster) if cluster else None,
+            run=str(like) if like else None,
+            workers=workers,
+            slow=parse_slow(slow or []),
+            compute_s=compute_time,
+            jitter=jitter,
+            latency_s=latency,
+            bandwidth_bytes_per_s=bandwidth,
+            apply_s=apply_time,
+            model_bytes=model_bytes,
+            batch=batch,
+        )
+        extra = parse_settings(set_ or [])
+        wanted = [parse_protocol(text) for text in protocol.split(",") if text.strip()]
+        wanted = [(name, settings | extra) for name, settings in wanted]
+        common = {"seed": seed, "shards": shards, "target": target, "weighting": parse_weighting(weighting)}
+        if script is None:
+            done = _timing_only(request, wanted, iterations, common, runs)
+        else:
+            done = _exact(script, tuple(args or ()), request, wanted, common, runs)
+        _answer(done, report, json)
+
+
+def _timing_only(
+    request: ClusterRequest,
+    wanted: list[tuple[str, dict[str, Any]]],
+    iterations: int,
+    common: dict[str, Any],
+    runs: Path,
+) -> list[tuple[Result, Path]]:
+    from paceline.cli.conduct import write_result
+    from paceline.cli.virtual_bar import virtual_bar
+    from paceline.protocols.settings import make
+    from paceline.sim import simulate as run_simulation
+    from paceline.trace import TraceWriter
+
+    cluster = request.cluster()
+    protocols = [(name, make(name, settings)) for name, settings in wanted]
+    done = []
+    for name, protocol in protocols:
+        run, folder = new_run(runs, f"sim-{name}")
+        trace = TraceWriter(folder / "trace.jsonl")
+        with virtual_bar(f"simulating {name}") as progress:
+            run_simulation(
+                protocol,
+                cluster,
+                iterations=iterations,
+                seed=common["seed"],
+                equal_shards=common["shards"] == "equal",
+                trace=trace.write,
+                progress=progress,
+                run=run,
+            )
+        trace.close()
+        done.append((write_result(folder), folder))
+    return done
+
+
+def _exact(
+    script: Path,
+    args: tuple[str, ...],
+    request: ClusterRequest,
+    wanted: list[tuple[str, dict[str, Any]]],
+    common: dict[str, Any],
+    runs: Path,
+) -> list[tuple[Result, Path]]:
+    import msgspec
+
+    from paceline.cli.conduct import conduct
+    from paceline.cli.train import checked_protocol, make_config
+    from paceline.engines.local import LocalEngine
+
+    check_script(script)
+    for name, settings in wanted:
+        checked_protocol(name, settings)
+    workers = request.cluster().workers
+    plain = msgspec.to_builtins(request, str_keys=True)
+    shared = common | {"script": str(script), "args": args, "workers": workers, "cluster": plain}
+    done = []
+    with LocalEngine(str(script)) as engine:
+        for name, settings in wanted:
+            config = make_config(shared, name, settings, runs)
+            done.append((conduct(engine, config), config.path))
+    return done
+
+
+def _answer(done: list[tuple[Result, Path]], report: Path | None, json: bool) -> None:
+    from rich.console import Console
+
+    from paceline.view.table import comparison, summary
+
+    results = [result for result, _ in done]
+    if report is not None:
+        from paceline.view.report import write_report
+
+        print(f"report: {write_report([path for _, path in done], report)}", file=sys.stderr)
+    if json:
+        print_json(results if len(results) > 1 else results[0])
+        return
+    Console(stderr=True).print(comparison(results) if len(results) > 1 else summary(results[0]))
+    for _, path in done:
+        print(path)

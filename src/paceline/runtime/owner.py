@@ -33,7 +33,10 @@ from paceline.trace import TraceWriter, events
 class Owner:
     """Carries out one run. What arrives, and when, is the business of the loop that calls it."""
 
-    def __init__(self, config: RunConfig, now: Callable[[], float], *, simulated: bool = False) -> None:
+    def __init__(
+        self, config: RunConfig, now: Callable[[], float], exchange_s: Callable[[int], float] | None = None
+    ) -> None:
+        """`exchange_s`: in virtual time, what an exchange of a rank costs; None in a real run."""
         self.config = config
         self.members: dict[int, Member] = {}
         self.halted: m.Halt | None = None
@@ -44,7 +47,8 @@ class Owner:
         self.trace = TraceWriter(config.path / "trace.jsonl")
         self._clock = now
         self._zero_s: float | None = None
-        self._simulated = simulated
+        self._exchange_s = exchange_s
+        self._simulated = exchange_s is not None
         self._gathering = Gathering(config)
         self._run: Assembly | None = None
         self._skipped = 0
@@ -127,7 +131,7 @@ class Owner:
             self.note("warning", text)
         self._zero_s = self._clock()
         for member in members:
-            run.ledger.join(member.rank, self.now(), member.pid)
+            run.ledger.join(member.rank, self.now(), None if self._simulated else member.pid)
         for member in members:
             batch = self._draw(member)
             weights = member.weights or run.weights
@@ -159,7 +163,7 @@ class Owner:
         decision = run.ledger.push(member.rank, now, push.samples, push.used, usable=usable)
         self.ask_again_s = decision.ask_again_s
         scale = self._carry_out(decision)
-        spent = time.perf_counter() - began
+        spent = time.perf_counter() - began if self._exchange_s is None else self._exchange_s(member.rank)
         if not usable:
             self._skipped += 1
         run.ledger.pushed(decision, now, push.samples, push.compute_s, spent, scale, skipped=not usable)
@@ -260,7 +264,8 @@ class Owner:
     def _back(self, member: Member, message: m.Back) -> None:
         run = self._started
         t, version, samples = member.snapshot
-        self.trace.write(events.Evaluated(t, member.rank, version, samples, message.values, message.seconds))
+        seconds = 0.0 if self._simulated else message.seconds
+        self.trace.write(events.Evaluated(t, member.rank, version, samples, message.values, seconds))
         if self._steps_aside:
             self._follow(run.ledger.join(member.rank, self.now(), member.pid))
         self._refresh(member)

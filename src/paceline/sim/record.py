@@ -149,6 +149,8 @@ class Summary:
 
     def ended(self, now: float, status: Status, detail: str) -> None:
         self._add_up()
+        for worker in range(len(self._wait_s)):
+            self._end_wait(now, worker)
         clocks = self._clocks
         compute_s, wait_s = tuple(self._compute_s.tolist()), tuple(self._wait_s)
         self._emit(self._progress(now))

@@ -98,7 +98,7 @@ def _row(result: Result, label: str, gain: Speedup | None, mark: bool) -> Row:
         figures.known(result.time_to_target_s, figures.seconds),
         figures.known(result.samples_per_s, figures.rate),
         figures.waiting(result.waiting_share),
-        figures.DASH if staleness is None else f"{staleness.mean:.1f} / {staleness.max}",
+        figures.DASH if staleness is None else f"{staleness.mean:,.1f} / {staleness.max:,}",
         figures.known(result.max_clock_gap, figures.count),
         figures.known(result.accuracy, figures.accuracy),
         figures.known(gain, lambda known: _gain(known, mark)),

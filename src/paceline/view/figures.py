@@ -86,6 +86,8 @@ def size(value: float) -> str:
 
 def date(text: str) -> str:
     """A wall-clock time to the minute; what is not one is shown as it is."""
+    if not text:
+        return DASH
     try:
         return datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M %Z").strip()
     except ValueError:
@@ -109,8 +111,8 @@ def title(protocol: str, values: Mapping[str, Any]) -> str:
 
 def emulation(emulated: Mapping[str, Any]) -> str:
     """What was injected into a run, or the cluster it was simulated on, as a phrase; defaults left out."""
-    facts = (_emulated_fact(key, value) for key, value in emulated.items() if not _is_empty(value))
-    return ", ".join(facts)
+    told = {key: value for key, value in emulated.items() if key != "workers" and not _is_empty(value)}
+    return ", ".join(_emulated_fact(key, value) for key, value in told.items())
 
 
 def _emulated_fact(key: str, value: Any) -> str:
@@ -143,6 +145,8 @@ def _plain(value: Any) -> str:
         return "(" + ", ".join(map(_plain, value)) + ")"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, int | float) and abs(value) >= 1e6:
+        return count(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

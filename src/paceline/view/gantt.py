@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import sqrt
 from statistics import mean, median
 
 from paceline.view import figures
@@ -32,7 +33,8 @@ def windows(records: Sequence[Record]) -> list[Window | None]:
     lengths = [_length(record, len(records)) if record.spans else None for record in records]
     known = [length for length in lengths if length is not None]
     if known and max(known) <= 4 * min(known):
-        lengths = [None if length is None else max(known) for length in lengths]
+        middle = sqrt(min(known) * max(known))
+        lengths = [None if length is None else middle for length in lengths]
     return [
         None if length is None else _window(record, length)
         for record, length in zip(records, lengths, strict=True)

@@ -136,7 +136,8 @@ class RunProgress:
         title = Text(figures.title(start.protocol, start.settings))
         title.stylize(f"bold {terminal_colour(start.protocol)}", 0, len(start.protocol))
         more = [figures.plural(start.workers, "worker"), start.run]
-        more += [word for word, on in (("simulated", start.simulated), ("emulated", start.emulated)) if on]
+        if start.simulated or start.emulated:
+            more.append("simulated" if start.simulated else "emulated")
         title.append(" · " + " · ".join(more), style="dim")
         title.truncate(self.console.width, overflow="ellipsis")
         return title

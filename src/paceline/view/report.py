@@ -94,8 +94,8 @@ def _title(results: Sequence[Result]) -> str:
 
 def _header(title: str, content: Content) -> Markup:
     scripts = sorted({record.start.script for record in content.records if record.start.script})
-    started = min(record.start.started_at for record in content.records)
-    tags = [element("span", text, class_="tag") for text in (*scripts[:4], figures.date(started)) if text]
+    started = sorted({record.start.started_at for record in content.records} - {""})
+    tags = [element("span", text, class_="tag") for text in (*scripts[:4], *map(figures.date, started[:1]))]
     tags += [element("span", text, class_="tag loud") for text in figures.kinds(content.results)]
     kicker = element("p", "Paceline report", class_="kicker")
     return element("header", kicker, element("h1", title), element("div", *tags))
@@ -115,10 +115,8 @@ def _learning(content: Content) -> list[Markup]:
     loss, accuracy = _loss_chart(content), _accuracy_chart(content)
     charts = [chart for chart in (loss, accuracy) if chart is not None]
     parts = [_legend(content), element("div", *charts, class_="pair")] if charts else []
-    if loss is None:
-        parts.append(paragraph("No loss was reported, so its chart is left out.", "absent"))
-    if accuracy is None:
-        parts.append(paragraph("No accuracy was evaluated, so its chart is left out.", "absent"))
+    missing = [name for name, chart in (("loss", loss), ("accuracy", accuracy)) if chart is None]
+    parts += [paragraph(f"No {name} was reported, so its chart is left out.", "absent") for name in missing]
     return parts
 
 

@@ -108,13 +108,14 @@ def facts_table(pairs: Sequence[tuple[Record, Look]]) -> Markup:
 
 def _facts(record: Record) -> dict[str, str]:
     start, result, model, known = record.start, record.result, record.model, figures.known
+    emulated = figures.emulation(start.emulated or {}) or "nothing"
     return {
         "run": start.run,
         "protocol": start.protocol,
         "settings": figures.settings(start.settings) or "none",
         "workers": figures.count(start.workers),
-        "clock": "virtual (simulated)" if start.simulated else "real",
-        "emulated": figures.emulation(start.emulated) if start.emulated else "nothing",
+        "clock": f"virtual, on a simulated cluster ({emulated})" if start.simulated else "real",
+        "emulated": "nothing" if start.simulated else emulated,
         "status": result.status,
         "script": start.script or figures.DASH,
         "started": figures.date(start.started_at),

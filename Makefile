@@ -1,0 +1,39 @@
+# Each target sets up what it needs: a virtual environment in the project, pinned by constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test bench clean
+.DELETE_ON_ERROR:
+
+# Four workers, one of them 2.5x slower, under four protocols; a table and a report at the end.
+demo: $(VENV)/.installed
+	$(BIN)/paceline compare examples/digits.py --workers 4 --slow 3:2.5 --device-time 0.04 --jitter 0.1 \
+	    --protocols bsp,ssp,dssp,asp --target 0.95 --report runs/demo.html
+
+test: $(VENV)/.installed-dev
+	scripts/check
+
+bench: $(VENV)/.installed-bench
+	$(BIN)/paceline bench --record
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "installing Paceline and PyTorch into $(VENV) (once; takes a minute or two)"
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[demo]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+$(VENV)/.installed-bench: $(VENV)/.installed-dev
+	$(PIP) -e '.[bench]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

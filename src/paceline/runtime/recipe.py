@@ -1,0 +1,47 @@
+"""`paceline.run`: a training loop from a few functions, for those who have no script yet.
+
+A recipe is a Python file that names its model, data, loss and optimizer as functions and hands them
+over; it runs alone, under every engine and in exact simulation like any other script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from paceline.runtime.joining import join
+from paceline.runtime.pace import Metrics
+
+
+def run(
+    *,
+    model: Callable[[], nn.Module],
+    data: Callable[[], DataLoader[Any]],
+    loss: Callable[[nn.Module, Any], Tensor],
+    optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer],
+    epochs: int,
+    evaluate: Callable[[nn.Module], Metrics] | None = None,
+    protocol: str | None = None,
+    **settings: Any,
+) -> nn.Module:
+    """Train what the functions make, and return the model. `protocol` and settings as for `join`."""
+    pace = join(protocol, **settings)
+    network: nn.Module = model()
+    steps = optimizer(network.parameters())
+    _, _, loader = pace.prepare(network, steps, data())
+    for epoch in pace.epochs(epochs):
+        for batch in loader:
+            value = loss(network, batch)
+            value.backward()  # type: ignore[no-untyped-call]
+            steps.step()
+            steps.zero_grad()
+            pace.report(loss=value.item())
+        figures = pace.evaluate(evaluate) if evaluate is not None else None
+        if figures:
+            words = ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
+            pace.print(f"epoch {epoch + 1}: {words}")
+    return network

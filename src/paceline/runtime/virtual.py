@@ -1,0 +1,157 @@
+"""Exact simulation: real workers, real gradients, virtual time.
+
+The owner, the protocol, the store and the script are those of a real run; only the clock is not.
+Workers compute whenever they can, but what they say is heard in the order of virtual time: as soon
+as a worker is released, the cluster model tells when its push will arrive, and the owner attends to
+arrivals in that order. So accuracy against simulated time is exact, and repeats bit for bit.
+Evaluation takes no virtual time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import select
+import signal
+from itertools import count
+from typing import Literal
+
+import msgspec
+
+from paceline.errors import ConfigError, RunError
+from paceline.fabric.channel import Channel
+from paceline.runtime import messages as m
+from paceline.runtime.member import Member
+from paceline.runtime.owner import Owner
+from paceline.sim.cluster import Cluster
+from paceline.sim.timing import Timing
+
+Kind = Literal["kill", "push", "ask", "timer"]
+PRIORITY: dict[Kind, int] = {"kill": 0, "push": 1, "timer": 2, "ask": 3}
+
+
+class VirtualLoop:
+    """Attends to workers in the order of virtual time."""
+
+    def __init__(self, cluster: Cluster, seed: int, stop: int) -> None:
+        if any(event.join is not None for event in cluster.event):
+            raise ConfigError(
+                "an exact simulation cannot have workers that join late. Leave [[event]] join out."
+            )
+        self.now = 0.0
+        self._cluster = cluster
+        self._timing = Timing(cluster, seed)
+        self._stop = stop
+        self._heap: list[tuple[float, int, int, Kind, int, m.Push | None]] = []
+        self._sequence = count()
+        self._store_free = 0.0
+
+    def attach(self, owner: Owner, workers: list[tuple[Channel, int]]) -> None:
+        """The run to attend to."""
+        self._owner = owner
+        owner.on_release = self._released
+        for rank, (channel, pid) in enumerate(workers):
+            owner.add(rank, channel, pid)
+
+    def exchange_s(self, rank: int) -> float:
+        """What an exchange of this rank costs: the way there, the store's work, the way back."""
+        return self._timing.push_s(rank) + self._cluster.apply_s + self._timing.pull_s(rank)
+
+    def run(self) -> None:
+        """Until every worker is gone."""
+        for member in self._owner.living:
+            while not (member.registered or member.gone or self._owner.halted):
+                self._hear(member)
+        for event in self._cluster.event:
+            self._at(event.at_s, "kill", event.rank)
+        while self._owner.living and self._owner.halted is None:
+            self._turn()
+        self._drain()
+
+    def _turn(self) -> None:
+        if not self._heap:
+            self._owner.halt(
+                "failed", "every worker waits and nothing is under way: the protocol lets nobody run"
+            )
+            return
+        self.now, _, _, kind, rank, push = heapq.heappop(self._heap)
+        member = self._owner.members[rank]
+        if kind == "timer":
+            self._owner.timer()
+        elif kind == "kill" and not member.gone:
+            self._kill(member)
+        elif kind == "ask" and not member.gone:
+            self._ask(member)
+        elif kind == "push" and push is not None and not member.gone:
+            self._arrive(member, push)
+
+    def _ask(self, member: Member) -> None:
+        """Wait, in real time, for what a released worker says next."""
+        message = self._hear(member)
+        if isinstance(message, m.Draw | m.Away | m.Back | m.Say | m.Plan) and not member.gone:
+            self._at(self.now, "ask", member.rank)
+
+    def _hear(self, member: Member) -> m.FromWorker | None:
+        """One message of this worker. A push is put off to its time; all else is handled at once."""
+        ready, _, _ = select.select([member.channel.fileno(), self._stop], [], [])
+        if self._stop in ready:
+            self._owner.halt("stopped", "interrupted")
+            return None
+        try:
+            received = member.channel.receive(m.worker_decoder)
+        except (RunError, OSError):
+            received = None
+        if received is None:
+            self._owner.lost(member, "its process ended")
+            return None
+        message, fds = received
+        if isinstance(message, m.Push):
+            self._under_way(member.rank, message)
+        else:
+            self._owner.handle(member, message, fds)
+        return message
+
+    def _under_way(self, rank: int, push: m.Push) -> None:
+        begin = self.now + self._timing.pull_s(rank)
+        compute_s = self._timing.compute_s(rank, begin)
+        arrival = begin + compute_s + self._timing.push_s(rank)
+        self._at(arrival, "push", rank, msgspec.structs.replace(push, compute_s=compute_s))
+
+    def _arrive(self, member: Member, push: m.Push) -> None:
+        """The store serves one push at a time: whoever comes too early stands in line."""
+        if self.now < self._store_free:
+            self._at(self._store_free, "push", member.rank, push)
+            return
+        self._store_free = self.now + self._cluster.apply_s
+        self._owner.handle(member, push, [])
+        if self._owner.ask_again_s is not None:
+            self._at(self.now + self._owner.ask_again_s, "timer", member.rank)
+
+    def _released(self, rank: int) -> None:
+        self._at(max(self.now, self._store_free), "ask", rank)
+
+    def _kill(self, member: Member) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member.pid, signal.SIGKILL)
+        self._owner.lost(member, "killed as the cluster says")
+
+    def _drain(self) -> None:
+        """The run is halted: hear everybody's last words."""
+        for *_, rank, push in self._heap:
+            member = self._owner.members[rank]
+            if push is not None and not member.gone:
+                self._owner.handle(member, push, [])
+        for member in self._owner.living:
+            while not member.gone:
+                received = None
+                with contextlib.suppress(RunError, OSError):
+                    received = member.channel.receive(m.worker_decoder)
+                if received is None:
+                    self._owner.lost(member, "its process ended")
+                else:
+                    self._owner.handle(member, *received)
+
+    def _at(self, time_s: float, kind: Kind, rank: int, push: m.Push | None = None) -> None:
+        entry = (time_s, PRIORITY[kind], next(self._sequence), kind, rank, push)
+        heapq.heappush(self._heap, entry)
