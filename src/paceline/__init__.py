@@ -31,7 +31,7 @@ def join(protocol: str | None = None, **settings: Any) -> Pace:
 
 
 def run(**recipe: Any) -> Any:
-    """Train from a few functions: model, data, loss, optimizer, epochs (see `paceline.runtime.recipe.run`)."""
+    """Train from a few functions: model, data, loss, optimizer, epochs (see `paceline.runtime.recipe`)."""
     from paceline.runtime.recipe import run
 
     return run(**recipe)

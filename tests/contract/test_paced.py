@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -119,6 +120,35 @@ def test_memory_survives_save_and_load(variant: Variant, schedule: Schedule, aft
 
     swapped = [step.decision for step in drive(make(*variant), schedule, between=swap)]
     assert swapped == decisions(make(*variant), schedule)
+
+
+@every_protocol
+@given(one=schedules(), other=schedules())
+def test_two_runs_at_the_same_time_do_not_see_each_other(
+    variant: Variant, one: Schedule, other: Schedule
+) -> None:
+    both = zip_longest(drive(make(*variant), one), drive(make(*variant), other))
+    together = [step and step.decision for pair in both for step in pair]
+    alone = [decisions(make(*variant), schedule) for schedule in (one, other)]
+    assert [d for d in together[::2] if d] == alone[0]
+    assert [d for d in together[1::2] if d] == alone[1]
+
+
+@every_protocol
+@pytest.mark.parametrize("churn", [(), tuple((50 * n, n % 6) for n in range(60))], ids=["steady", "churn"])
+def test_memory_does_not_grow_with_the_length_of_the_run(variant: Variant, churn: Any) -> None:
+    late = tuple((tick + 20, worker) for tick, worker in churn)
+    schedule = Schedule(workers=6, speeds=(1, 2, 7), iterations=300, deaths=churn, joins=late)
+    protocol = make(*variant)
+    for step in drive(protocol, schedule):
+        if step.decision.number % 100 == 0:
+            assert leaves(memory(protocol)) <= 6 * 6
+
+
+def leaves(saved: Any) -> int:
+    """How many plain values a memory holds."""
+    inside = saved.values() if isinstance(saved, dict) else saved if isinstance(saved, list) else None
+    return 1 if inside is None else sum(map(leaves, inside))
 
 
 @every_protocol

@@ -35,6 +35,10 @@ def test_a_round_is_one_step_with_the_mean_of_all_active_workers_gradients(sched
             assert step.decision.lr_scale == 1.0
 
 
+def test_workers_may_share_one_buffer_of_weights() -> None:
+    assert BSP.lockstep  # that it keeps this promise is proved for all lockstep protocols
+
+
 @given(schedule=schedules())
 def test_no_gradient_is_stale(schedule: Schedule) -> None:
     assert all(step.decision.staleness == 0 for step in drive(BSP(), schedule))

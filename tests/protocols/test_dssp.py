@@ -127,6 +127,20 @@ def test_who_waits_for_a_worker_that_dies_waits_for_the_next_slowest_instead(pre
     assert pacer.push(1, 3.0).release == (0, 1)
 
 
+@pytest.mark.parametrize("preset", ["bounded_eager", "figure2"])
+def test_a_wait_of_an_earlier_life_does_not_end_one_of_a_later_life(preset: Preset) -> None:
+    pacer = Pacer(DSSP(0, 2, preset))
+    pacer.join(0, 0.0)
+    pacer.join(1, 0.0)
+    pacer.push(0, 1.0)  # waits for 1
+    pacer.leave(0, 2.0)
+    pacer.join(0, 3.0)
+    pacer.join(2, 3.0)
+    assert pacer.push(0, 4.0).release == ()  # waits for 2
+    assert pacer.push(1, 5.0).release == ()
+    assert set(pacer.push(2, 6.0).release) == {0, 1, 2}
+
+
 def test_grants_remembered_from_a_wider_range_do_not_carry_a_worker_past_a_narrower_upper() -> None:
     wide = DSSP(lower=1, upper=20)
     wide.grants[0] = 15

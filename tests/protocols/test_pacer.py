@@ -76,6 +76,29 @@ def test_a_dropped_gradient_is_no_step_and_its_work_counts() -> None:
     assert (pacer.clocks.clock(0), pacer.clocks.samples[0], pacer.clocks.pushes) == (1, 8, 1)
 
 
+def test_a_gradient_that_is_not_usable_is_dropped_and_the_verdict_stands_otherwise() -> None:
+    pacer = started(Verdict(fate=Fate.HOLD, flush=Flush.MEAN, release=(0,)), Verdict(release=(1,)))
+    held, applied = pacer.push(0, 1.0, usable=False), pacer.push(1, 2.0, usable=False)
+    assert (held.fate, held.flush, held.release) == (Fate.DROP, None, (0,))
+    assert (applied.fate, applied.release, applied.version) == (Fate.DROP, (1,), 0)
+
+
+def test_read_and_staleness_tell_on_which_weights_a_gradient_was_computed() -> None:
+    pacer = started()
+    pacer.push(0, 1.0)
+    pacer.push(0, 2.0)
+    late = pacer.push(1, 3.0)
+    assert (late.read, late.staleness, late.version) == (0, 2, 3)
+
+
+def test_a_resumed_run_goes_on_counting_from_the_checkpoints_version() -> None:
+    pacer = Pacer(Says([]))
+    pacer.resume(40)
+    pacer.join(0, 0.0)
+    decision = pacer.push(0, 1.0)
+    assert (decision.read, decision.staleness, decision.version) == (40, 0, 41)
+
+
 def test_without_a_push_there_is_no_fate_and_no_step() -> None:
     pacer = started()
     decision = pacer.timer(1.0)

@@ -135,7 +135,7 @@ def test_summarised_trace_shows_what_it_has_and_says_what_it_lacks(tmp_path: Pat
     run = folder(tmp_path / "run", started(summarised=True), *joined, *progress, *ending)
     outline = Outline(write_report([run], tmp_path).read_text())
     described = [attrs["aria-label"] or "" for tag, attrs in outline.tags if tag == "svg"]
-    assert described == ["staleness of the gradients of ssp staleness=3", "samples per second over time"]
+    assert described == ["staleness of the gradients of ssp", "samples per second over time"]
     assert "The trace is summarised" in outline.text
     assert "No loss was reported" in outline.text
     assert "50 50 50 0 %" in outline.text

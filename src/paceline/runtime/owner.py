@@ -128,7 +128,7 @@ class Owner:
         members = self.living
         run = self._run = self._gathering.begin(members, self.trace.write, self._simulated)
         for text in self._gathering.remarks:
-            self.note("warning", text)
+            self.note("info", text)
         self._zero_s = self._clock()
         for member in members:
             run.ledger.join(member.rank, self.now(), None if self._simulated else member.pid)

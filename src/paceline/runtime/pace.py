@@ -8,7 +8,6 @@ release and leaves the model with fresh weights, as a plain step would.
 from __future__ import annotations
 
 import inspect
-import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -77,12 +76,7 @@ class Pace(ABC):
 
     def report(self, **values: float) -> None:
         """Tell the run a loss or whatever else is worth a line in the trace."""
-        for name, value in values.items():
-            number = float(value)
-            if math.isfinite(number):
-                self._values[name] = number
-            else:
-                self._warn(f"rank {self.rank} reported {name}={number}; left out of the record")
+        self._values |= {name: float(value) for name, value in values.items()}
 
     def evaluate(self, fn: Callable[..., Metrics]) -> Mapping[str, float] | None:
         """Have the lead call `fn` (with the model, if it takes one) on a consistent snapshot.
@@ -117,7 +111,7 @@ class Pace(ABC):
             if model is not None:
                 model.train(training)
         named = result if isinstance(result, Mapping) else {"accuracy": result}
-        return {name: float(value) for name, value in named.items() if math.isfinite(float(value))}
+        return {name: float(value) for name, value in named.items()}
 
     def _reported(self) -> dict[str, float] | None:
         values, self._values = self._values, {}

@@ -201,7 +201,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self) -> dict[str, Any]:
         """The cluster as plain data, for a trace; recorded times stay in the run they come from."""
-        plain: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         for part in (plain, *plain["group"]):
             if part["compute"] is not None:
                 part["compute"].pop("times_s", None)

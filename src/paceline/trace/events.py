@@ -48,7 +48,8 @@ class RunStarted(Event, frozen=True, gc=False, tag="run_started"):
     target: float | None = None
     """The accuracy whose first reaching counts as *time to target*."""
     emulated: dict[str, Any] | None = None
-    """Slow-downs and device times that were injected; None when every worker ran as it was."""
+    """Slow-downs and device times that were injected, or the cluster that was simulated; None when
+    every worker ran as it was."""
     summarised: bool = False
     """True when decisions are summed up in `Progress` and `Totals` instead of written one by one."""
 
@@ -105,6 +106,8 @@ class Decided(Event, frozen=True, gc=False, tag="decided"):
     lr_scale: float = 1.0
     compute_s: float = 0.0
     exchange_s: float = 0.0
+    """What carrying it out took: in a real run the store's time until the last answer was sent, in a
+    simulation the pushing worker's links and the store."""
     work: tuple[tuple[int, int, int], ...] = ()
     """Batches behind the push: (epoch, first position in the epoch's order, count)."""
 

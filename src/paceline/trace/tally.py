@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from paceline.errors import TraceError
 from paceline.trace.events import (
     AnyEvent,
     Decided,
@@ -171,7 +172,9 @@ class Tally:
                 self.staleness[event.staleness] += 1
             self.waiting_since[event.pushed] = event.t
         for worker in event.release:
-            since = self.waiting_since.pop(worker)
+            since = self.waiting_since.pop(worker, None)
+            if since is None:
+                raise TraceError(f"verdict {event.number} releases rank {worker}, which does not wait.")
             self.wait_s[worker] = self.wait_s.get(worker, 0.0) + event.t - since
         if event.release:
             self.max_gap = max(self.max_gap or 0, event.gap)

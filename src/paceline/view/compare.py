@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from paceline.protocols import PROTOCOLS
+from paceline.protocols.settings import about
 from paceline.trace import Result
 from paceline.view import figures
 
@@ -56,7 +58,7 @@ def compare(results: Sequence[Result]) -> Comparison:
 
 def labels(results: Sequence[Result]) -> list[str]:
     """A name for each run that tells it from the others; its status unless it simply finished."""
-    titles = [figures.title(result.protocol, result.settings) for result in results]
+    titles = [figures.title(r.protocol, unusual_settings(r.protocol, r.settings)) for r in results]
     common = Counter(titles)
     named = [
         f"{title} ({result.run})" if common[title] > 1 else title
@@ -66,6 +68,14 @@ def labels(results: Sequence[Result]) -> list[str]:
         label if result.status == "finished" else f"{label} [{result.status}]"
         for label, result in zip(named, results, strict=True)
     ]
+
+
+def unusual_settings(protocol: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are not the protocol's defaults: a table has no room for the others."""
+    if protocol not in PROTOCOLS:
+        return dict(settings)
+    usual = {setting.name: setting.default for setting in about(protocol).settings}
+    return {name: value for name, value in settings.items() if usual.get(name) != value}
 
 
 def speedups(results: Sequence[Result]) -> list[Speedup | None]:

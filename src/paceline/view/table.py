@@ -19,22 +19,19 @@ from paceline.view import figures
 from paceline.view.compare import compare
 from paceline.view.palette import terminal_colour
 
-LABEL_WIDTH = 24
-"""Settings beyond this go on a second line, so that four workers fit 100 columns."""
-
 
 def comparison(results: Sequence[Result]) -> Table:
-    """One row per run."""
+    """One row per run; what is unknown of all of them has no column."""
     content = compare(results)
     caption = Text(content.caption, style="dim")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, caption=caption)
     table.caption_justify = "left"
-    label, *others = content.headings
-    table.add_column(label, max_width=LABEL_WIDTH, overflow="fold")
-    for heading in others:
-        table.add_column(heading, justify="right", no_wrap=True)
+    told = [i for i in range(1, len(content.headings)) if any(row[i] != figures.DASH for row in content.rows)]
+    table.add_column(content.headings[0], no_wrap=True)
+    for index in told:
+        table.add_column(content.headings[index], justify="right", no_wrap=True)
     for result, row in zip(results, content.rows, strict=True):
-        table.add_row(_label(result.protocol, row.label), *map(_cell, row[1:]))
+        table.add_row(_label(result.protocol, row.label), *(_cell(row[i]) for i in told))
     return table
 
 

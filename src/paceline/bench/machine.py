@@ -1,0 +1,86 @@
+"""The machine a figure comes from, and what its memory can do at best.
+
+The memory limit of an exchange is the bytes that must cross the memory bus at least once, over the
+rate at which this machine copies, measured in the same run. How far above it we are says more than
+any time does.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import time
+
+import msgspec
+
+VERSIONS = ("paceline", "torch", "numpy", "msgspec", "ray")
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """Hardware and versions."""
+
+    cpu: str
+    cores: int
+    memory_gb: float
+    system: str
+    load: float
+    """Processes that wanted to run, averaged over the minute before."""
+    versions: dict[str, str]
+    bandwidth: dict[str, float]
+    """Bytes per second that a copy moves (read and written), by size of the copy."""
+
+
+def look_around(bandwidth: dict[str, float]) -> Machine:
+    """Describe this machine."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    system = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
+    return Machine(
+        _cpu(), os.cpu_count() or 1, pages / 2**30, system, os.getloadavg()[0], _versions(), bandwidth
+    )
+
+
+def copy_bandwidth(size_bytes: int, repeats: int = 7) -> float:
+    """Bytes per second that this machine moves at best when it copies that much: read plus written."""
+    import torch
+
+    source = torch.ones(size_bytes // 4)
+    target = torch.empty_like(source)
+    before, best = torch.get_num_threads(), float("inf")
+    for threads in {1, os.cpu_count() or 1}:
+        torch.set_num_threads(threads)
+        for _ in range(repeats):
+            began = time.perf_counter()
+            target.copy_(source)
+            best = min(best, time.perf_counter() - began)
+    torch.set_num_threads(before)
+    return 2 * source.numel() * 4 / best
+
+
+def memory_limit_s(size_bytes: int, passes: int, bytes_per_s: float) -> float:
+    """The least time in which the model's size can cross the memory bus `passes` times."""
+    return size_bytes * passes / bytes_per_s
+
+
+def update_passes(optimizer: str) -> int:
+    """Times the weights' size crosses memory in one update, gradients aside: weights and state, both ways."""
+    return {"sgd": 2, "adamw": 6}[optimizer]
+
+
+def _cpu() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            names = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+            return next(names, platform.processor())
+    except OSError:
+        return platform.processor()
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in VERSIONS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,27 @@
+"""One warm engine for all real runs, and a look after each test at what it left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.runs import Lab
+
+
+@pytest.fixture(scope="session")
+def warm_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """The engine is started once: importing torch takes seconds, forking takes none."""
+    lab = Lab(tmp_path_factory.mktemp("lab"))
+    yield lab
+    lab.close()
+    lab.settle()
+
+
+@pytest.fixture
+def lab(warm_lab: Lab, tmp_path: Path) -> Iterator[Lab]:
+    """A place for this test's runs. When the test is over, none of their processes may be left."""
+    warm_lab.root = tmp_path
+    yield warm_lab
+    warm_lab.settle()
