@@ -75,7 +75,7 @@ def compare(
         _compare(shared, wanted, runs, report, json)
 
 
-def parse_protocol(text: str) -> tuple[str, dict[str, Any]]:
+def parse_protocol(text: str) -> tuple[str | None, dict[str, Any]]:
     """`ssp:staleness=5` is a protocol with settings."""
     name, *settings = text.strip().split(":")
     return name, parse_settings(settings)
@@ -83,7 +83,7 @@ def parse_protocol(text: str) -> tuple[str, dict[str, Any]]:
 
 def _compare(
     shared: dict[str, Any],
-    wanted: list[tuple[str, dict[str, Any]]],
+    wanted: list[tuple[str | None, dict[str, Any]]],
     runs: Path,
     report: Path | None,
     json: bool,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paceline.trace import Result
 
 CLUSTER = "The cluster"
+Wanted = list[tuple[str | None, dict[str, Any]]]
 
 
 def simulate(
@@ -32,8 +33,13 @@ def simulate(
     ] = None,
     args: o.Args = None,
     protocol: Annotated[
-        str, typer.Option("--protocol", "-p", help="One or several, comma separated; settings after colons.")
-    ] = "dssp",
+        str | None,
+        typer.Option(
+            "--protocol",
+            "-p",
+            help="One or several, comma separated; settings after colons. Default: the script's, else dssp.",
+        ),
+    ] = None,
     set_: o.Set = None,
     workers: Annotated[
         int | None, typer.Option("--workers", "-n", help="Workers. Default: the cluster's, or 4.")
@@ -103,7 +109,8 @@ def simulate(
             batch=batch,
         )
         extra = parse_settings(set_ or [])
-        wanted = [parse_protocol(text) for text in protocol.split(",") if text.strip()]
+        named = protocol or ("dssp" if script is None else "")
+        wanted = [parse_protocol(text) for text in named.split(",") if text.strip()] or [(None, {})]
         wanted = [(name, settings | extra) for name, settings in wanted]
         common = {"seed": seed, "shards": shards, "target": target, "weighting": parse_weighting(weighting)}
         if script is None:
@@ -115,7 +122,7 @@ def simulate(
 
 def _timing_only(
     request: ClusterRequest,
-    wanted: list[tuple[str, dict[str, Any]]],
+    wanted: Wanted,
     iterations: int,
     common: dict[str, Any],
     runs: Path,
@@ -127,7 +134,7 @@ def _timing_only(
     from paceline.trace import TraceWriter
 
     cluster = request.cluster()
-    protocols = [(name, make(name, settings)) for name, settings in wanted]
+    protocols = [(name, make(name, settings)) for name, settings in wanted if name is not None]
     done = []
     for name, protocol in protocols:
         run, folder = new_run(runs, f"sim-{name}")
@@ -152,7 +159,7 @@ def _exact(
     script: Path,
     args: tuple[str, ...],
     request: ClusterRequest,
-    wanted: list[tuple[str, dict[str, Any]]],
+    wanted: Wanted,
     common: dict[str, Any],
     runs: Path,
 ) -> list[tuple[Result, Path]]:

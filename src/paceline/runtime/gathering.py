@@ -80,15 +80,18 @@ class Gathering:
         weights = Segment.create(layout.weights_bytes, "weights")
         weights.bytes.copy_(lead.initial.bytes[: layout.weights_bytes])
         store = ParameterStore(layout, lead.registered.optimizer, weights.bytes)
-        ledger = Ledger(self._config, name, protocol, write, simulated=simulated)
-        ledger.offer(lead.registered.source)
+        opening: list[Event] = []
+        ledger = Ledger(self._config, name, protocol, opening.append, simulated=simulated)
+        ledger.offer(lead.registered.source, {member.rank for member in members})
         buffers = _resume(self._config.resume, store, ledger)
         for member in members:
             _equip(member, store, lead.initial, shared, buffers)
         ledger.model(sum(v.numel() for v in store.views), layout.weights_bytes, layout.gradient_bytes)
         if shared:
             weights.seal_for_readers()
-        lead.initial = None
+        lead.initial, ledger.write = None, write
+        for event in opening:  # not before all has gone well: a run that never begins writes its own
+            write(event)
         return Assembly(ledger, store, weights, shared)
 
 
@@ -108,8 +111,8 @@ def run_state(ledger: Ledger, store: ParameterStore) -> RunState:
         digest=store.layout.digest(),
         version=ledger.pacer.clocks.version,
         samples=ledger.samples,
-        units=ledger.units,
-        budget=ledger.budget.state() if ledger.budget else None,
+        units=ledger.units - sum(batch.count for batch in ledger.unapplied),
+        budget=ledger.budget.state(ledger.unapplied) if ledger.budget else None,
         optimizer={},
     )
 

@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
 from paceline.errors import ConfigError
 from paceline.runtime.link import StoreLink
-from paceline.store.budget import Source
+from paceline.store.budget import Batch, Source
 
 COPIED = (
     "num_workers",
@@ -78,8 +78,7 @@ class Dispensed(Sampler[Any]):
         self._whole_batches = whole_batches
         self._passes_done = first
         self._epoch = first
-        self.sizes: deque[int] = deque()
-        """Samples of each batch handed out and not yet seen by the user."""
+        self._handed: deque[tuple[Batch, int]] = deque()
 
     def __len__(self) -> int:
         return -(-self._source.batches // self._link.config.workers)
@@ -95,25 +94,37 @@ class Dispensed(Sampler[Any]):
         while (batch := self._link.next_batch(epoch)) is not None:
             order = self._orders[batch.epoch][batch.first : batch.first + batch.count]
             indices = order[0] if self._whole_batches else order
-            self.sizes.append(len(indices))
+            self._handed.append((batch, len(indices)))
             yield indices
         self._epoch = epoch + 1  # not reached by a loop that breaks off: the next one goes on here
+
+    def arrived(self) -> tuple[Batch, int]:
+        """The batch that reaches the script now, and its samples."""
+        return self._handed.popleft()
+
+    def take_back(self) -> None:
+        """Keep for the next loop what was loaded ahead for one that broke off."""
+        while self._handed:
+            self._link.put_back(self._handed.pop()[0])
 
 
 class PacedLoader(DataLoader[Any]):
     """The user's loader with another batch sampler, telling when a batch reaches the script."""
 
-    def __init__(self, loader: DataLoader[Any], dispensed: Dispensed, arrived: Callable[[int], None]) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], dispensed: Dispensed, arrived: Callable[[int, Batch], None]
+    ) -> None:
         super().__init__(loader.dataset, batch_sampler=dispensed, **{k: getattr(loader, k) for k in COPIED})
         self.__dict__["batch_size"] = loader.batch_size
         self._dispensed = dispensed
         self._arrived = arrived
 
     def __iter__(self) -> Any:
-        self._dispensed.sizes.clear()
-        for batch in super().__iter__():
-            self._arrived(self._dispensed.sizes.popleft())
-            yield batch
+        self._dispensed.take_back()
+        for data in super().__iter__():
+            batch, samples = self._dispensed.arrived()
+            self._arrived(samples, batch)
+            yield data
 
 
 class StridedLoader:

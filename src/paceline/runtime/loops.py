@@ -18,14 +18,14 @@ from paceline.runtime.owner import Owner
 FLUSH_S = 0.1
 """How long a trace event may stay unwritten."""
 GRACE_S = 10.0
-"""How long a halted worker may take to end by itself."""
+"""How long a worker may take to end by itself once the run is over."""
 
 
 class RealLoop:
     """Single-threaded, asleep in epoll; a watcher thread tells of deaths."""
 
-    def __init__(self, owner: Owner, stop: int | None = None) -> None:
-        """`stop`: a descriptor that becomes readable when somebody wants the run to end."""
+    def __init__(self, owner: Owner, workers: list[tuple[Channel, int]], stop: int | None = None) -> None:
+        """Workers are channel and pid, by rank; `stop` becomes readable when the run is to end."""
         self._owner = owner
         self._watcher = Watcher()
         self._epoll = select.epoll()
@@ -37,13 +37,8 @@ class RealLoop:
         self._by_pid: dict[int, Member] = {}
         self._flush_at = 0.0
         self._kill_at: float | None = None
-
-    def add(self, rank: int, channel: Channel, pid: int) -> None:
-        """Take a worker in."""
-        member = self._owner.add(rank, channel, pid)
-        self._by_fd[channel.fileno()] = self._by_pid[pid] = member
-        self._epoll.register(channel.fileno(), select.EPOLLIN)
-        self._watcher.watch(pid)
+        for rank, (channel, pid) in enumerate(workers):
+            self._add(rank, channel, pid)
 
     def run(self) -> None:
         """Until every worker is gone."""
@@ -54,6 +49,13 @@ class RealLoop:
             self._watcher.close()
             self._epoll.close()
 
+    def _add(self, rank: int, channel: Channel, pid: int) -> None:
+        """Take a worker in."""
+        member = self._owner.add(rank, channel, pid)
+        self._by_fd[channel.fileno()] = self._by_pid[pid] = member
+        self._epoll.register(channel.fileno(), select.EPOLLIN)
+        self._watcher.watch(pid)
+
     def _turn(self) -> None:
         ready = self._epoll.poll(self._patience())
         for fd, _ in ready:
@@ -61,7 +63,7 @@ class RealLoop:
                 self._deaths()
             elif fd == self._stop:
                 self._epoll.unregister(fd)
-                self._owner.halt("stopped", "interrupted")
+                self._owner.stop("stopped", "interrupted")
             elif fd in self._by_fd:
                 self._listen(self._by_fd[fd], fd)
         if not ready and self._owner.ask_again_s is not None:
@@ -71,7 +73,7 @@ class RealLoop:
     def _patience(self) -> float:
         """Sleep until somebody speaks, unless there is something to write, to ask or to end."""
         asked = self._owner.ask_again_s
-        busy = self._owner.trace.pending or self._owner.halted is not None
+        busy = self._owner.trace.pending or self._owner.ending
         waits = [FLUSH_S] if busy else []
         return min([*waits, *([] if asked is None else [asked])], default=-1)
 
@@ -120,7 +122,7 @@ class RealLoop:
         if now >= self._flush_at:
             self._owner.trace.flush()
             self._flush_at = now + FLUSH_S
-        if self._owner.halted is not None:
+        if self._owner.ending:
             self._kill_at = self._kill_at or now + GRACE_S
             if now >= self._kill_at:
                 for member in self._owner.living:

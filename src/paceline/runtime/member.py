@@ -27,6 +27,8 @@ class Member:
         self.settings: list[GroupSettings] = []
         self.samples = 0
         """Samples behind the gradient in its segment."""
+        self.draws = False
+        """Whether it waits for a batch."""
         self.wants = True
         """Whether to grant it a batch with its next release."""
         self.snapshot = (0.0, 0, 0)
@@ -36,3 +38,5 @@ class Member:
         self.lingers: int | None = None
         """The epoch at whose end it waits to hear that no work is left."""
         self.gone = False
+        self.lost = False
+        """Whether it died or failed."""

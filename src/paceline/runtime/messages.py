@@ -33,7 +33,7 @@ class Push(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
     compute_s: float
     samples: int
-    used: int = 0
+    used: tuple[Batch, ...] = ()
     """Batches behind this gradient."""
     settings: list[GroupSettings] | None = None
     """The optimizer's group settings, when they changed."""

@@ -29,6 +29,8 @@ from paceline.store.ledger import run_started
 from paceline.store.parameters import Gradients, shares, use_threads
 from paceline.trace import TraceWriter, events
 
+NEVER_PREPARED = "the script ended without pace.prepare(model, optimizer, loader), so nothing was trained."
+
 
 class Owner:
     """Carries out one run. What arrives, and when, is the business of the loop that calls it."""
@@ -51,6 +53,8 @@ class Owner:
         self._simulated = exchange_s is not None
         self._gathering = Gathering(config)
         self._run: Assembly | None = None
+        self._stopping: m.Halt | None = None
+        self._planned: int | None = None
         self._skipped = 0
         self._failures = 0
         self._cores = os.cpu_count() or 1
@@ -65,12 +69,17 @@ class Owner:
     def lost(self, member: Member, detail: str) -> None:
         """A worker died without a word."""
         if not member.gone:
-            self._guarded(lambda: self._gone(member, "stopped" if self.halted else "died", detail))
+            self._guarded(lambda: self._gone(member, "stopped" if self.ending else "died", detail))
 
     @property
     def living(self) -> list[Member]:
         """Members that are still there, by rank."""
         return [self.members[rank] for rank in sorted(self.members) if not self.members[rank].gone]
+
+    @property
+    def ending(self) -> bool:
+        """Whether the run is over, or about to be."""
+        return self.halted is not None or self._stopping is not None
 
     def now(self) -> float:
         """Seconds since training began."""
@@ -92,22 +101,25 @@ class Owner:
         match message:
             case m.Leave():
                 self._report(member, message.values)
-                self._gone(member, "stopped" if self.halted else "finished", "")
+                self._gone(member, "stopped" if self.ending else "finished", "")
             case m.Failed():
                 self._script_failed(member, message)
             case m.Say():
                 self.note(message.level, message.text)
             case m.Plan():
+                self._planned = message.epochs
                 self.trace.write(events.Planned(self.now(), message.epochs))
             case _ if self.halted is not None:
                 self._send(member, self.halted)
             case m.Push():
                 self._push(member, message)
             case m.Draw():
-                self._send(member, m.Grant(self._draw(member)))
+                member.draws = True
+                self._grant_draws()
             case m.Linger():
                 member.lingers = message.epoch
                 self._end_lingering()
+                self._grant_draws()
             case m.Away():
                 self._away(member)
             case m.Back():
@@ -169,6 +181,7 @@ class Owner:
         run.ledger.pushed(decision, now, push.samples, push.compute_s, spent, scale, skipped=not usable)
         self._report(member, push.values)
         self._end_lingering()
+        self._grant_draws()
 
     def _carry_out(self, decision: Decision) -> float:
         """Gradient, flush, releases: in this order, so that a release contains what caused it."""
@@ -183,6 +196,7 @@ class Owner:
             self._apply(member.gradients, [member], scale, run.store.norm(member.gradients))
         if decision.flushed:
             scale = self._flush(decision)
+        run.ledger.carried_out(decision)
         for rank in sorted(decision.release):
             self._release(self.members[rank])
         return scale
@@ -209,6 +223,9 @@ class Owner:
         """Fresh weights into the sleeping worker's memory, then wake it."""
         if member.gone:
             return
+        if self._stopping is not None:
+            self._send(member, self._stopping)
+            return
         run = self._started
         if member.weights is not None:
             run.store.copy_weights(member.weights.bytes)
@@ -223,12 +240,18 @@ class Owner:
         budget = self._started.ledger.budget
         return None if budget is None else budget.draw(member.rank)
 
-    def _end_lingering(self) -> None:
-        """Let those go on who need not wait for work that a dying worker might leave behind.
+    def _grant_draws(self) -> None:
+        """Answer those who ask for a batch; in lockstep all at once, in rank order, so that a run repeats."""
+        members = self.living
+        if self._lockstep and not all(x.draws or x.lingers is not None or self._waits(x) for x in members):
+            return
+        for member in (x for x in members if x.draws):
+            member.draws = False
+            self._send(member, m.Grant(self._draw(member)))
+            self.on_release(member.rank)
 
-        A batch in flight always has somebody, other than its holder, who will draw again: the
-        last worker at an epoch's end waits until the only one still computing has pushed.
-        """
+    def _end_lingering(self) -> None:
+        """Let those go on who need not wait for work that a dying worker might leave behind."""
         for member in self.living:
             if member.lingers is None:
                 continue
@@ -239,17 +262,21 @@ class Owner:
                 self._send(member, m.Grant(budget.draw(member.rank)))
                 self.on_release(member.rank)
             elif not self._last_hope(member, member.lingers):
-                member.lingers, member.looping = None, False
+                member.looping, member.lingers = budget.holds(member.rank, member.lingers), None
                 self._send(member, m.Grant(None))
                 self.on_release(member.rank)
 
     def _last_hope(self, member: Member, epoch: int) -> bool:
-        others = [x for x in self.living if x is not member and x.looping and x.lingers is None]
-        if len(others) != 1 or self._started.ledger.budget is None:
+        """Whether work of this epoch is under way that nobody but this worker could take over.
+
+        Somebody who will draw again can. Unless this is the planned end: nobody draws after that,
+        and nobody has anything else to do, so there everybody waits for everybody's last push.
+        """
+        budget, clocks = self._started.ledger.budget, self._started.ledger.pacer.clocks
+        others = [x.rank for x in self.living if x is not member and x.looping and x.lingers is None]
+        if budget is None or (len(others) != 1 and self._planned != epoch + 1):
             return False
-        other = others[0].rank
-        waits = self._started.ledger.pacer.clocks.is_waiting(other)
-        return not waits and self._started.ledger.budget.holds(other, epoch)
+        return any(budget.holds(rank, epoch) and not clocks.is_waiting(rank) for rank in others)
 
     # -- evaluation, reports, endings ---------------------------------------------------------
 
@@ -285,44 +312,54 @@ class Owner:
     def _script_failed(self, member: Member, message: m.Failed) -> None:
         if message.kind == "config":
             self.halt("config", message.text)
-        self._gone(member, "stopped" if self.halted else "failed", message.text)
+        self._gone(member, "stopped" if self.ending else "failed", message.text)
 
     def _gone(self, member: Member, reason: str, detail: str) -> None:
         member.gone = True
         member.channel.close()
-        if reason in ("died", "failed"):
-            self._failures += 1
+        member.lost = reason in ("died", "failed")
+        self._failures += member.lost
         if self._run is None:
-            if reason in ("died", "failed"):
+            if member.lost:
                 raise WorkerFailed(f"rank {member.rank} {reason} before training began: {detail}")
             self._maybe_begin()
             return
         self._follow(self._run.ledger.leave(member.rank, self.now(), reason, detail))
         if self.halted is None and self._run.ledger.budget is not None:
             self._end_lingering()
-        if reason in ("died", "failed") and self.config.on_failure == "stop":
-            self.halt("failed", f"rank {member.rank} {reason}: {detail}")
+            self._grant_draws()
+        if member.lost and self.config.on_failure == "stop":
+            self.stop("failed", f"rank {member.rank} {reason}: {detail}")
 
     def _follow(self, decision: Decision | None) -> None:
         if decision is not None and self.halted is None:
             self._carry_out(decision)
 
+    def stop(self, kind: Literal["stopped", "failed"], text: str) -> None:
+        """End the run in good order: everybody finishes its iteration and is told instead of released."""
+        if self._run is None:
+            self.halt(kind, text)
+        elif not self.ending:
+            self._stopping = m.Halt(kind, text)
+
     def halt(self, kind: Literal["config", "stopped", "failed"], text: str) -> None:
-        """End the run: whoever waits is told now, whoever computes with its next message."""
+        """End the run at once: whoever waits is told now, whoever computes with its next message."""
         if self.halted is not None:
             return
         self.halted = m.Halt(kind, text)
         for member in self.living:
-            waits = self._run is not None and self._run.ledger.pacer.clocks.is_waiting(member.rank)
-            if waits or member.lingers is not None or (self._run is None and member.greeted):
+            asks = member.draws or member.lingers is not None
+            if asks or (self._waits(member) if self._run is not None else member.greeted):
                 self._send(member, self.halted)
 
     def close(self) -> None:
         """Write what remains of the run: weights, a checkpoint if it did not finish, the trace's end."""
         run = self._run
+        self.halted = self.halted or self._stopping
         if self._failures == self.config.workers and self.halted is None:
             self.halted = m.Halt("failed", "every worker failed")
         if run is None:
+            self.halted = self.halted or m.Halt("config", NEVER_PREPARED)
             self._never_began()
         else:
             self._save(run)
@@ -333,13 +370,16 @@ class Owner:
         self.trace.close()
 
     def _save(self, run: Assembly) -> None:
-        segment = self.members[min(self.members)].segment
-        memory = segment.bytes if segment else None
+        lead = min(self.members.values(), key=lambda member: (member.lost, member.rank))
+        memory = lead.segment.bytes if lead.segment else None
         if self.halted is not None:
             state = run_state(run.ledger, run.store)
             save_checkpoint(self.config.path / "checkpoint", run.store, memory, state)
         weights = model_state(run.store.layout, run.store.views, memory)
         save_weights(self.config.path / "weights.safetensors", weights)
+        lost = sum(batch.count for batch in run.ledger.abandoned())
+        if lost and self.halted is None:
+            self.note("warning", f"{lost} samples were left by workers that died when nobody else was there")
         if self._skipped:
             self.note("warning", f"{self._skipped} gradients were not finite and were skipped")
 
@@ -368,6 +408,9 @@ class Owner:
     def _steps_aside(self) -> bool:
         """Whether an evaluating lead leaves the table. In virtual time evaluation takes no time."""
         return not self._lockstep and not self._simulated
+
+    def _waits(self, member: Member) -> bool:
+        return self._started.ledger.pacer.clocks.is_waiting(member.rank)
 
     def _idle_cores(self) -> int:
         clocks = self._started.ledger.pacer.clocks

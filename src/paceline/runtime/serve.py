@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import Any
 
 import msgspec
 
@@ -19,28 +18,20 @@ from paceline.sim.request import ClusterRequest
 def serve(config: RunConfig, workers: list[tuple[Channel, int]], stop: int) -> int:
     """Hold the store for these workers (channel and pid, by rank) until all are gone."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if config.cluster is not None:
-        return _serve_virtually(config, config.cluster, workers, stop)
-    owner = Owner(config, time.monotonic)
-    loop = RealLoop(owner, stop)
-    for rank, (channel, pid) in enumerate(workers):
-        loop.add(rank, channel, pid)
+    loop: RealLoop | VirtualLoop
+    if config.cluster is None:
+        owner = Owner(config, time.monotonic)
+        loop = RealLoop(owner, workers, stop)
+    else:
+        cluster = msgspec.convert(config.cluster, ClusterRequest, strict=False).cluster()
+        loop = VirtualLoop(cluster, config.seed, stop)
+        owner = Owner(config, loop.clock, exchange_s=loop.exchange_s)
+        loop.attach(owner, workers)
     try:
         loop.run()
-    finally:
-        owner.close()
-    return 0
-
-
-def _serve_virtually(
-    config: RunConfig, request: dict[str, Any], workers: list[tuple[Channel, int]], stop: int
-) -> int:
-    cluster = msgspec.convert(request, ClusterRequest, strict=False).cluster()
-    loop = VirtualLoop(cluster, config.seed, stop)
-    owner = Owner(config, lambda: loop.now, exchange_s=loop.exchange_s)
-    loop.attach(owner, workers)
-    try:
-        loop.run()
+    except BaseException as error:  # a bug of ours, or a torch error: the workers must not wait for ever
+        owner.halt("failed", f"the store failed, {type(error).__name__}: {error}")
+        raise
     finally:
         owner.close()
     return 0

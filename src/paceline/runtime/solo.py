@@ -131,7 +131,7 @@ class LonePace(Alone):
         result = plain(*args, **kwargs) if usable else None
         samples, self._samples = self._samples, 0
         now = self.now()
-        decision = self._ledger.push(0, now, samples, 0, usable=usable)
+        decision = self._ledger.push(0, now, samples, usable=usable)
         spent = time.perf_counter() - began
         self._ledger.pushed(decision, now, samples, compute_s, spent, 1.0, skipped=not usable)
         self._record(now)

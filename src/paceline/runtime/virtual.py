@@ -54,6 +54,10 @@ class VirtualLoop:
         for rank, (channel, pid) in enumerate(workers):
             owner.add(rank, channel, pid)
 
+    def clock(self) -> float:
+        """The virtual time."""
+        return self.now
+
     def exchange_s(self, rank: int) -> float:
         """What an exchange of this rank costs: the way there, the store's work, the way back."""
         return self._timing.push_s(rank) + self._cluster.apply_s + self._timing.pull_s(rank)
@@ -89,7 +93,7 @@ class VirtualLoop:
     def _ask(self, member: Member) -> None:
         """Wait, in real time, for what a released worker says next."""
         message = self._hear(member)
-        if isinstance(message, m.Draw | m.Away | m.Back | m.Say | m.Plan) and not member.gone:
+        if isinstance(message, m.Away | m.Back | m.Say | m.Plan) and not member.gone:
             self._at(self.now, "ask", member.rank)
 
     def _hear(self, member: Member) -> m.FromWorker | None:

@@ -16,6 +16,7 @@ from paceline.runtime.link import StoreLink
 from paceline.runtime.loader import Dispensed, Orders, PacedLoader, StridedLoader, source_of
 from paceline.runtime.messages import Push
 from paceline.runtime.pace import Pace, replace_step
+from paceline.store.budget import Batch
 from paceline.store.optimizers import GroupSettings, describe_optimizer, group_settings
 
 
@@ -27,7 +28,9 @@ class WorkerPace(Pace):
         self._link = link
         self._emulation = Emulation(link.config, link.rank)
         self._sent: list[GroupSettings] = []
-        self._used = self._samples = 0
+        self._used: list[Batch] = []
+        self._samples = 0
+        self._fed = False
         self._position = 0
         self._resumed = False
 
@@ -42,6 +45,7 @@ class WorkerPace(Pace):
         self._position, self._resumed = ready.position, ready.epoch > 0
         replace_step(optimizer, self._step)
         optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
+        optimizer.register_state_dict_pre_hook(self._state_is_elsewhere)
         if loader is None:
             self._emulation.begin()
             return None
@@ -65,10 +69,12 @@ class WorkerPace(Pace):
 
         scheduler.step = step  # type: ignore[method-assign]
 
-    def _arrived(self, samples: int) -> None:
+    def _arrived(self, samples: int, batch: Batch | None = None) -> None:
         """A batch reached the script."""
-        self._used += 1
+        self._fed = True
         self._samples += samples
+        if batch is not None:
+            self._used.append(batch)
         self._resumed = False
         self._emulation.begin()
 
@@ -84,9 +90,9 @@ class WorkerPace(Pace):
         release = self._link.push(self._push(compute_s, missing))
         self._binding.fresh()
         self._position = release.position
-        if not self._used and self._link.granted == 0:
+        if not self._fed:
             self._emulation.begin()  # no prepared loader: compute begins with the release
-        self._used = self._samples = 0
+        self._used, self._samples, self._fed = [], 0, False
         return loss
 
     def _push(self, compute_s: float, missing: tuple[int, ...]) -> Push:
@@ -96,15 +102,21 @@ class WorkerPace(Pace):
         return Push(
             compute_s,
             self._samples,
-            self._used,
+            tuple(self._used),
             settings if changed else None,
             missing,
             self._reported(),
-            want=self._used > 0 and self._link.granted == 0,
+            want=self._fed and self._link.granted == 0,
         )
 
     def _zero_grad(self, set_to_none: bool = True) -> None:
         self._binding.zero()
+
+    def _state_is_elsewhere(self, optimizer: torch.optim.Optimizer) -> None:
+        self._warn(
+            f"rank {self.rank} saved optimizer.state_dict(), which holds no state: momentum and the like "
+            "live in the store, and a stopped run's checkpoint has them"
+        )
 
     def _idle(self) -> bool:
         return self._resumed

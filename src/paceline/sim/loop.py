@@ -11,7 +11,7 @@ order in which they were planned, so that nothing depends on chance or on hashin
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 
 from paceline.errors import RunError
@@ -47,11 +47,13 @@ class Loop:
         self._timing = timing
         self._work = work
         self._record = record
+        self._batch = cluster.batch
+        self._apply_s = cluster.apply_s
         self._pull_s = [timing.pull_s(worker) for worker in workers]
         self._push_s = [timing.push_s(worker) for worker in workers]
         self._heap: list[Event] = []
         self._sequence = 0
-        self._under_way: list[Event | None] = [None for _ in workers]
+        self._under_way: list[Event | None] = [None for _ in workers]  # each one's last arrival
         self._queue: deque[Event] = deque()
         self._idle: dict[int, None] = {}  # there, but without work: called back if work is given back
         self._leaving: deque[int] = deque()
@@ -127,35 +129,37 @@ class Loop:
             self._plan(self._free_at, STORE_FREE, self._queue[0][3])
 
     def _serve(self, event: Event) -> None:
-        now, worker = self._now, event[3]
-        self._free_at = now + self._cluster.apply_s
-        self._under_way[worker] = None
-        decision = self._pacer.push(worker, now, self._cluster.batch)
-        self._record.pushed(now, decision, worker, event[4], event[5])
+        now = self._now
+        self._free_at = now + self._apply_s
+        decision = self._pacer.push(event[3], now, self._batch)
+        self._record.pushed(now, decision, event[3], event[4], event[5])
         self._carry_out(decision)
 
     # Decisions.
 
     def _carry_out(self, decision: Decision) -> None:
-        """Send the released on their way; who finds no more work is to leave."""
         again_s, release = decision.ask_again_s, decision.release
         self._timer = None if again_s is None else self._plan(self._now + again_s, TIMER, 0)
-        for worker in release if len(release) < 2 else sorted(release):  # as a store answers: by rank
+        if release:
+            self._begin(release if len(release) == 1 else sorted(release))  # by rank, as a store answers
+
+    def _begin(self, workers: Iterable[int]) -> None:
+        """Send workers on their next iteration; those who find no more work are to leave.
+
+        The store first finishes what it is busy with, then they pull.
+        """
+        at = self._now if self._now > self._free_at else self._free_at
+        for worker in workers:
             position = self._work.draw(worker)
             if position is None:
                 self._leaving.append(worker)
-            else:
-                self._begin(worker, position)
-
-    def _begin(self, worker: int, position: int) -> None:
-        """The store first finishes what it is busy with, then the worker pulls."""
-        at = self._now if self._now > self._free_at else self._free_at
-        begin = at + self._pull_s[worker]
-        compute_s = self._timing.compute_s(worker, begin)
-        self._sequence = sequence = self._sequence + 1
-        event = (begin + compute_s + self._push_s[worker], ARRIVAL, sequence, worker, compute_s, position)
-        self._under_way[worker] = event
-        heappush(self._heap, event)
+                continue
+            begin = at + self._pull_s[worker]
+            compute_s = self._timing.compute_s(worker, begin)
+            self._sequence = sequence = self._sequence + 1
+            event = (begin + compute_s + self._push_s[worker], ARRIVAL, sequence, worker, compute_s, position)
+            self._under_way[worker] = event
+            heappush(self._heap, event)
 
     def _ring(self, time: float) -> None:
         """A timer rang. A protocol that only ever asks again would keep the run from ending."""
@@ -175,8 +179,7 @@ class Loop:
     # Who takes part.
 
     def _join(self, worker: int, time: float) -> None:
-        position = self._work.draw(worker)
-        if position is None:
+        if not self._work.has_some_for(worker):
             self._idle[worker] = None
             return
         self._now = time
@@ -184,7 +187,7 @@ class Loop:
         self._record.joined(time, worker)
         decision = self._pacer.join(worker, time)
         self._record.asked(time, decision)
-        self._begin(worker, position)
+        self._begin((worker,))
         self._carry_out(decision)
 
     def _leave(self, worker: int, reason: Reason, unfinished: int) -> None:
@@ -206,10 +209,11 @@ class Loop:
             self._idle.pop(worker, None)
             return
         self._now = time
-        lost, self._under_way[worker] = self._under_way[worker], None
+        lost = None if self._pacer.clocks.is_waiting(worker) else self._under_way[worker]
         if lost is not None:
             self._work.give_back(worker, lost[5])
-        self._leave(worker, "died", self._cluster.batch if lost else 0)
+        self._under_way[worker] = None
+        self._leave(worker, "died", self._batch if lost else 0)
         if lost and self._idle:
             self._join(next(iter(self._idle)), time)
 

@@ -21,6 +21,10 @@ class Work(Protocol):
         """Positions that wait for a worker and would be missed."""
         ...
 
+    def has_some_for(self, worker: int) -> bool:
+        """Whether the worker would find something to do."""
+        ...
+
     def draw(self, worker: int) -> int | None:
         """The position of the worker's next push; None when there is nothing left for it."""
         ...
@@ -41,6 +45,9 @@ class SharedBudget:
     @property
     def undone(self) -> int:
         return self.total - self._next + len(self._returned)
+
+    def has_some_for(self, worker: int) -> bool:
+        return self.undone > 0
 
     def draw(self, worker: int) -> int | None:
         if self._returned:
@@ -64,6 +71,9 @@ class EqualShards:
         self.total = workers * each
         self._each = each
         self._done = [0] * workers
+
+    def has_some_for(self, worker: int) -> bool:
+        return self._done[worker] < self._each
 
     def draw(self, worker: int) -> int | None:
         done = self._done[worker]

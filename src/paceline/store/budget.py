@@ -12,6 +12,7 @@ numbers. With `equal`, rank r takes every size-th batch, beginning with the r-th
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -58,7 +59,7 @@ class Budget:
         self._queues: dict[int, dict[int, deque[int]]] = {}
         self._epoch: dict[int, int] = {}
         self._returned: deque[Batch] = deque()
-        self._drawn: dict[int, deque[Batch]] = {}
+        self._drawn: dict[int, list[Batch]] = {}
 
     @property
     def epoch(self) -> int:
@@ -70,13 +71,16 @@ class Budget:
         """The worker's next batch: what somebody gave back, else the next in order."""
         self._live[worker] = None
         batch = self._returned.popleft() if self._returned else self._next(worker)
-        self._drawn.setdefault(worker, deque()).append(batch)
+        self._drawn.setdefault(worker, []).append(batch)
         return batch
 
-    def finish(self, worker: int, batches: int) -> tuple[Batch, ...]:
-        """The worker pushed the gradient of the oldest `batches` it drew."""
-        drawn = self._drawn.get(worker, deque())
-        return tuple(drawn.popleft() for _ in range(min(batches, len(drawn))))
+    def finish(self, worker: int, used: Iterable[Batch]) -> tuple[Batch, ...]:
+        """The worker pushed the gradient of these batches, of all that it drew."""
+        drawn = self._drawn.get(worker, [])
+        done = tuple(batch for batch in used if batch in drawn)
+        for batch in done:
+            drawn.remove(batch)
+        return done
 
     def give_back(self, worker: int) -> list[Batch]:
         """The worker is gone: what it drew and did not finish is to be dispensed again."""
@@ -95,15 +99,20 @@ class Budget:
         """Whether the worker has drawn work of this epoch or an earlier one and not finished it."""
         return any(batch.epoch <= epoch for batch in self._drawn.get(worker, ()))
 
-    def state(self) -> dict[str, Any]:
-        """Everything needed to go on: whatever is not finished counts as returned."""
+    @property
+    def returned(self) -> tuple[Batch, ...]:
+        """What was given back and not dispensed again."""
+        return tuple(self._returned)
+
+    def state(self, unapplied: Iterable[Batch] = ()) -> dict[str, Any]:
+        """Everything needed to go on: whatever is not finished, or finished in vain, counts as returned."""
         rest = [
             self._batch(epoch, index)
             for epoch, queues in self._queues.items()
             for queue in queues.values()
             for index in queue
         ]
-        pending = sorted([*self._outstanding(), *rest], key=_place)
+        pending = sorted([*self._outstanding(), *rest, *unapplied], key=_place)
         return {"opened": self._opened, "returned": msgspec.to_builtins(pending)}
 
     def load(self, state: dict[str, Any]) -> None:

@@ -6,12 +6,12 @@ tensor here: the ledger is told what happened and when, and answers what is to b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
 from paceline.config import RunConfig
-from paceline.protocols import Decision, Pacer, Pacing
+from paceline.protocols import Decision, Fate, Pacer, Pacing
 from paceline.protocols.settings import resolved
 from paceline.store.budget import Batch, Budget, Source
 from paceline.trace import events
@@ -55,12 +55,17 @@ class Ledger:
         self.samples = 0
         self._units = 0
         self._work: tuple[Batch, ...] = ()
+        self._unapplied: dict[int, tuple[Batch, ...]] = {}
+        self._orphaned: list[Batch] = []
+        self._last_epoch = -1
         write(run_started(config, name, resolved(protocol), simulated))
 
-    def offer(self, source: Source | None) -> None:
-        """The work there is."""
+    def offer(self, source: Source | None, present: Collection[int]) -> None:
+        """The work there is, for the ranks that are there."""
         if source is not None:
             self.budget = Budget(source, self.config.workers, self.config.shards)
+            for absent in set(range(self.config.workers)).difference(present):
+                self.budget.give_back(absent)
 
     def model(self, parameters: int, weight_bytes: int, gradient_bytes: int) -> None:
         """Note the model's size."""
@@ -86,18 +91,43 @@ class Ledger:
         unfinished: Iterable[Batch] = ()
         if self.budget is not None and reason != "away":
             unfinished = self.budget.give_back(worker)
-        lost = sum(batch.count for batch in unfinished) if reason in ("died", "failed") else 0
-        self.write(events.WorkerLeft(now, worker, reason, detail, lost))  # type: ignore[arg-type]
+        lost = list(unfinished) if reason in ("died", "failed") else []
+        self._orphaned += lost
+        count = sum(batch.count for batch in lost)
+        self.write(events.WorkerLeft(now, worker, reason, detail, count))  # type: ignore[arg-type]
         if worker not in self.pacer.clocks.active:
             return None
         return self._noted(self.pacer.leave(worker, now), now)
 
-    def push(self, worker: int, now: float, samples: int, used: int, *, usable: bool = True) -> Decision:
+    def push(
+        self, worker: int, now: float, samples: int, used: Iterable[Batch] = (), *, usable: bool = True
+    ) -> Decision:
         """A gradient is complete: what becomes of it, and who runs on."""
         self._work = self.budget.finish(worker, used) if self.budget is not None else ()
-        self._units += sum(batch.count for batch in self._work) if self._work else 0
+        self._units += sum(batch.count for batch in self._work)
+        self._last_epoch = max([self._last_epoch, *(batch.epoch for batch in self._work)])
+        self._unapplied[worker] = self._unapplied.get(worker, ()) + self._work
         self.samples += samples
         return self.pacer.push(worker, now, samples, usable=usable)
+
+    def carried_out(self, decision: Decision) -> None:
+        """The gradients a decision took are in the weights now, or dropped."""
+        for worker in decision.flushed:
+            self._unapplied.pop(worker, None)
+        if decision.pushed is not None and decision.fate is not Fate.HOLD:
+            self._unapplied.pop(decision.pushed, None)
+
+    @property
+    def unapplied(self) -> list[Batch]:
+        """Work whose gradients are not in the weights: a checkpoint has it done again."""
+        return [batch for work in self._unapplied.values() for batch in work]
+
+    def abandoned(self) -> list[Batch]:
+        """What dead workers left of the epochs that were worked on, and nobody took over."""
+        if self.budget is None:
+            return []
+        left = self.budget.returned
+        return [b for b in self._orphaned if b in left and b.epoch <= self._last_epoch]
 
     def timer(self, now: float) -> Decision:
         """The time the protocol asked for has come."""
