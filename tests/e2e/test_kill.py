@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from random import Random
 
 import pytest
 import torch
 
-from e2e.scripts.cases import CASES
 from paceline.protocols import PROTOCOLS
-from support.runs import Lab, Run, Running, once, wait_until
+from paceline.trace.events import WorkerLeft
+from support.command import error_lines, start_command
+from support.runs import SCRIPTS, Lab, Run, Running, children, once, wait_until
 
 WORKERS, SAMPLES, BATCH, EPOCHS = 4, 240, 4, 3
 SIZES = ("--samples", SAMPLES, "--batch", BATCH, "--epochs", EPOCHS)
+ENDLESS = ("--epochs", 100_000)
 DIALS = {"workers": WORKERS, "device_time_s": 0.003, "slow": {3: 2.0}}
 TYPICAL_S = 0.3
 """About as long as such a run trains on a quiet machine."""
@@ -50,3 +53,100 @@ def test_whoever_is_killed_whenever_every_position_is_used_exactly_once(
     assert {failure.worker for failure in run.result.failures} == run.died
     assert all(run.ended.statuses[rank] == -signal.SIGKILL for rank in run.died)
     assert_finite(run)
+
+
+@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+def test_the_work_of_those_killed_at_the_very_end_is_done_by_the_last_one(
+    lab: Lab, protocol: str, tmp_path: Path
+) -> None:
+    """One batch each, and three of four die over it: who is done at the planned end waits for the others."""
+    running = lab.start("stall.py", tmp_path, workers=WORKERS, protocol=protocol)
+    wait_until(lambda: len(list(tmp_path.glob("stalled*"))) == 3, "three have stalled")
+    running.until_pushes(1)
+    for rank in (0, 1, 2):
+        running.kill(rank)
+    run = lab.finish(running)
+    assert run.result.status == "finished"
+    assert run.used() == once(1, 16)
+    assert run.died == {0, 1, 2}
+
+
+def test_work_loaded_ahead_by_a_killed_worker_is_dispensed_again(lab: Lab) -> None:
+    """Each of its DataLoader's own workers has fetched batches that will never be trained on there."""
+    dials = DIALS | {"slow": {0: 40.0}}
+    running = lab.start("train.py", "momentum", *SIZES, "--load-workers", 2, protocol="asp", **dials)
+    running.until_pushes(5)
+    running.kill(0)
+    run = lab.finish(running)
+    assert run.used() == once(EPOCHS, SAMPLES)
+    assert run.died == {0}
+    assert [left.unfinished for left in run.of(WorkerLeft) if left.worker == 0] != [0]
+
+
+def test_on_failure_stop_ends_the_run_and_leaves_a_checkpoint(lab: Lab) -> None:
+    running = lab.start("train.py", "momentum", *ENDLESS, protocol="ssp", on_failure="stop", **DIALS)
+    running.until_pushes(10)
+    running.kill(2)
+    run = lab.finish(running)
+    assert run.result.status == "failed"
+    assert "rank 2 died" in run.end.detail
+    assert not run.end.user_mistake
+    assert (run.folder / "checkpoint" / "state.json").is_file()
+    assert_finite(run)
+
+
+def test_when_all_workers_are_killed_the_run_fails_and_says_so(lab: Lab) -> None:
+    running = lab.start("train.py", "momentum", *ENDLESS, protocol="bsp", **DIALS)
+    running.until_pushes(10)
+    for rank in range(WORKERS):
+        running.kill(rank)
+    run = lab.finish(running)
+    assert run.result.status == "failed"
+    assert run.end.detail == "every worker failed"
+    assert {failure.worker for failure in run.result.failures} == set(range(WORKERS))
+    assert_finite(run)
+
+
+def test_a_worker_killed_before_training_begins_fails_the_run_by_name(lab: Lab, tmp_path: Path) -> None:
+    running = lab.start("late.py", tmp_path, workers=3)
+    wait_until((tmp_path / "late").exists, "one is late")
+    running.kill(1)
+    run = lab.finish(running)
+    assert run.result.status == "failed"
+    assert "rank 1 died before training began" in run.end.detail
+
+
+def test_when_the_store_is_killed_its_workers_end_with_a_clear_error(lab: Lab) -> None:
+    running = lab.start("train.py", "momentum", *ENDLESS, protocol="bsp", **DIALS)
+    running.until_pushes(5)
+    os.kill(running.store_pid, signal.SIGKILL)
+    run = lab.finish(running)
+    assert run.ended.store_status == -signal.SIGKILL
+    for rank in range(WORKERS):
+        assert run.ended.statuses[rank] == 1
+        assert "the store is gone" in run.log(f"rank{rank}")
+
+
+def test_a_killed_launcher_takes_everything_with_it(lab: Lab, tmp_path: Path) -> None:
+    command = start_command(
+        "train", SCRIPTS / "train.py", "--workers", 2, "--", "momentum", *ENDLESS, cwd=tmp_path
+    )
+    wait_until(lambda: (tmp_path / "runs/latest/trace.jsonl").exists(), "training begins")
+    assert len(lab.leftovers()) >= 5  # command, zygote, store and two workers
+    command.kill()
+    command.communicate()
+    wait_until(lambda: lab.leftovers() <= lab.idle, "everything is gone", 20)
+
+
+def test_a_killed_zygote_takes_its_workers_with_it_and_the_command_says_so(lab: Lab, tmp_path: Path) -> None:
+    command = start_command(
+        "train", SCRIPTS / "train.py", "--workers", 2, "--", "momentum", *ENDLESS, cwd=tmp_path
+    )
+    wait_until(lambda: (tmp_path / "runs/latest/trace.jsonl").exists(), "training begins")
+    os.kill(children(command.pid)[0], signal.SIGKILL)
+    _, errors = command.communicate(timeout=60)
+    assert command.returncode == 1
+    assert error_lines(errors) == [
+        "error: the process that starts workers ended unexpectedly. Its message stands above."
+    ]
+    wait_until(lambda: lab.leftovers() <= lab.idle, "everything is gone", 20)

@@ -218,6 +218,13 @@ def test_a_run_waits_for_a_worker_that_will_come_back(summarise: bool) -> None:
     assert (result.seconds, result.samples) == (12.0, 5)
 
 
+def test_a_push_lost_in_the_queue_of_the_store_holds_nobody_up() -> None:
+    losses = (Membership(1.25, kill=0), Membership(1.25, kill=1), Membership(5.0, join=0))
+    cluster = Cluster(workers=2, compute=Fixed(1.0), apply_s=0.5, event=losses)
+    events = pushes(run(ASP(), cluster, iterations=2))
+    assert [(event.t, event.pushed) for event in events] == [(1.0, 0), (6.0, 0), (7.5, 0), (9.0, 0)]
+
+
 @dataclass(frozen=True)
 class Stubborn:
     """Releases nobody."""

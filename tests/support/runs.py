@@ -15,6 +15,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -129,10 +130,8 @@ class Running:
 
     def kill(self, rank: int) -> None:
         """SIGKILL a worker; nothing happens if it has ended."""
-        try:
+        with suppress(ProcessLookupError):
             os.kill(self.pids[rank], signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
     @property
     def store_pid(self) -> int:
@@ -180,9 +179,7 @@ class Lab:
         folder = self.root / run
         folder.mkdir(parents=True)
         path = script if isinstance(script, Path) else SCRIPTS / script
-        return RunConfig(
-            run=run, folder=str(folder), script=str(path), args=tuple(map(str, args)), **dials
-        )
+        return RunConfig(run=run, folder=str(folder), script=str(path), args=tuple(map(str, args)), **dials)
 
     def start(self, script: str | Path, *args: object, **dials: Any) -> Running:
         """Begin a run."""
@@ -211,8 +208,7 @@ class Lab:
         if self._running is not None:
             self._running = None
             self.close()
-        keep = set() if self._engine is None else {self._engine._process.pid}
-        wait_until(lambda: not self.leftovers() - keep, "all processes of the run are gone", 20)
+        wait_until(lambda: self.leftovers() <= self.idle, "all processes of the run are gone", 20)
         if self._engine is not None and self._engine._process.poll() is None:
             assert not children(self._engine._process.pid), "the engine has children left"
 
@@ -221,6 +217,11 @@ class Lab:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
+
+    @property
+    def idle(self) -> set[int]:
+        """What may be there between runs: the engine."""
+        return set() if self._engine is None else {self._engine._process.pid}
 
     def leftovers(self) -> set[int]:
         """Processes that carry our token."""

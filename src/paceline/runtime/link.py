@@ -58,13 +58,13 @@ class StoreLink:
         """Batches in hand that nobody has begun."""
         return len(self._granted)
 
-    def next_batch(self, epoch: int | None) -> Batch | None:
-        """The next batch; None at the end of `epoch` (None: whatever epoch comes)."""
+    def next_batch(self, epoch: int) -> Batch | None:
+        """The next batch; None at the end of `epoch`."""
         if not self._granted:
             self._send(m.Draw())
             self._take(self._expect(m.Grant)[0].batch)
-        if not self._granted or epoch is None or self._granted[0].epoch <= epoch:
-            return self._granted.popleft() if self._granted else None
+        if self._granted[0].epoch <= epoch:
+            return self._granted.popleft()
         self._send(m.Linger(epoch))
         return self._expect(m.Grant)[0].batch
 

@@ -87,10 +87,7 @@ class Dispensed(Sampler[Any]):
         if self._passes_done > 0:  # a resumed script repeats its loop: these epochs are behind us
             self._passes_done -= 1
             return
-        first = self._link.next_batch(None)
-        assert first is not None, "a map-style dataset always has a budget"
-        self._link.put_back(first)
-        epoch = max(self._epoch, first.epoch)
+        epoch = self._epoch  # one pass, one epoch, for every worker: for a slow one it may be over already
         while (batch := self._link.next_batch(epoch)) is not None:
             order = self._orders[batch.epoch][batch.first : batch.first + batch.count]
             indices = order[0] if self._whole_batches else order

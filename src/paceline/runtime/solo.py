@@ -10,27 +10,44 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.config import RunConfig
-from paceline.errors import BadGradient, RunStopped, TraceError
+from paceline.errors import BadGradient, RunStopped
 from paceline.protocols.settings import make
 from paceline.runtime.emulation import Emulation
 from paceline.runtime.loader import count_samples
 from paceline.runtime.pace import Pace, replace_step
-from paceline.store.checkpoint import save_weights
+from paceline.runtime.randomness import Randomness
+from paceline.store.checkpoint import other_model, read_checkpoint, save_weights
+from paceline.store.layout import plain_name
 from paceline.store.ledger import Ledger
 from paceline.store.optimizers import export_state, import_state
 from paceline.trace import TraceWriter, events
 
 FLUSH_S = 0.1
+
+
+class LoneState(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a lone run stood, in its own terms: passes over the loader, and batches in the last."""
+
+    passes: int
+    batches: int
+    steps: int
+    version: int
+    samples: int
+    optimizer: dict[str, Any]
+    began: Randomness | None
+    """When the last pass began, so that a shuffled loader gives the same order again."""
+    stopped: Randomness
 
 
 class Alone(Pace):
@@ -78,8 +95,11 @@ class LonePace(Alone):
         self._zero_s = time.monotonic()
         self._flush_at = 0.0
         self._samples = self._batches = self._passes = 0
-        self._skip_passes = self._skip_batches = 0
+        self._loader: Any = None
+        self._began: Randomness | None = None
+        self._resumed: LoneState | None = None
         self._repeats = False
+        self._steps = 0
         self._stop = False
         signal.signal(signal.SIGTERM, lambda *_: self._ask_to_stop())
 
@@ -105,24 +125,39 @@ class LonePace(Alone):
         self._ledger.join(0, 0.0)
         if loader is None:
             self._emulation.begin()
+        self._loader = loader
         return None if loader is None else _Counted(loader, self)
+
+    def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
+        if self._steps:
+            scheduler.optimizer._opt_called = True  # type: ignore[attr-defined]
+        for _ in range(self._steps):
+            scheduler.step()
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """The loader's own batches, counted; what a resumed run has done is passed over."""
         self._passes += 1
-        if self._skip_passes > 0:
-            self._skip_passes -= 1
+        if self._resumed is not None and self._passes <= self._resumed.passes:
             return
-        skip, self._skip_batches = self._skip_batches, 0
-        self._batches = skip
-        for index, batch in enumerate(loader):
-            if index < skip:
-                continue
+        for batch in self._remaining(loader):
             self._batches += 1
             self._samples += count_samples(batch)
             self._repeats = False
             self._emulation.begin()
             yield batch
+
+    def _remaining(self, loader: Any) -> Iterator[Any]:
+        """A pass over the loader. One that was broken off begins as it did then, and goes on from there."""
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None and resumed.began is not None:
+            resumed.began.restore(loader)
+        self._began = Randomness.now(loader)
+        batches = iter(loader)
+        self._batches = 0
+        if resumed is not None:
+            self._batches = sum(1 for _ in islice(batches, resumed.batches))
+            resumed.stopped.restore(loader)
+        yield from batches
 
     def _step(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         compute_s = self._emulation.finish()
@@ -130,6 +165,7 @@ class LonePace(Alone):
         usable = self._check()
         result = plain(*args, **kwargs) if usable else None
         samples, self._samples = self._samples, 0
+        self._steps += 1
         now = self.now()
         decision = self._ledger.push(0, now, samples, usable=usable)
         spent = time.perf_counter() - began
@@ -142,9 +178,9 @@ class LonePace(Alone):
     def _check(self) -> bool:
         gradients = [p.grad for p in self._trained if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        if self._config.clip_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self._trained, self._config.clip_norm, norm)
         if math.isfinite(norm) or all(bool(torch.isfinite(g).all()) for g in gradients):
+            if self._config.clip_norm is not None:
+                torch.nn.utils.clip_grads_with_norm_(self._trained, self._config.clip_norm, norm)
             return True
         if self._config.bad_gradient == "stop":
             raise BadGradient(
@@ -189,53 +225,59 @@ class LonePace(Alone):
 
     def end(self, error: BaseException | None, text: str) -> None:
         """Write what remains of the run; called by the engine when the script is over."""
-        if 0 in self._ledger.pacer.clocks.active:
-            stopped = isinstance(error, RunStopped)
-            reason = "finished" if error is None else "stopped" if stopped else "failed"
-            self._record(self.now())
-            self._ledger.leave(0, self.now(), reason, text)
-        if self._model is not None:
-            state = {k: v.detach().clone().contiguous() for k, v in self._model.state_dict().items()}
-            save_weights(self._config.path / "weights.safetensors", state)
-            if error is not None:
-                self._save()
+        if 0 not in self._ledger.pacer.clocks.active:
+            return
+        stopped = isinstance(error, RunStopped)
+        reason = "finished" if error is None else "stopped" if stopped else "failed"
+        self._record(self.now())
+        self._ledger.leave(0, self.now(), reason, text)
+        save_weights(self._config.path / "weights.safetensors", self._weights())
+        if error is not None:
+            self._save()
 
     def close(self, status: str, text: str, mistake: bool) -> None:
         """The last word of the trace."""
         self._trace.write(events.RunEnded(self.now(), status, text, mistake))  # type: ignore[arg-type]
         self._trace.close()
 
+    def _weights(self) -> dict[str, Tensor]:
+        assert self._model is not None
+        named = self._model.state_dict().items()
+        return {plain_name(name): t.detach().contiguous().clone() for name, t in named}
+
     def _save(self) -> None:
-        """A checkpoint in the lone worker's own terms: passes over the loader, and batches in the last."""
         assert self._model is not None
         assert self._optimizer is not None
         folder = self._config.path / "checkpoint"
         folder.mkdir(exist_ok=True)
         tensors, values = export_state(self._optimizer)
-        save_weights(
-            folder / "model.safetensors", {k: v.clone() for k, v in self._model.state_dict().items()}
-        )
+        save_weights(folder / "model.safetensors", self._weights())
         save_file(tensors, folder / "optimizer.safetensors")
-        state = {"passes": max(self._passes - 1, 0), "batches": self._batches, "optimizer": values}
-        state |= {"version": self._ledger.pacer.clocks.version, "samples": self._ledger.samples}
+        state = LoneState(
+            passes=max(self._passes - 1, 0),
+            batches=self._batches,
+            steps=self._steps,
+            version=self._ledger.pacer.clocks.version,
+            samples=self._ledger.samples,
+            optimizer=values,
+            began=self._began,
+            stopped=Randomness.now(self._loader),
+        )
         (folder / "lone.json").write_bytes(msgspec.json.encode(state))
 
     def _restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        folder = self._config.resume
-        assert folder is not None
-        try:
-            with open(f"{folder}/lone.json", "rb") as file:
-                state: dict[str, Any] = msgspec.json.decode(file.read())
-            weights: dict[str, Tensor] = load_file(f"{folder}/model.safetensors")
-            tensors = load_file(f"{folder}/optimizer.safetensors")
-        except (OSError, msgspec.DecodeError, SafetensorError) as error:
-            raise TraceError(f"cannot resume one worker from {folder}: {error}.") from None
-        model.load_state_dict(weights)
-        import_state(optimizer, tensors, state["optimizer"])
-        self._skip_passes, self._skip_batches = state["passes"], state["batches"]
-        self._repeats = True
-        self._ledger.resume_at(state["samples"], 0)
-        self._ledger.pacer.resume(state["version"])
+        folder = Path(self._config.resume or "")
+        state, weights, tensors = read_checkpoint(folder, "lone.json", LoneState)
+        own = {plain_name(name): tensor for name, tensor in model.state_dict(keep_vars=True).items()}
+        if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in weights.items()}:
+            raise other_model(folder)
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(weights[name])
+        import_state(optimizer, tensors, state.optimizer)
+        self._resumed, self._repeats, self._steps = state, True, state.steps
+        self._ledger.resume_at(state.samples, 0)
+        self._ledger.pacer.resume(state.version)
 
 
 class _Counted:

@@ -96,14 +96,12 @@ class Loop:
         time, kind, _, worker, _, _ = event
         if kind == JOIN:
             self._join(worker, time)
-        elif not self._pacer.clocks.active:
-            self._idle.pop(worker, None)  # nobody to lose but those who wait for work to be given back
         elif kind == KILL:
             self._kill(worker, time)
         elif kind == STORE_FREE:
             self._now = time
             self._serve_next()
-        elif event is self._timer:
+        elif event is self._timer and self._pacer.clocks.active:
             self._ring(time)
 
     def _plan(self, time: float, kind: int, worker: int) -> Event:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from safetensors import SafetensorError
@@ -18,6 +18,7 @@ from paceline.store.optimizers import export_state, import_state
 from paceline.store.parameters import ParameterStore
 
 VERSION = 1
+T = TypeVar("T")
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +58,7 @@ def save_checkpoint(folder: Path, store: ParameterStore, segment: Tensor | None,
     partial.mkdir(parents=True)
     tensors, values = export_state(store.optimizer)
     save_file(
-        {slot: t.clone() for slot, t in store.named_weights()} | _buffers(store, segment),
+        {slot: t.contiguous().clone() for slot, t in store.named_weights()} | _buffers(store, segment),
         partial / "model.safetensors",
     )
     save_file(tensors, partial / "optimizer.safetensors")
@@ -69,30 +70,38 @@ def save_checkpoint(folder: Path, store: ParameterStore, segment: Tensor | None,
 
 def load_checkpoint(folder: Path, store: ParameterStore) -> tuple[RunState, dict[str, Tensor]]:
     """Put weights and optimizer state back; returns the rest, buffers included."""
-    try:
-        state = msgspec.json.decode((folder / "state.json").read_bytes(), type=RunState)
-        model = load_file(folder / "model.safetensors")
-        optimizer = load_file(folder / "optimizer.safetensors")
-    except FileNotFoundError as error:
-        raise TraceError(
-            f"no checkpoint to resume at {folder}: {Path(error.filename).name} is missing."
-        ) from None
-    except (OSError, msgspec.DecodeError, SafetensorError) as error:
-        raise TraceError(
-            f"the checkpoint at {folder} is damaged: {error}. Resume from another one."
-        ) from None
+    state, model, optimizer = read_checkpoint(folder, "state.json", RunState)
     if state.digest != store.layout.digest():
-        raise TraceError(
-            f"the checkpoint at {folder} belongs to another model. Resume it with the script it came from."
-        )
+        raise other_model(folder)
     for name, view in store.named_weights():
         view.copy_(model.pop(name))
     import_state(store.optimizer, optimizer, state.optimizer)
     return state, model
 
 
+def other_model(folder: Path) -> TraceError:
+    """The checkpoint is fine, the model is not the one it was taken of."""
+    return TraceError(
+        f"the checkpoint at {folder} belongs to another model. Resume it with the script it came from."
+    )
+
+
+def read_checkpoint(folder: Path, name: str, kind: type[T]) -> tuple[T, dict[str, Tensor], dict[str, Tensor]]:
+    """What the files of a checkpoint hold: the state `name`, the model, the optimizer."""
+    for file in (name, "model.safetensors", "optimizer.safetensors"):
+        if not (folder / file).is_file():
+            raise TraceError(f"no checkpoint to resume at {folder}: {file} is missing.")
+    try:
+        state = msgspec.json.decode((folder / name).read_bytes(), type=kind)
+        return state, load_file(folder / "model.safetensors"), load_file(folder / "optimizer.safetensors")
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError, SafetensorError) as error:
+        raise TraceError(
+            f"the checkpoint at {folder} is damaged: {error}. Resume from another one."
+        ) from None
+
+
 def _buffers(store: ParameterStore, segment: Tensor | None) -> dict[str, Tensor]:
     if segment is None:
         return {}
     views = store.layout.buffer_views(segment)
-    return {slot.name: v.clone() for slot, v in zip(store.layout.buffers, views, strict=True)}
+    return {slot.name: v.contiguous().clone() for slot, v in zip(store.layout.buffers, views, strict=True)}

@@ -108,7 +108,7 @@ class Layout(msgspec.Struct, frozen=True):
 
 def named_parameters(model: nn.Module, trained: Iterable[Tensor]) -> dict[str, Tensor]:
     """The model's parameters by name, tied ones once, then trained tensors outside of the model."""
-    named: dict[str, Tensor] = {_plain(name): p for name, p in model.named_parameters()}
+    named: dict[str, Tensor] = {plain_name(name): p for name, p in model.named_parameters()}
     known = {id(p) for p in named.values()}
     for index, tensor in enumerate(t for t in trained if id(t) not in known):
         named[f"optimizer.extra.{index}"] = tensor
@@ -117,15 +117,15 @@ def named_parameters(model: nn.Module, trained: Iterable[Tensor]) -> dict[str, T
 
 def tied_names(model: nn.Module) -> dict[str, str]:
     """Names under which a parameter stands a second time, and the name it has in the layout."""
-    first = {id(p): _plain(name) for name, p in model.named_parameters()}
-    named = ((_plain(name), p) for name, p in model.named_parameters(remove_duplicate=False))
+    first = {id(p): plain_name(name) for name, p in model.named_parameters()}
+    named = ((plain_name(name), p) for name, p in model.named_parameters(remove_duplicate=False))
     return {name: first[id(p)] for name, p in named if first[id(p)] != name}
 
 
 def named_buffers(model: nn.Module) -> dict[str, Tensor]:
     """The buffers that belong to the model's state."""
-    state = {_plain(name) for name in model.state_dict(keep_vars=True)}
-    return {_plain(name): b for name, b in model.named_buffers() if _plain(name) in state}
+    state = {plain_name(name) for name in model.state_dict(keep_vars=True)}
+    return {plain_name(name): b for name, b in model.named_buffers() if plain_name(name) in state}
 
 
 def describe(model: nn.Module, trained: Sequence[Tensor]) -> Layout:
@@ -184,7 +184,8 @@ def _is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return True
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """A parameter's name without what `torch.compile` puts into it."""
     return name.replace("_orig_mod.", "")
 
 

@@ -68,9 +68,7 @@ def mlp() -> nn.Module:
 
 def noisy() -> nn.Module:
     """Dropout draws random numbers, BatchNorm keeps buffers."""
-    return nn.Sequential(
-        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3)
-    )
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
 
 
 class Sum(nn.Module):
@@ -130,7 +128,8 @@ def in_rounds(samples: int, batch: int, workers: int, epochs: int) -> list[list[
         for _ in range(epochs)
         for first in range(0, samples, batch)
     ]
-    return [sum(batches[i : i + workers], []) for i in range(0, len(batches), workers)]
+    together = [batches[i : i + workers] for i in range(0, len(batches), workers)]
+    return [[index for batch in each for index in batch] for each in together]
 
 
 CASES = {

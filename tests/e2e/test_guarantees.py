@@ -1,0 +1,116 @@
+"""What the protocols promise, held by real workers of unequal speed."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+from e2e.scripts.cases import CASES, in_rounds
+from support.runs import Lab, Run, once
+
+EPOCHS, SAMPLES, BATCH, WORKERS = 3, 96, 4, 4
+SIZES = ("--samples", SAMPLES, "--batch", BATCH, "--epochs", EPOCHS)
+SLOWED = {"workers": WORKERS, "device_time_s": 0.002, "jitter": 0.5, "slow": {3: 4.0}}
+ASYNCHRONOUS = ["asp", "ssp", "dssp"]
+
+
+def sum_of_pushed(run: Run) -> Tensor:
+    """What the trace says has gone into the weights: the gradient of a sample is the sample."""
+    x, _ = CASES["exact"].samples(SAMPLES)
+    return sum((x[first : first + size].sum(0) for p in run.pushes for _, first, size in p.work), x[0] * 0)
+
+
+def test_bsp_with_the_same_seed_repeats_bit_for_bit_however_slow_who_is(lab: Lab) -> None:
+    """Dropout, BatchNorm and a shuffled loader included."""
+    args = ("train.py", "noisy", *SIZES, "--shuffle")
+    one = lab.trained(*args, workers=3, protocol="bsp", seed=7, device_time_s=0.002, slow={0: 3.0})
+    other = lab.trained(*args, workers=3, protocol="bsp", seed=7, device_time_s=0.001, slow={2: 6.0})
+    assert one.weights.keys() == other.weights.keys()
+    assert all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights)
+
+
+def test_another_seed_gives_another_order(lab: Lab) -> None:
+    args = ("train.py", "momentum", *SIZES, "--shuffle")
+    one, other = (lab.trained(*args, workers=2, protocol="bsp", seed=seed) for seed in (1, 2))
+    assert not torch.equal(one.weights["0.weight"], other.weights["0.weight"])
+
+
+@pytest.mark.parametrize(
+    ("protocol", "settings", "bound"),
+    [
+        ("bsp", {}, 0),
+        ("ssp", {"staleness": 0}, 0),
+        ("ssp", {"staleness": 2}, 2),
+        ("dssp", {"lower": 1, "upper": 3}, 3),
+        ("dssp", {"lower": 1, "upper": 3, "preset": "bounded_eager"}, 3),
+    ],
+)
+def test_nobody_starts_further_ahead_of_the_slowest_than_the_bound(
+    lab: Lab, protocol: str, settings: dict[str, int], bound: int
+) -> None:
+    """The last worker is slower, so the others run into the bound; their clocks are counted here."""
+    run = lab.trained("train.py", "momentum", *SIZES, protocol=protocol, settings=settings, **SLOWED)
+    gaps = gaps_at_release(run)
+    assert max(gaps) <= bound
+    assert run.result.max_clock_gap <= bound
+    if protocol == "ssp":
+        assert max(gaps) == bound, "the slow worker was not slow enough to prove anything"
+
+
+def gaps_at_release(run: Run) -> list[int]:
+    """How far ahead of the slowest each released worker was, as long as all four took part."""
+    clock = Counter(dict.fromkeys(range(WORKERS), 0))
+    gaps = []
+    for event in run.trace:
+        kind = type(event).__name__
+        if kind == "WorkerLeft":
+            break
+        if kind == "Decided":
+            clock.update([event.pushed])
+            gaps += [clock[worker] - min(clock.values()) for worker in event.release]
+    return gaps
+
+
+def test_ssp_without_staleness_makes_the_steps_of_bsp_in_parts(lab: Lab) -> None:
+    """Plain SGD, each push a fourth of a step: after each round the weights are those of BSP."""
+    runs = [
+        lab.trained("train.py", "sgd", *SIZES, workers=WORKERS, protocol=name, settings=settings)
+        for name, settings in (("bsp", {}), ("ssp", {"staleness": 0}))
+    ]
+    rounds = in_rounds(SAMPLES, BATCH, WORKERS, EPOCHS)
+    assert runs[0].result.updates == len(rounds)
+    assert runs[1].result.updates == len(rounds) * WORKERS
+    for name, tensor in runs[0].weights.items():
+        torch.testing.assert_close(runs[1].weights[name], tensor, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("protocol", ASYNCHRONOUS)
+def test_no_update_is_lost_or_applied_twice(lab: Lab, protocol: str) -> None:
+    """Whole numbers add up exactly in any order: the weights are the start minus every gradient."""
+    run = lab.trained("train.py", "exact", *SIZES, protocol=protocol, weighting="sum", **SLOWED)
+    model, _ = CASES["exact"].build()
+    x, _ = CASES["exact"].samples(SAMPLES)
+    assert torch.equal(run.weights["w"], model.state_dict()["w"] - EPOCHS * x.sum(0))
+    assert torch.equal(sum_of_pushed(run), EPOCHS * x.sum(0))
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("protocol", ASYNCHRONOUS)
+def test_no_update_is_lost_or_applied_twice_when_workers_are_killed(
+    lab: Lab, protocol: str, seed: int
+) -> None:
+    random = Random(f"{protocol}/{seed}")
+    running = lab.start("train.py", "exact", *SIZES, protocol=protocol, weighting="sum", **SLOWED)
+    running.until_training()
+    for rank in random.sample(range(WORKERS), 3):
+        time.sleep(random.uniform(0, 0.05))
+        running.kill(rank)
+    run = lab.finish(running)
+    model, _ = CASES["exact"].build()
+    assert torch.equal(run.weights["w"], model.state_dict()["w"] - sum_of_pushed(run))
+    assert run.used() == once(EPOCHS, SAMPLES)
