@@ -54,6 +54,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     cluster: dict[str, Any] | None = None
     """In an exact simulation: the cluster in whose virtual time the run takes place."""
 
+    replay: str | None = None
+    """Folder of a recorded run to be carried out again, verdict by verdict."""
+    until: int | None = None
+    """In a replay: the verdict after which to stop."""
+
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise ConfigError(f"workers must be at least 1, got {self.workers}.")

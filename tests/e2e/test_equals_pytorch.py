@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from e2e.scripts.cases import CASES, Case, in_rounds, large_batch
 from support.runs import Lab, once
+from support.tensors import assert_close, assert_equal, threads
 
 SAMPLES, BATCH, EPOCHS = 50, 4, 3
 SIZES = ("--samples", SAMPLES, "--batch", BATCH, "--epochs", EPOCHS)
-
-
-@contextmanager
-def threads(number: int) -> Iterator[None]:
-    """Sums are split among threads, so bits depend on their number."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def plain_pytorch(case: Case) -> dict[str, Tensor]:
@@ -38,18 +25,6 @@ def plain_pytorch(case: Case) -> dict[str, Tensor]:
         for x, y in loader:
             case.iteration(model, optimizer, x, y)
     return model.state_dict()
-
-
-def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float) -> None:
-    assert ours.keys() == theirs.keys()
-    for name, tensor in theirs.items():
-        torch.testing.assert_close(ours[name], tensor, rtol=tolerance, atol=tolerance, msg=name)
-
-
-def assert_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
-    assert ours.keys() == theirs.keys()
-    for name, tensor in theirs.items():
-        assert torch.equal(ours[name], tensor), f"{name} differs"
 
 
 @pytest.mark.parametrize("name", ["single", "momentum", "adamw", "noisy", "noisy_adamw"])

@@ -114,3 +114,14 @@ def test_no_update_is_lost_or_applied_twice_when_workers_are_killed(
     model, _ = CASES["exact"].build()
     assert torch.equal(run.weights["w"], model.state_dict()["w"] - sum_of_pushed(run))
     assert run.used() == once(EPOCHS, SAMPLES)
+
+
+@pytest.mark.parametrize("protocol", ["asp", "dssp"])
+def test_a_worker_slower_than_whole_epochs_of_the_others_adds_none(lab: Lab, protocol: str) -> None:
+    """Its passes over the loader find their epochs finished; it must not begin others at the end."""
+    sizes = ("--samples", 24, "--batch", 4, "--epochs", 6)
+    dials = {"workers": 3, "device_time_s": 0.002, "slow": {2: 40.0}, "settings": {}}
+    if protocol == "dssp":
+        dials["settings"] = {"lower": 30, "upper": 60}
+    run = lab.trained("train.py", "momentum", *sizes, protocol=protocol, **dials)
+    assert run.used() == once(6, 24)

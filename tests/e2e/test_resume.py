@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from e2e.scripts.cases import CASES
 from paceline.protocols import PROTOCOLS
 from support.runs import Lab, Run, Running, once
+from support.tensors import assert_equal
 
 SAMPLES, BATCH, EPOCHS = 90, 4, 8
 SIZES = ("--samples", SAMPLES, "--batch", BATCH, "--epochs", EPOCHS)
@@ -32,12 +32,6 @@ def in_two_parts(lab: Lab, *args: Any, after: int = 10, **dials: Any) -> tuple[R
     first = stop(lab, running)
     checkpoint = str(first.folder / "checkpoint")
     return first, lab.trained("train.py", *args, *SIZES, resume=checkpoint, **dials)
-
-
-def assert_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
-    assert ours.keys() == theirs.keys()
-    for name, tensor in theirs.items():
-        assert torch.equal(ours[name], tensor), f"{name} differs"
 
 
 @pytest.mark.parametrize("name", ["momentum", "adamw"])

@@ -79,15 +79,13 @@ class Step:
 
 
 def drive(
-    protocol: Pacing, schedule: Schedule, between: Callable[[int, Pacer], None] | None = None
+    protocol: Pacing, schedule: Schedule, between: Callable[[Pacer], None] | None = None
 ) -> Iterator[Step]:
-    """Carry a schedule out, event by event. `between` is called before each with its number."""
+    """Carry a schedule out, event by event; `between` may do something to the pacer before each."""
     world = _World(Pacer(protocol), schedule)
-    number = 0
     while world.queue:
         if between is not None:
-            between(number, world.pacer)
-        number += 1
+            between(world.pacer)
         step = world.next_step()
         if step is not None:
             yield step

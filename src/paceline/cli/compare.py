@@ -99,7 +99,7 @@ def _compare(
     results, folders = [], []
     with LocalEngine(shared["script"]) as engine:
         for number, (name, settings) in enumerate(wanted, 1):
-            config = make_config(shared, name, settings, runs)
+            config = make_config(shared | {"protocol": name, "settings": settings}, runs)
             console.print(f"[bold]{number}/{len(wanted)} {name}[/]", highlight=False)
             results.append(conduct(engine, config))
             folders.append(config.path)

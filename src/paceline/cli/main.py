@@ -11,6 +11,7 @@ import typer
 from paceline.cli.common import DEBUG
 from paceline.cli.compare import compare
 from paceline.cli.protocols import protocols
+from paceline.cli.replay import replay
 from paceline.cli.report import report
 from paceline.cli.simulate import simulate
 from paceline.cli.train import train
@@ -39,7 +40,7 @@ def options(
         os.environ[DEBUG] = "1"
 
 
-for command in (train, compare, simulate, protocols, report):
+for command in (train, compare, simulate, replay, protocols, report):
     app.command()(command)
 
 

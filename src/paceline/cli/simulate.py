@@ -178,7 +178,7 @@ def _exact(
     done = []
     with LocalEngine(str(script)) as engine:
         for name, settings in wanted:
-            config = make_config(shared, name, settings, runs)
+            config = make_config(shared | {"protocol": name, "settings": settings}, runs)
             done.append((conduct(engine, config), config.path))
     return done
 

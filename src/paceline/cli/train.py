@@ -22,6 +22,7 @@ from paceline.cli.common import (
 
 
 def train(
+    context: typer.Context,
     script: o.Script,
     args: o.Args = None,
     protocol: Annotated[
@@ -43,7 +44,10 @@ def train(
     on_failure: o.OnFailure = "continue",
     private_weights: o.PrivateWeights = False,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on from a stopped run's checkpoint.")
+        Path | None,
+        typer.Option(
+            metavar="RUN", help="Go on from a stopped run's checkpoint, with its flags unless given anew."
+        ),
     ] = None,
     runs: o.Runs = Path("runs"),
     json: o.Json = False,
@@ -59,7 +63,7 @@ def train(
         check_script(script)
         settings = parse_settings(set_ or [])
         checked_protocol(protocol, settings)
-        shared = {
+        asked = {
             "script": str(script),
             "args": tuple(args or ()),
             "workers": workers,
@@ -75,18 +79,19 @@ def train(
             "slow": parse_slow(slow or []),
             "device_time_s": device_time,
             "jitter": jitter,
-            "resume": str(find_checkpoint(resume)) if resume else None,
+            "protocol": protocol,
+            "settings": settings,
         }
-        _run(shared, protocol, settings, runs, json)
+        if resume is not None:
+            asked = _as_before(resume, asked, _typed(context))
+        _run(asked, runs, json)
 
 
-def _run(
-    shared: dict[str, Any], protocol: str | None, settings: dict[str, Any], runs: Path, json: bool
-) -> None:
+def _run(asked: dict[str, Any], runs: Path, json: bool) -> None:
     from paceline.cli.conduct import conduct
     from paceline.engines.local import LocalEngine
 
-    config = make_config(shared, protocol, settings, runs)
+    config = make_config(asked, runs)
     warn_if_crowded(config.workers, config.device_time_s)
     with LocalEngine(config.script) as engine:
         result = conduct(engine, config)
@@ -101,19 +106,46 @@ def _run(
         print(f"{config.folder}")
 
 
-def make_config(shared: dict[str, Any], protocol: str | None, settings: dict[str, Any], runs: Path) -> Any:
+def _typed(context: typer.Context) -> set[str]:
+    """The configuration fields that were given on the command line."""
+    names = {"set_": "settings", "device_time": "device_time_s"}
+    typed = (name for name in context.params if _was_typed(context, name))
+    return {names.get(name, name) for name in typed}
+
+
+def _was_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _as_before(run: Path, asked: dict[str, Any], typed: set[str]) -> dict[str, Any]:
+    """A resumed run keeps its configuration, but for what was typed."""
+    import msgspec
+
+    from paceline.config import RunConfig
+    from paceline.errors import TraceError
+
+    checkpoint = find_checkpoint(run)
+    try:
+        old = msgspec.json.decode((checkpoint.parent / "config.json").read_bytes(), type=RunConfig)
+    except (OSError, msgspec.DecodeError) as error:
+        raise TraceError(f"cannot read the configuration of {checkpoint.parent}: {error}.") from None
+    kept = {field: getattr(old, field) for field in asked if field not in typed}
+    return asked | kept | {"resume": str(checkpoint)}
+
+
+def make_config(asked: dict[str, Any], runs: Path) -> Any:
     """A checked configuration in a new run folder."""
     import msgspec
 
     from paceline.config import RunConfig
     from paceline.errors import ConfigError
 
-    fields = shared | {"protocol": protocol, "settings": settings, "run": "", "folder": ""}
     try:
-        config = msgspec.convert(fields, RunConfig)
+        config = msgspec.convert(asked | {"run": "", "folder": ""}, RunConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{error}.") from None
-    run, folder = new_run(runs, protocol or "script")
+    run, folder = new_run(runs, config.protocol or "script")
     return msgspec.structs.replace(config, run=run, folder=str(folder))
 
 

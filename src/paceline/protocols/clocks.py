@@ -124,8 +124,6 @@ class ClockTable(Clocks):
         self._at[clock] = self._at.get(clock, 0) + 1
         self._samples.setdefault(worker, 0)
         self._read[worker] = self.version
-        if len(self._completed) == 1:
-            self.fastest = clock
         self._laggards = None
 
     def leave(self, worker: int) -> None:

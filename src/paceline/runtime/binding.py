@@ -6,7 +6,8 @@ straight into shared memory, and a push copies nothing.
 
 Views are lost when somebody replaces them (`model.zero_grad()`, `.double()`, `load_state_dict` with
 assign): every push looks for that, copies what is needed and binds again. A parameter that took no
-part in backward is told by the version counter of its gradient, which flat zeroing does not raise.
+part in backward is told by the version counter of its gradient, which flat zeroing does not raise
+and which clipping raises less than it raises the others'.
 
 On another device than the CPU, the model is tied to flat memory there, and the shared memory is
 its (pinned) staging area: one copy each way per iteration. That path is not tested on hardware.
@@ -37,6 +38,7 @@ class Binding:
         self._buffers = [buffers[slot.name] for slot in self.layout.buffers]
         self.index = {id(p): i for i, p in enumerate(self._trained)}
         self._device = _one_device([*self._parameters, *self._buffers])
+        self._present: set[int] = set()
         self._segment: Segment | None = None
         self._weights: Segment | None = None
 
@@ -67,21 +69,23 @@ class Binding:
 
     def collect(self) -> tuple[int, ...]:
         """Make sure that all gradients are in the segment; which parameters have none."""
-        missing = []
+        rose = [view._version - seen for view, seen in zip(self._gradients, self._seen, strict=True)]
+        most = max(rose)
         for i, (parameter, view) in enumerate(zip(self._trained, self._gradients, strict=True)):
             gradient = parameter.grad
             if gradient is view:
-                if view._version == self._seen[i]:
-                    missing.append(i)
+                if rose[i] == most > 0 or (rose[i] and bool(view.any())):
+                    self._present.add(i)
             elif gradient is None:
                 view.zero_()
-                missing.append(i)
+                self._present.discard(i)
             else:
                 view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+                self._present.add(i)
             parameter.grad = view
         if self._device.type != "cpu":
             self._to_host()
-        return tuple(missing)
+        return tuple(i for i in range(len(rose)) if i not in self._present)
 
     def pull(self) -> None:
         """New weights have arrived."""
@@ -95,8 +99,10 @@ class Binding:
         self.pull()
         self._seen = [view._version for view in self._gradients]
 
-    def zero(self) -> None:
-        """Zero all gradients at once."""
+    def zero(self, set_to_none: bool) -> None:
+        """Zero all gradients at once. Unless they become None, they take part in the next step as zeros."""
+        if set_to_none:
+            self._present.clear()
         for flat in self._flats:
             flat.zero_()
         for i, (parameter, view) in enumerate(zip(self._trained, self._gradients, strict=True)):

@@ -26,7 +26,7 @@ from paceline.runtime.member import Member
 from paceline.store.budget import Batch
 from paceline.store.checkpoint import model_state, save_checkpoint, save_weights
 from paceline.store.ledger import run_started
-from paceline.store.parameters import Gradients, shares, use_threads
+from paceline.store.parameters import Gradients, shares
 from paceline.trace import TraceWriter, events
 
 NEVER_PREPARED = "the script ended without pace.prepare(model, optimizer, loader), so nothing was trained."
@@ -187,7 +187,7 @@ class Owner:
         """Gradient, flush, releases: in this order, so that a release contains what caused it."""
         run, clocks = self._started, self._started.ledger.pacer.clocks
         scale = 1.0
-        use_threads(run.store.layout, self._idle_cores())
+        run.store.use_cores(self._idle_cores())
         if decision.fate is Fate.APPLY:
             assert decision.pushed is not None
             member = self.members[decision.pushed]

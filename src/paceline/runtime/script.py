@@ -9,6 +9,7 @@ import runpy
 import sys
 import traceback
 from pathlib import Path
+from textwrap import shorten
 
 import numpy as np
 import torch
@@ -22,6 +23,9 @@ from paceline.runtime.seat import Seat
 from paceline.runtime.solo import LonePace
 from paceline.runtime.worker import WorkerPace
 from paceline.trace import TraceWriter, events
+
+LONGEST = 500
+"""Characters of an error that are passed on; the log has all of it."""
 
 
 def run_script(seat: Seat, threads: int) -> int:
@@ -88,7 +92,7 @@ def _leave_a_trace(seat: Seat, error: BaseException, text: str) -> None:
 
 
 def _one_line(error: BaseException) -> str:
-    message = " ".join(str(error).split())
+    message = shorten(str(error), LONGEST, placeholder=" ... (see the log)")
     return message if isinstance(error, PacelineError) else f"{type(error).__name__}: {message}".rstrip(": ")
 
 

@@ -176,7 +176,7 @@ class LonePace(Alone):
         return result
 
     def _check(self) -> bool:
-        gradients = [p.grad for p in self._trained if p.grad is not None]
+        gradients = [_dense(p.grad) for p in self._trained if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         if math.isfinite(norm) or all(bool(torch.isfinite(g).all()) for g in gradients):
             if self._config.clip_norm is not None:
@@ -192,7 +192,7 @@ class LonePace(Alone):
     def _bad_parameter(self) -> str:
         assert self._model is not None
         for name, p in self._model.named_parameters():
-            if p.grad is not None and not bool(torch.isfinite(p.grad).all()):
+            if p.grad is not None and not bool(torch.isfinite(_dense(p.grad)).all()):
                 return name
         return "?"
 
@@ -294,6 +294,11 @@ class _Counted:
 
     def __iter__(self) -> Iterator[Any]:
         return self._pace.batches(self._loader)
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    """The numbers of a gradient, be it sparse or not."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def _length(loader: Any) -> tuple[int | None, int | None]:

@@ -110,7 +110,7 @@ class WorkerPace(Pace):
         )
 
     def _zero_grad(self, set_to_none: bool = True) -> None:
-        self._binding.zero()
+        self._binding.zero(set_to_none)
 
     def _state_is_elsewhere(self, optimizer: torch.optim.Optimizer) -> None:
         self._warn(

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from paceline.config import RunConfig
 from paceline.protocols import Decision, Fate, Pacer, Pacing
 from paceline.protocols.settings import resolved
 from paceline.store.budget import Batch, Budget, Source
-from paceline.trace import events
+from paceline.store.recorded import RecordedBudget
+from paceline.trace import events, read_trace
 from paceline.trace.events import Event
 
 
@@ -62,7 +64,9 @@ class Ledger:
 
     def offer(self, source: Source | None, present: Collection[int]) -> None:
         """The work there is, for the ranks that are there."""
-        if source is not None:
+        if source is not None and self.config.replay is not None:
+            self.budget = RecordedBudget(source, self.config.workers, read_trace(Path(self.config.replay)))
+        elif source is not None:
             self.budget = Budget(source, self.config.workers, self.config.shards)
             for absent in set(range(self.config.workers)).difference(present):
                 self.budget.give_back(absent)

@@ -9,11 +9,12 @@ pass over memory. Nothing is applied before it is known to be finite.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from paceline.store.lanes import Lanes
 from paceline.store.layout import Layout
 from paceline.store.optimizers import (
     GroupSettings,
@@ -21,6 +22,7 @@ from paceline.store.optimizers import (
     apply_settings,
     build_optimizer,
 )
+from paceline.store.pieces import Piece, Pieces
 
 CHUNK = 1 << 19
 """Elements reduced at once: two megabytes of float32, which the cache still holds for the norm."""
@@ -34,6 +36,7 @@ class Gradients:
     def __init__(self, layout: Layout, segment: Tensor) -> None:
         self.views = layout.gradient_views(segment)
         self.flats = [region.flat(segment, region.gradients) for region in layout.regions]
+        self.chunks = [chunk for flat in self.flats for chunk in flat.split(CHUNK)]
         self.missing: frozenset[int] = frozenset()
         """Trained parameters that have no gradient in this push."""
 
@@ -55,9 +58,25 @@ class ParameterStore:
         trained = [
             v for v, slot in zip(self.views, layout.parameters, strict=True) if slot.gradient is not None
         ]
-        self.optimizer = build_optimizer(spec, trained, fast)
+        self._optimizer = build_optimizer(spec, trained, fast)
+        self._spec = spec
         self._trained = trained
         self._flats = [region.flat(weights, region.weights) for region in layout.regions]
+        self._lanes = Lanes()
+        self._even = fast and Pieces.suit(layout, spec)
+        self._pieces: Pieces | None = None
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer with one state per parameter, as checkpoints know it."""
+        if self._pieces is not None:
+            self._pieces.hand_back(self._optimizer, self._trained)
+            self._pieces = None
+        return self._optimizer
+
+    def use_cores(self, idle: int) -> None:
+        """Use the idle cores for a large model; one otherwise, where more only get in the way."""
+        self._lanes.open(idle if self.layout.gradient_bytes >= MANY_THREADS_BYTES else 1)
 
     def apply(
         self,
@@ -66,38 +85,79 @@ class ParameterStore:
         scale: float,
         norm: float | None = None,
         clip: float | None = None,
+        copies: Sequence[Tensor] = (),
     ) -> None:
-        """One optimizer step with these gradients, the learning rate scaled."""
+        """One optimizer step with these gradients, the learning rate scaled; then `copies` of the weights."""
         if clip is not None:
             self._clip(gradients, clip, norm)
+        pieces = self._whole(gradients)
+        if pieces is not None:
+            self._step_pieces(pieces, gradients, settings, scale, copies)
+            return
+        self._step_parameters(gradients, settings, scale)
+        for segment in copies:
+            self.copy_weights(segment)
+
+    def _whole(self, gradients: Gradients) -> Pieces | None:
+        """The weights in pieces, as long as all parameters have gone the same way."""
+        if self._even and gradients.missing:
+            self._even = False
+        elif self._even and self._pieces is None:
+            pieces = Pieces(self.layout, self._spec, self._flats)
+            self._even = pieces.take(self._optimizer, self._trained)
+            self._pieces = pieces
+        return self._pieces if self._even else None
+
+    def _step_pieces(
+        self,
+        pieces: Pieces,
+        gradients: Gradients,
+        settings: list[GroupSettings],
+        scale: float,
+        copies: Sequence[Tensor],
+    ) -> None:
+        targets = [self._regions(segment) for segment in copies]
+
+        def step(item: tuple[int, Piece]) -> None:
+            group, piece = item
+            piece.step(gradients.flats, settings[group], scale)
+            for target in targets:
+                target[piece.region][piece.span].copy_(piece.weights)
+
+        self._lanes.map(step, pieces.all)
+
+    def _step_parameters(self, gradients: Gradients, settings: list[GroupSettings], scale: float) -> None:
+        optimizer = self.optimizer
         for index, (parameter, view) in enumerate(zip(self._trained, gradients.views, strict=True)):
             parameter.grad = None if index in gradients.missing else view
-        apply_settings(self.optimizer, settings)
-        for group in self.optimizer.param_groups:
+        apply_settings(optimizer, settings)
+        for group in optimizer.param_groups:
             group["lr"] = group["lr"] * scale
-        self.optimizer.step()
+        optimizer.step()
 
     def reduce(self, contributions: Mapping[int, tuple[Gradients, float]]) -> tuple[Gradients, float]:
         """Weighted sum of several workers' gradients, into the first one's memory, and its norm.
 
         A parameter counts as missing only if it is missing from all.
         """
-        first = next(iter(contributions.values()))[0]
         parts = list(contributions.values())
-        square = 0.0
-        for index in range(len(first.flats)):
-            square += _reduce_flat([(g.flats[index], share) for g, share in parts])
+        first = parts[0][0]
+        places = range(len(first.chunks))
+        squares = self._lanes.map(lambda i: _reduce([(g.chunks[i], share) for g, share in parts]), places)
         first.missing = frozenset.intersection(*(g.missing for g, _ in parts))
-        return first, math.sqrt(square)
+        return first, math.sqrt(sum(squares))
 
     def norm(self, gradients: Gradients) -> float:
         """The gradient's norm; not finite exactly when some element is not (overflow aside)."""
-        return math.sqrt(sum(_square(flat) for flat in gradients.flats))
+        return math.sqrt(sum(self._lanes.map(_square, gradients.chunks)))
 
     def copy_weights(self, segment: Tensor) -> None:
         """Give a sleeping worker the current weights."""
-        for region, flat in zip(self.layout.regions, self._flats, strict=True):
-            region.flat(segment, region.weights).copy_(flat)
+        for target, flat in zip(self._regions(segment), self._flats, strict=True):
+            target.copy_(flat)
+
+    def _regions(self, weights: Tensor) -> list[Tensor]:
+        return [region.flat(weights, region.weights) for region in self.layout.regions]
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """All parameters by name."""
@@ -111,24 +171,13 @@ class ParameterStore:
                 flat.mul_(clip / (norm + 1e-6))
 
 
-def use_threads(layout: Layout, idle_cores: int) -> None:
-    """Use the idle cores for a large model; one thread otherwise, where more only get in the way."""
-    many = layout.gradient_bytes >= MANY_THREADS_BYTES
-    torch.set_num_threads(max(1, idle_cores) if many else 1)
-
-
-def _reduce_flat(parts: list[tuple[Tensor, float]]) -> float:
-    """Accumulate into the first part, chunk by chunk; the sum of squares of the result."""
+def _reduce(parts: list[tuple[Tensor, float]]) -> float:
+    """Accumulate one chunk into the first part; the sum of squares of the result."""
     into = parts[0][0]
-    narrow = into.dtype in (torch.bfloat16, torch.float16)
-    square = 0.0
-    for start in range(0, into.numel(), CHUNK):
-        chunk = into[start : start + CHUNK]
-        total = _accumulate([(part[start : start + CHUNK], share) for part, share in parts], narrow)
-        square += _square(total)
-        if total.data_ptr() != chunk.data_ptr():
-            chunk.copy_(total)
-    return square
+    total = _accumulate(parts, narrow=into.dtype in (torch.bfloat16, torch.float16))
+    if total.data_ptr() != into.data_ptr():
+        into.copy_(total)
+    return _square(total)
 
 
 def _accumulate(parts: list[tuple[Tensor, float]], narrow: bool) -> Tensor:

@@ -82,12 +82,203 @@ class Sum(nn.Module):
         return x @ self.w
 
 
+class Tied(nn.Module):
+    """One matrix under two names."""
+
+    def __init__(self, sparse: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 3, sparse=sparse)
+        self.mix = nn.Linear(3, 3)
+        self.out = nn.Linear(3, 10, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.mix(self.embed(x).mean(1))))
+
+
+class Embedded(nn.Module):
+    """Gradients of the table are sparse; all but the last of its rows are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 4, sparse=True)
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.embed(x).mean(1))
+
+
+class Heads(nn.Module):
+    """Some parameters have no gradient in some steps: a batch without the last class, one never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.main, self.rare = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+        self.never = nn.Parameter(torch.ones(7))
+
+    def forward(self, x: Tensor, rare: Tensor | None = None) -> Tensor:
+        hidden = torch.tanh(self.body(x))
+        out = self.main(hidden)
+        if rare is not None and bool(rare.any()):
+            out = torch.where(rare[:, None], out + self.rare(hidden), out)
+        return out
+
+
+class HalfFrozen(nn.Module):
+    """A backbone that is not trained, and buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Linear(6, 8).requires_grad_(False)
+        self.head = nn.Linear(8, 3)
+        self.register_buffer("scale", torch.tensor(2.0))
+        self.register_buffer("scratch", torch.zeros(3), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.backbone(x))) * self.scale
+
+
+class TwoTypes(nn.Module):
+    """float32 and float64 in one model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lower, self.upper = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def to(self, dtype: torch.dtype) -> TwoTypes:  # type: ignore[override]
+        self.lower.float()
+        self.upper.double()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.upper(torch.tanh(self.lower(x.float())).double())
+
+
+def channels_last() -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 3), nn.Flatten(), nn.Linear(12, 3))
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def compiled() -> nn.Module:
+    return torch.compile(mlp(), backend="aot_eager")  # type: ignore[return-value]
+
+
 def add_up(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor:
     loss = model(x).sum()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
     return loss.detach() * 0
+
+
+def routed(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x, y == 2), y)
+
+
+def zero_first(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor:
+    optimizer.zero_grad()
+    loss = routed(model, x, y)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def zero_between(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor:
+    loss = routed(model, x, y)
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def zero_kept(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor:
+    loss = routed(model, x, y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    return loss
+
+
+def model_zero(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor:
+    loss = routed(model, x, y)
+    loss.backward()
+    optimizer.step()
+    model.zero_grad()
+    return loss
+
+
+def model_zero_kept(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor:
+    loss = routed(model, x, y)
+    loss.backward()
+    optimizer.step()
+    model.zero_grad(set_to_none=False)
+    return loss
+
+
+def clipped(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor:
+    """So wide a clip that it never bites, and yet touches every gradient."""
+    loss = routed(model, x, y)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+def with_closure(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor:
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    loss = optimizer.step(closure)
+    assert isinstance(loss, Tensor)
+    return loss
+
+
+def accumulated(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor:
+    """Two backward passes per step."""
+    total = torch.zeros(())
+    for half_x, half_y in zip(x.chunk(2), y.chunk(2), strict=True):
+        loss = F.cross_entropy(model(half_x), half_y) / 2
+        loss.backward()
+        total = total + loss.detach()
+    optimizer.step()
+    optimizer.zero_grad()
+    return total
+
+
+def rebuilt_graph(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor:
+    """`create_graph` makes backward replace gradients instead of adding to them."""
+    loss = F.cross_entropy(model(x), y)
+    loss.backward(create_graph=True)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+def autocast(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+def in_groups(model: nn.Module) -> Optimizer:
+    """Every parameter with settings of its own."""
+    groups = [
+        {"params": [p], "lr": 0.01 * (i + 1), "weight_decay": 0.1 * i, "betas": (0.9, 0.99 - 0.1 * i)}
+        for i, p in enumerate(model.parameters())
+    ]
+    return torch.optim.AdamW(groups)
+
+
+def outside(model: nn.Module) -> Optimizer:
+    """A trained tensor that belongs to no module stays out of the model's state."""
+    return torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
 
 
 @dataclass(frozen=True)
@@ -141,3 +332,28 @@ CASES = {
     "single": Case(dtype=torch.float32),
     "exact": Case(Sum, lambda model: torch.optim.SGD(model.parameters(), lr=1.0), counts, add_up),
 }
+LARGE_BATCH = {
+    "tied": Case(Tied, momentum, tokens),
+    "sparse": Case(Embedded, plain_sgd, tokens),
+    "frozen": Case(HalfFrozen, adamw),
+    "two_types": Case(TwoTypes, momentum),
+    "channels_last": Case(channels_last, momentum, images),
+    "compiled": Case(compiled, momentum),
+    "groups": Case(optimizer=in_groups),
+    "outside": Case(optimizer=outside),
+    "zero_first": Case(Heads, adamw, iteration=zero_first),
+    "zero_between": Case(Heads, adamw, iteration=zero_between),
+    "zero_kept": Case(Heads, adamw, iteration=zero_kept),
+    "model_zero": Case(Heads, adamw, iteration=model_zero),
+    "model_zero_kept": Case(Heads, adamw, iteration=model_zero_kept),
+    "clipped": Case(Heads, adamw, iteration=clipped),
+    "closure": Case(optimizer=adamw, iteration=with_closure),
+    "accumulated": Case(iteration=accumulated),
+    "rebuilt_graph": Case(iteration=rebuilt_graph),
+}
+"""What has to equal one process with the large batch in lockstep."""
+ROUGH = {
+    "half": Case(dtype=torch.bfloat16),
+    "autocast": Case(iteration=autocast, dtype=torch.float32),
+}
+CASES |= LARGE_BATCH | ROUGH

@@ -1,0 +1,106 @@
+"""`paceline replay`: carry a recorded run out again, to the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli import options as o
+from paceline.cli.common import errors_for_people, new_run, print_json
+
+if TYPE_CHECKING:
+    from paceline.config import RunConfig
+
+
+def replay(
+    run: Annotated[Path, typer.Argument(help="The folder of a recorded run, such as runs/latest.")],
+    until: Annotated[
+        int | None, typer.Option(help="Stop after this verdict; the weights as they were then are kept.")
+    ] = None,
+    runs: o.Runs = Path("runs"),
+    json: o.Json = False,
+) -> None:
+    """Re-execute a recorded run, asynchronous or not, from its trace: same arrivals, same data, same weights.
+
+    The same workers compute again; the store hears them in the recorded order and at the recorded
+    times. Ends with 1 if the weights differ from the recorded ones in a single bit.
+    """
+    with errors_for_people():
+        from paceline.cli.conduct import conduct
+        from paceline.engines.local import LocalEngine
+        from paceline.errors import RunStopped
+
+        config = _config(run, until, runs)
+        answer: dict[str, Any] = {"run": config.folder, "replayed": str(run), "until": until}
+        with LocalEngine(config.script) as engine:
+            try:
+                conduct(engine, config)
+            except RunStopped:
+                if until is None and not _was_stopped(run):
+                    raise
+        answer |= _verdict(run, config.path, until)
+        if json:
+            print_json(answer)
+        else:
+            print(answer["verdict"])
+            print(config.folder)
+        if answer["identical"] is False:
+            raise typer.Exit(1)
+
+
+def _config(run: Path, until: int | None, runs: Path) -> RunConfig:
+    import msgspec
+
+    from paceline.config import RunConfig
+    from paceline.errors import ConfigError, TraceError
+
+    try:
+        old = msgspec.json.decode((run / "config.json").read_bytes(), type=RunConfig)
+    except (OSError, msgspec.DecodeError) as error:
+        raise TraceError(f"no recorded run at {run}: {error}.") from None
+    if old.workers == 1 or old.cluster is not None or old.script is None:
+        raise ConfigError(
+            "only a real run of several workers needs a replay; run anything else again, it repeats."
+        )
+    name, folder = new_run(runs, "replay")
+    changes: dict[str, Any] = {"slow": {}, "device_time_s": None, "jitter": 0.0, "on_failure": "continue"}
+    return msgspec.structs.replace(
+        old, run=name, folder=str(folder), replay=str(run.resolve()), until=until, **changes
+    )
+
+
+def _was_stopped(run: Path) -> bool:
+    from paceline.trace import read_trace, tally
+
+    return tally(read_trace(run)).result().status != "finished"
+
+
+def _verdict(run: Path, again: Path, until: int | None) -> dict[str, Any]:
+    """Compare what the two runs decided, and what they arrived at."""
+    if until is not None:
+        weights = again / "weights.safetensors"
+        return {"identical": None, "verdict": f"stopped after verdict {until}; the weights are in {weights}"}
+    decisions, bits = _same_decisions(run, again), _same_weights(run, again)
+    verdict = "the same verdicts" if decisions else "other verdicts"
+    verdict += ", the same weights bit for bit" if bits else ", and other weights"
+    return {"identical": decisions and bits, "verdict": verdict}
+
+
+def _same_decisions(run: Path, again: Path) -> bool:
+    from paceline.trace import read_trace
+    from paceline.trace.events import Decided
+
+    def taken(folder: Path) -> list[Any]:
+        seen = (e for e in read_trace(folder) if isinstance(e, Decided))
+        return [(e.number, e.pushed, e.fate, e.flushed, e.release, e.version, e.work) for e in seen]
+
+    return taken(run) == taken(again)
+
+
+def _same_weights(run: Path, again: Path) -> bool:
+    from safetensors.torch import load_file
+
+    first, second = load_file(run / "weights.safetensors"), load_file(again / "weights.safetensors")
+    return first.keys() == second.keys() and all(bool((first[name] == second[name]).all()) for name in first)

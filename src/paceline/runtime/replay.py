@@ -1,0 +1,133 @@
+"""Replay: a recorded run carried out again, verdict by verdict.
+
+An asynchronous run is not repeatable, because arrivals are not. But given the order of arrivals, the
+work behind each push and the times the protocol saw, everything else follows: the same workers
+compute the same gradients on the same weights, and the store arrives at the same bits. So real
+workers are started, and the owner hears them in the order of the record, at the recorded times.
+Whatever they say too early waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from collections import deque
+from collections.abc import Iterable
+
+from paceline.errors import RunError
+from paceline.fabric.channel import Channel
+from paceline.runtime import messages as m
+from paceline.runtime.member import Member
+from paceline.runtime.owner import Owner
+from paceline.trace.events import AnyEvent, Decided, WorkerJoined, WorkerLeft
+
+PATIENT = (m.Push, m.Away, m.Back, m.Leave, m.Failed)
+"""What is heard at its recorded time only; requests for work and remarks are answered at once."""
+
+
+class ReplayLoop:
+    """Attends to workers in the order of a record."""
+
+    def __init__(self, record: Iterable[AnyEvent], until: int | None, stop: int) -> None:
+        """`until`: the number of the verdict after which to stop."""
+        self.now = 0.0
+        self._record = list(record)
+        self._until = until
+        self._stop = stop
+        self._held: dict[int, deque[m.FromWorker]] = {}
+
+    def clock(self) -> float:
+        """The recorded time of what is being carried out."""
+        return self.now
+
+    def attach(self, owner: Owner, workers: list[tuple[Channel, int]]) -> None:
+        """The run to carry out."""
+        self._owner = owner
+        for rank, (channel, pid) in enumerate(workers):
+            owner.add(rank, channel, pid)
+            self._held[rank] = deque()
+
+    def run(self) -> None:
+        """Until the record ends, or the verdict asked for."""
+        while self._owner.halted is None and not all(x.registered for x in self._owner.living):
+            self._listen()
+        seen: set[int] = set()
+        for event in self._record:
+            if self._owner.halted is not None:
+                break
+            self.now = max(self.now, event.t)
+            self._carry_out(event, seen)
+            if isinstance(event, Decided) and self._until is not None and event.number >= self._until:
+                self._owner.halt("stopped", f"replayed up to verdict {event.number}")
+        if self._owner.living:
+            self._owner.halt("stopped", "the record ends here")
+            self._drain()
+
+    def _carry_out(self, event: AnyEvent, seen: set[int]) -> None:
+        members = self._owner.members
+        if isinstance(event, Decided) and event.pushed is not None:
+            self._hear(members[event.pushed], m.Push)
+        elif isinstance(event, WorkerJoined):
+            if event.worker in seen:
+                self._hear(members[event.worker], m.Back)
+            seen.add(event.worker)
+        elif isinstance(event, WorkerLeft) and event.reason in ("died", "failed"):
+            self._kill(members[event.worker], event.detail)
+        elif isinstance(event, WorkerLeft) and event.reason != "stopped":
+            self._hear(members[event.worker], m.Away if event.reason == "away" else m.Leave)
+
+    def _hear(self, member: Member, kind: type[m.FromWorker]) -> None:
+        """Wait for what the record says comes next from this worker."""
+        while not self._held[member.rank] and not member.gone and self._owner.halted is None:
+            self._listen()
+        if not self._held[member.rank]:
+            return
+        message = self._held[member.rank].popleft()
+        if isinstance(message, m.Away | m.Back) and not isinstance(message, kind):
+            self._owner.handle(member, message, [])  # in lockstep an evaluation leaves no mark on record
+            self._hear(member, kind)
+        elif isinstance(message, kind):
+            self._owner.handle(member, message, [])
+        else:
+            said, due = type(message).__name__, kind.__name__
+            self._owner.halt(
+                "failed", f"replay left the record: rank {member.rank} said {said} when {due} was due"
+            )
+
+    def _listen(self) -> None:
+        """Take in what workers say; nobody is heard further than its next message of weight."""
+        attentive = {x.channel.fileno(): x for x in self._owner.living if not self._held[x.rank]}
+        ready, _, _ = select.select([*attentive, self._stop], [], [])
+        for fd in ready:
+            if fd == self._stop:
+                self._owner.halt("stopped", "interrupted")
+            elif not attentive[fd].gone:
+                self._take(attentive[fd])
+
+    def _take(self, member: Member) -> None:
+        received = None
+        with contextlib.suppress(RunError, OSError):
+            received = member.channel.receive(m.worker_decoder)
+        if received is None:
+            self._owner.lost(member, "its process ended")
+        elif isinstance(received[0], PATIENT):
+            self._held[member.rank].append(received[0])
+        else:
+            self._owner.handle(member, *received)
+
+    def _kill(self, member: Member, detail: str) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member.pid, signal.SIGKILL)
+        self._owner.lost(member, detail)
+
+    def _drain(self) -> None:
+        for member in self._owner.living:
+            for message in self._held[member.rank]:
+                self._owner.handle(member, message, [])
+            while not member.gone:
+                self._held[member.rank].clear()
+                self._take(member)
+                for message in self._held[member.rank]:
+                    self._owner.handle(member, message, [])

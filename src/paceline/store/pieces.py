@@ -1,0 +1,174 @@
+"""Trained weights as a few long pieces, each with a torch optimizer of its own.
+
+An optimizer of many small tensors is busy with counting them. An element-wise one does not care
+where one parameter ends and the next begins, so it may as well run over their flat memory (the
+padding between them is zero and stays so). Pieces are of a fixed size: several threads can share
+them, a piece just updated is still in cache when it is copied to a worker, and the result does not
+depend on either.
+
+Only while every parameter has a gradient in every push, and so all have taken the same number of
+steps. Checkpoints, and pushes that lack some parameter's gradient, see one state per parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.store.layout import Layout, Slot
+from paceline.store.optimizers import Group, GroupSettings, OptimizerSpec, apply_settings, build_optimizer
+
+ELEMENTWISE = frozenset(
+    "ASGD Adadelta Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD".split()  # noqa: SIM905
+)
+PIECE = 1 << 20
+"""Elements of a piece: four megabytes of float32."""
+
+State = dict[str, Any]
+
+
+class Piece:
+    """Neighbouring trained weights of one dtype and one parameter group."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, weights: Tensor, region: int, start: int) -> None:
+        self.optimizer = optimizer
+        self.weights = weights
+        self.region = region
+        self.span = slice(start, start + weights.numel())
+        """Its place in its region's flat vector."""
+
+    def step(self, gradients: Sequence[Tensor], settings: GroupSettings, scale: float) -> None:
+        """Update these weights with their part of the flat gradients."""
+        self.weights.grad = gradients[self.region][self.span]
+        apply_settings(self.optimizer, [settings])
+        self.optimizer.param_groups[0]["lr"] *= scale
+        self.optimizer.step()
+
+
+class Stretch:
+    """All trained parameters of one dtype and one group that lie side by side."""
+
+    def __init__(self, group: int, region: int, slots: list[tuple[int, Slot, int]]) -> None:
+        self.group = group
+        self.region = region
+        self.slots = slots
+        """Index among the trained parameters, slot, first element in the region."""
+        _, last, first = slots[-1]
+        self.start, self.stop = slots[0][2], first + prod(last.shape)
+        self.pieces: list[Piece] = []
+
+    def cut(self, name: str, settings: GroupSettings, weights: Tensor) -> None:
+        """Make pieces of the region's weights, each with an optimizer of that kind."""
+        for start in range(self.start, self.stop, PIECE):
+            part = weights[start : min(start + PIECE, self.stop)]
+            optimizer = build_optimizer(OptimizerSpec(name, (Group((0,), settings),)), [part], fast=True)
+            self.pieces.append(Piece(optimizer, part, self.region, start))
+
+    def take(self, states: Sequence[State]) -> bool:
+        """Put the parameters' states together; False if they have not gone the same way."""
+        keys = states[0].keys()
+        if any(state.keys() != keys for state in states):
+            return False
+        merged = {key: self._merged([state[key] for state in states]) for key in keys}
+        if any(value is _UNLIKE for value in merged.values()):
+            return False
+        for piece in self.pieces if merged else ():
+            part = slice(piece.span.start - self.start, piece.span.stop - self.start)
+            piece.optimizer.state[piece.weights] = {k: _part(v, part) for k, v in merged.items()}
+        return True
+
+    def hand_back(self) -> dict[int, State]:
+        """Each parameter's own state, by its index among the trained ones."""
+        states = [piece.optimizer.state.get(piece.weights, {}) for piece in self.pieces]
+        whole = {key: _joined([state[key] for state in states]) for key in states[0]}
+        return {
+            index: {key: self._own(value, slot, first) for key, value in whole.items()}
+            for index, slot, first in self.slots
+        }
+
+    def _merged(self, values: list[Any]) -> Any:
+        """One flat tensor for values that lie beside their parameters; else what is the same for all."""
+        first = values[0]
+        if isinstance(first, Tensor) and first.dim():
+            flat = first.new_zeros(self.stop - self.start)
+            for value, (_, slot, place) in zip(values, self.slots, strict=True):
+                _view(flat, slot, place - self.start).copy_(value)
+            return flat
+        return first if all(value == first for value in values) else _UNLIKE
+
+    def _own(self, value: Any, slot: Slot, first: int) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return (_view(value, slot, first - self.start) if value.dim() else value).clone()
+
+
+class Pieces:
+    """All pieces of a model."""
+
+    def __init__(self, layout: Layout, spec: OptimizerSpec, flats: Sequence[Tensor]) -> None:
+        self._stretches = _stretches(layout, spec)
+        for stretch in self._stretches:
+            stretch.cut(spec.name, spec.groups[stretch.group].settings, flats[stretch.region])
+        self.all = [(stretch.group, piece) for stretch in self._stretches for piece in stretch.pieces]
+        """With the parameter group of each."""
+
+    @staticmethod
+    def suit(layout: Layout, spec: OptimizerSpec) -> bool:
+        """Whether this optimizer and these parameters can be treated so."""
+        return spec.name in ELEMENTWISE and all(slot.shape and slot.size_bytes for slot in layout.trained)
+
+    def take(self, optimizer: torch.optim.Optimizer, trained: Sequence[Tensor]) -> bool:
+        """Go on from an optimizer over single parameters, if its state allows."""
+        states = [optimizer.state.get(parameter, {}) for parameter in trained]
+        return all(stretch.take([states[i] for i, _, _ in stretch.slots]) for stretch in self._stretches)
+
+    def hand_back(self, optimizer: torch.optim.Optimizer, trained: Sequence[Tensor]) -> None:
+        """Let an optimizer over single parameters go on from here."""
+        for stretch in self._stretches:
+            for index, state in stretch.hand_back().items():
+                if state:
+                    optimizer.state[trained[index]] = state
+
+
+_UNLIKE = object()
+
+
+def _stretches(layout: Layout, spec: OptimizerSpec) -> list[Stretch]:
+    group_of = {index: g for g, group in enumerate(spec.groups) for index in group.parameters}
+    placed = [(index, slot, *_place(layout, slot)) for index, slot in enumerate(layout.trained)]
+    runs = groupby(placed, key=lambda item: (group_of[item[0]], item[2]))
+    return [
+        Stretch(group, region, [(index, slot, first) for index, slot, _, first in members])
+        for (group, region), members in runs
+    ]
+
+
+def _place(layout: Layout, slot: Slot) -> tuple[int, int]:
+    """The region a trained parameter lies in, and its first element there."""
+    for number, region in enumerate(layout.regions):
+        ahead = slot.offset - region.weights
+        if 0 <= ahead < region.size_bytes:
+            return number, ahead * prod(slot.shape) // slot.size_bytes
+    raise AssertionError(f"{slot.name} lies in no region")
+
+
+def _view(flat: Tensor, slot: Slot, first: int) -> Tensor:
+    """A parameter's part of a flat vector, in its own shape and strides."""
+    return flat[first : first + prod(slot.shape)].as_strided(slot.shape, slot.stride)
+
+
+def _part(value: Any, part: slice) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return value[part] if value.dim() else value.clone()
+
+
+def _joined(values: list[Any]) -> Any:
+    """State of a whole stretch: what lies beside the weights is put together, the rest is the same."""
+    first = values[0]
+    return torch.cat(values) if isinstance(first, Tensor) and first.dim() else first
