@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +31,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How far one push moves the weights. `mean`: an epoch moves them equally far under every protocol
     (a push applied alone counts 1/active of a step, a flush counts as one step); `sum`: every push
     counts as a whole step; a number: every push counts that much of a step."""
+    damping: Literal["none", "inverse", "sqrt", "exponential"] = "none"
+    """How a stale gradient's step shrinks, for pushes that are applied at once: not at all, by
+    1/staleness, 1/sqrt(staleness), or exp(-staleness/active workers)."""
     schedule: Literal["samples", "updates"] = "samples"
     """What a prepared LR scheduler counts. `samples`: one step per batch x workers samples processed,
     whatever the protocol; `updates`: one per optimizer update, as the published systems did."""
@@ -95,6 +99,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.jitter:
             injected["jitter"] = self.jitter
         return injected or None
+
+    def damped(self, staleness: int, active: int) -> float:
+        """The share of its step that a gradient of this staleness keeps (see `damping`)."""
+        if self.damping == "none" or staleness <= 1:
+            return 1.0
+        if self.damping == "exponential":
+            return math.exp(-staleness / max(active, 1))
+        return 1.0 / (staleness if self.damping == "inverse" else math.sqrt(staleness))
 
     def step_share(self, contributors: int, active: int, flushed: bool) -> float:
         """How much of a full step an update counts (see `weighting`)."""

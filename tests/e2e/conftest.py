@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from support.runs import Lab
+from support.runs import SCRIPTS, Lab
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +25,13 @@ def lab(warm_lab: Lab, tmp_path: Path) -> Iterator[Lab]:
     warm_lab.root = tmp_path
     yield warm_lab
     warm_lab.settle()
+
+
+@pytest.fixture
+def in_scripts(lab: Lab) -> Callable[[str], Path]:
+    """Write a script that can import the cases."""
+
+    def write(text: str) -> Path:
+        return lab.script(f"import sys\n\nsys.path.insert(0, {str(SCRIPTS)!r})\n{text}")
+
+    return write

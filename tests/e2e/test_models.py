@@ -23,6 +23,7 @@ def assert_loads(run: Run, name: str) -> None:
     fresh.load_state_dict(run.weights, strict=True)
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph:UserWarning")
 @pytest.mark.parametrize("name", LARGE_BATCH)
 def test_lockstep_equals_one_process_with_the_large_batch(lab: Lab, name: str) -> None:
     run = lab.trained("train.py", name, *SIZES, workers=WORKERS, protocol="bsp")
@@ -40,6 +41,7 @@ def test_lockstep_in_sixteen_bits_comes_near_to_the_large_batch(lab: Lab, name: 
     assert_loads(run, name)
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph:UserWarning")
 @pytest.mark.parametrize("name", sorted({*LARGE_BATCH, *ROUGH} - {"compiled"}))
 def test_one_worker_equals_plain_pytorch_whatever_the_model(lab: Lab, name: str) -> None:
     run = lab.trained("train.py", name, *SIZES, workers=1)

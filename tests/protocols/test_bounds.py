@@ -16,15 +16,15 @@ from support.visibility import Visible
 
 BOUNDED = [
     pytest.param(BSP, 0, id="bsp"),
-    *(pytest.param(lambda s=s: SSP(staleness=s), s, id=f"ssp-{s}") for s in (0, 1, 4)),
+    *(pytest.param(lambda s=s: SSP(staleness=s), s, id=f"ssp-{s}") for s in (0, 3)),
     *(
         pytest.param(lambda p=p, r=r: DSSP(lower=r[0], upper=r[1], preset=p), r[1], id=f"dssp-{p}-{r}")
         for p in ("bounded", "bounded_eager")
-        for r in ((0, 0), (0, 2), (1, 4), (2, 2))
+        for r in ((0, 2), (1, 4))
     ),
 ]
 bounded = pytest.mark.parametrize(("protocol", "bound"), BOUNDED)
-presets = pytest.mark.parametrize("preset", ["bounded", "bounded_eager", "figure2", "printed"])
+unbounded_presets = pytest.mark.parametrize("preset", ["figure2", "printed"])
 ONE_SLOW = Schedule(workers=3, speeds=(1, 2, 40), transient=0.0, iterations=30)
 """One worker so slow that all others run into any bound."""
 
@@ -86,15 +86,13 @@ def test_a_read_contains_all_of_the_readers_own_updates(protocol: type[Pacing], 
 @bounded
 @given(schedule=schedules())
 def test_the_slowest_never_waits(protocol: type[Pacing], bound: int, schedule: Schedule) -> None:
-    if protocol is BSP:
-        return
     for step in drive(protocol(), schedule):
         assert all(step.gap(worker) > 0 for worker in step.waiting)
 
 
-@presets
+@unbounded_presets
 @given(schedule=schedules())
-def test_the_slowest_never_waits_under_any_preset(preset: Preset, schedule: Schedule) -> None:
+def test_the_slowest_never_waits_without_a_bound_either(preset: Preset, schedule: Schedule) -> None:
     for step in drive(DSSP(lower=0, upper=3, preset=preset), schedule):
         assert all(step.gap(worker) > 0 for worker in step.waiting)
 

@@ -6,7 +6,7 @@ side has its gradients in flat buckets already, and runs in whichever way was fa
 
 from __future__ import annotations
 
-import os
+from itertools import chain
 from statistics import median
 
 from paceline.bench.crew import in_turns
@@ -16,7 +16,7 @@ from paceline.bench.record import Row
 from paceline.bench.stations import GLOO_WAYS, Load, fastest_variant, gloo_crew, paceline_crew
 from paceline.bench.stats import ratio_of_medians, spread
 
-TARGETS = {100: 5.0, 1: 3.0}
+TARGETS: dict[float, float] = {100: 5.0, 1: 3.0}
 
 
 def exchange(plan: Plan, say: Say) -> list[Row]:
@@ -42,7 +42,7 @@ def _case(load: Load, plan: Plan, size: float, say: Say) -> Row:
     passes = load.workers + update_passes(load.optimizer)
     row = Row(
         case={"MB": size, "optimizer": load.optimizer, "workers": load.workers},
-        measured={"paceline": spread(sum(mine, [])), "gloo": spread(sum(theirs, []))},
+        measured={"paceline": spread(list(chain(*mine))), "gloo": spread(list(chain(*theirs)))},
         figure="speedup",
         value=value,
         interval=interval,
@@ -63,8 +63,3 @@ def _fastest_way(load: Load, plan: Plan) -> str:
             crew.block(2)
             took[way] = median(crew.block(plan.race))
     return min(took, key=lambda way: took[way])
-
-
-def cores() -> int:
-    """Cores of this machine."""
-    return os.cpu_count() or 1

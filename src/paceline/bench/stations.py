@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import tempfile
 import time
@@ -19,8 +20,12 @@ from paceline.bench.crew import Crew, Station
 from paceline.bench.models import Weights, make_optimizer, shapes
 from paceline.config import RunConfig
 from paceline.fabric.channel import Channel
+from paceline.runtime.serve import serve
 
 BUCKET_BYTES = 25 << 20
+BALLAST_BYTES = 2 << 30
+TOIL_S = 0.8
+VARIANTS = ("plain", "foreach", "fused")
 GLOO_WAYS = ("one flat all-reduce", "25 MB buckets, one by one", "25 MB buckets, all at once")
 
 
@@ -68,23 +73,37 @@ class PacelineStation:
         """Push, wait, have fresh weights."""
         self._optimizer.step()
 
+    def toil(self) -> None:
+        """Exchange without a pause, for a while."""
+        end = time.monotonic() + TOIL_S
+        while time.monotonic() < end:
+            self.prepare()
+            self.exchange()
+
+    def hold_memory(self) -> None:
+        """Become a large process: what it has touched must be freed before it is really gone."""
+        self._ballast = torch.ones(BALLAST_BYTES // 4)
+
     def close(self) -> None:
         """Leave the run."""
         self._pace.leave()
 
 
-def paceline_crew(load: Load, protocol: str, serve: Callable[..., object] | None = None) -> Crew:
-    """Our side: workers, and the owner of the store as every run has it (or `serve` in its place)."""
-    if serve is None:
-        from paceline.runtime.serve import serve
-    folder = tempfile.TemporaryDirectory(prefix="paceline-bench-", ignore_cleanup_errors=True)
-    config = RunConfig(
-        run="bench", folder=folder.name, workers=load.workers, protocol=protocol, seed=load.seed
-    )
+def paceline_crew(
+    load: Load,
+    protocol: str,
+    folder: str | None = None,
+    station: Callable[..., Station] = PacelineStation,
+    serve: Callable[..., object] = serve,
+) -> Crew:
+    """Our side: workers, and the owner of the store as every run has it. `folder`: keep the run there."""
+    kept = folder or tempfile.mkdtemp(prefix="paceline-bench-")
+    config = RunConfig(run="bench", folder=kept, workers=load.workers, protocol=protocol, seed=load.seed)
     pairs = [Channel.pair() for _ in range(load.workers)]
-    builds = [partial(PacelineStation, load, config, rank, mine) for rank, (mine, _) in enumerate(pairs)]
+    builds = [partial(station, load, config, rank, mine) for rank, (mine, _) in enumerate(pairs)]
     crew = Crew("paceline", builds)
-    crew.at_end(folder.cleanup)
+    if folder is None:
+        crew.at_end(partial(shutil.rmtree, kept, ignore_errors=True))
     crew.help_with(hold_store, serve, config, [theirs for _, theirs in pairs], crew.pids)
     for mine, theirs in pairs:
         mine.close()
@@ -169,19 +188,16 @@ def gloo_crew(load: Load, variant: str, way: str) -> Crew:
     return crew
 
 
-def fastest_variant(load: Load, threads: int) -> str:
+def fastest_variant(load: Load, threads: int, *, flat: bool = False) -> str:
     """The optimizer implementation that suits the other side best: plain, foreach or fused."""
-    parameters = list(load.weights().parameters())
+    parameters = [torch.zeros(load.size_bytes // 4)] if flat else list(load.weights().parameters())
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, 1e-3)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    took = {
-        name: _step_s(make_optimizer(load.optimizer, parameters, name))
-        for name in ("plain", "foreach", "fused")
-    }
+    took = {way: _step_s(make_optimizer(load.optimizer, parameters, way)) for way in VARIANTS}
     torch.set_num_threads(before)
-    return min(took, key=lambda name: took[name])
+    return min(took, key=lambda way: took[way])
 
 
 def _step_s(optimizer: torch.optim.Optimizer) -> float:
@@ -192,6 +208,3 @@ def _step_s(optimizer: torch.optim.Optimizer) -> float:
         optimizer.step()
         seen.append(time.perf_counter() - began)
     return min(seen)
-
-
-_: Callable[..., Station] = PacelineStation

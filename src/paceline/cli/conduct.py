@@ -97,7 +97,7 @@ def _finish(config: RunConfig, ended: Ended) -> Result:
             f"{total.end.detail}. Go on with: paceline train {config.script} --resume {config.path}"
         )
     killed = "".join(f" Rank {rank} ended by {_signal_name(number)}." for rank, number in signals.items())
-    raise RunError(f"{total.end.detail}{_why(total.failures)}.{killed} {logs}")
+    raise RunError(f"{total.end.detail.rstrip('.')}{_why(total.failures)}.{killed} {logs}")
 
 
 def _why(failures: list[Failure]) -> str:

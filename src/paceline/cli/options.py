@@ -49,6 +49,14 @@ Weighting = Annotated[
         rich_help_panel=NUMBERS,
     ),
 ]
+Damping = Annotated[
+    str,
+    typer.Option(
+        metavar="none|inverse|sqrt|exponential",
+        help="Shrink the step of a stale gradient by its staleness, where pushes are applied at once.",
+        rich_help_panel=NUMBERS,
+    ),
+]
 Schedule = Annotated[
     str,
     typer.Option(

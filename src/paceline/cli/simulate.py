@@ -78,6 +78,7 @@ def simulate(
     seed: o.Seed = 0,
     target: o.Target = None,
     weighting: o.Weighting = "mean",
+    damping: o.Damping = "none",
     shards: o.Shards = "shared",
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report.")] = None,
     runs: o.Runs = Path("runs"),
@@ -112,7 +113,8 @@ def simulate(
         named = protocol or ("dssp" if script is None else "")
         wanted = [parse_protocol(text) for text in named.split(",") if text.strip()] or [(None, {})]
         wanted = [(name, settings | extra) for name, settings in wanted]
-        common = {"seed": seed, "shards": shards, "target": target, "weighting": parse_weighting(weighting)}
+        common = {"seed": seed, "shards": shards, "target": target, "damping": damping}
+        common["weighting"] = parse_weighting(weighting)
         if script is None:
             done = _timing_only(request, wanted, iterations, common, runs)
         else:

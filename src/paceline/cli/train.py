@@ -37,6 +37,7 @@ def train(
     seed: o.Seed = 0,
     target: o.Target = None,
     weighting: o.Weighting = "mean",
+    damping: o.Damping = "none",
     schedule: o.Schedule = "samples",
     clip_norm: o.ClipNorm = None,
     shards: o.Shards = "shared",
@@ -70,6 +71,7 @@ def train(
             "seed": seed,
             "target": target,
             "weighting": parse_weighting(weighting),
+            "damping": damping,
             "schedule": schedule,
             "clip_norm": clip_norm,
             "shards": shards,
@@ -141,12 +143,25 @@ def make_config(asked: dict[str, Any], runs: Path) -> Any:
     from paceline.config import RunConfig
     from paceline.errors import ConfigError
 
+    _check_words(asked)
     try:
         config = msgspec.convert(asked | {"run": "", "folder": ""}, RunConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{error}.") from None
     run, folder = new_run(runs, config.protocol or "script")
     return msgspec.structs.replace(config, run=run, folder=str(folder))
+
+
+def _check_words(asked: dict[str, Any]) -> None:
+    """Flags that take one of a few words."""
+    from typing import Literal, get_args, get_origin, get_type_hints
+
+    from paceline.config import RunConfig
+    from paceline.errors import unknown
+
+    for field, kind in get_type_hints(RunConfig).items():
+        if get_origin(kind) is Literal and field in asked and asked[field] not in get_args(kind):
+            raise unknown(f"--{field.replace('_', '-')}", str(asked[field]), get_args(kind))
 
 
 def checked_protocol(name: str | None, settings: dict[str, Any]) -> None:
@@ -161,6 +176,7 @@ def find_checkpoint(run: Path) -> Path:
     """The checkpoint of a run folder, or the folder itself."""
     from paceline.errors import ConfigError
 
+    run = run.resolve()  # `latest` is about to point elsewhere
     for folder in (run / "checkpoint", run):
         if (folder / "model.safetensors").is_file():
             return folder

@@ -76,7 +76,8 @@ class Binding:
             if gradient is view:
                 if rose[i] == most > 0 or (rose[i] and bool(view.any())):
                     self._present.add(i)
-            elif gradient is None:
+                continue
+            if gradient is None:
                 view.zero_()
                 self._present.discard(i)
             else:

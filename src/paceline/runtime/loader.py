@@ -7,17 +7,16 @@ there each worker takes every size-th batch of the stream.
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler
 
 from paceline.errors import ConfigError
 from paceline.runtime.link import StoreLink
+from paceline.runtime.randomness import Randomness, seed
 from paceline.store.budget import Batch, Source
 
 COPIED = (
@@ -36,8 +35,9 @@ COPIED = (
 class Orders:
     """The order of every epoch: what the user's sampler gives under the epoch's seed."""
 
-    def __init__(self, sampler: Any, seed: int) -> None:
+    def __init__(self, sampler: Any, units: int, seed: int) -> None:
         self._sampler = sampler
+        self._units = units
         self._seed = seed
         self._cache: dict[int, list[Any]] = {}
 
@@ -49,21 +49,20 @@ class Orders:
         return self._cache[epoch]
 
     def _draw(self, epoch: int) -> list[Any]:
-        seed = (self._seed * 1_000_003 + epoch) & 0x7FFF_FFFF
-        kept = random.getstate()
-        own = getattr(self._sampler, "generator", None)
-        own_state = own.get_state() if own is not None else None
+        kept = Randomness.now(self._sampler)
+        seed((self._seed * 1_000_003 + epoch) & 0x7FFF_FFFF, self._sampler)
         try:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                random.seed(seed)
-                if own is not None:
-                    own.manual_seed(seed)
-                return list(self._sampler)
+            if hasattr(self._sampler, "set_epoch"):
+                self._sampler.set_epoch(epoch)
+            order = list(self._sampler)
         finally:
-            random.setstate(kept)
-            if own is not None:
-                own.set_state(own_state)
+            kept.restore(self._sampler)
+        if len(order) < self._units:
+            raise ConfigError(
+                f"the loader's sampler gave {len(order)} of the {self._units} it has by its length, in epoch "
+                f"{epoch}. Let its __len__ tell the truth."
+            )
+        return order
 
 
 class Dispensed(Sampler[Any]):
@@ -144,6 +143,11 @@ def source_of(loader: DataLoader[Any]) -> tuple[Source | None, Any, bool]:
     if isinstance(loader.dataset, IterableDataset):
         return None, None, False
     batches = loader.batch_sampler
+    if isinstance(getattr(batches, "sampler", batches), DistributedSampler):
+        raise ConfigError(
+            "the loader has a DistributedSampler, which gives every worker its own share; Paceline dispenses "
+            "batches by itself. Use shuffle=True instead, and --shards equal for equal shares."
+        )
     if type(batches) is BatchSampler:
         units = len(batches.sampler)  # type: ignore[arg-type]
         return Source(units, batches.batch_size, batches.drop_last), batches.sampler, False

@@ -193,6 +193,7 @@ class Owner:
             member = self.members[decision.pushed]
             assert member.gradients is not None
             scale = decision.lr_scale * self.config.step_share(1, len(clocks.active), flushed=False)
+            scale *= self.config.damped(decision.staleness, len(clocks.active))
             self._apply(member.gradients, [member], scale, run.store.norm(member.gradients))
         if decision.flushed:
             scale = self._flush(decision)

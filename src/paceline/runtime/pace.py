@@ -100,7 +100,7 @@ class Pace(ABC):
 
     def _measure(self, fn: Callable[..., Metrics]) -> dict[str, float]:
         model = self._model
-        training = model is not None and model.training
+        modes = [] if model is None else [(part, part.training) for part in model.modules()]
         if model is not None:
             model.eval()
         try:
@@ -108,8 +108,8 @@ class Pace(ABC):
                 wants_model = bool(inspect.signature(fn).parameters)
                 result = fn(model) if wants_model else fn()
         finally:
-            if model is not None:
-                model.train(training)
+            for part, training in modes:
+                part.training = training
         named = result if isinstance(result, Mapping) else {"accuracy": result}
         return {name: float(value) for name, value in named.items()}
 
@@ -141,6 +141,14 @@ class Pace(ABC):
 
     @abstractmethod
     def _warn(self, text: str) -> None: ...
+
+
+def catch_up(scheduler: LRScheduler, steps: int) -> None:
+    """Bring a resumed run's scheduler to where it stood."""
+    if steps:
+        scheduler.optimizer._opt_called = True  # type: ignore[attr-defined]
+    for _ in range(steps):
+        scheduler.step()
 
 
 def replace_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> None:

@@ -40,6 +40,15 @@ class Randomness(msgspec.Struct, frozen=True):
             generator.set_state(_tensor(state))
 
 
+def seed(number: int, loader: Any = None) -> None:
+    """Let all of them begin anew."""
+    torch.default_generator.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number)
+    for generator in _generators(loader):
+        generator.manual_seed(number)
+
+
 def _generators(loader: Any) -> list[torch.Generator]:
     batches = getattr(loader, "batch_sampler", None)
     places = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))

@@ -25,7 +25,7 @@ from paceline.errors import BadGradient, RunStopped
 from paceline.protocols.settings import make
 from paceline.runtime.emulation import Emulation
 from paceline.runtime.loader import count_samples
-from paceline.runtime.pace import Pace, replace_step
+from paceline.runtime.pace import Pace, catch_up, replace_step
 from paceline.runtime.randomness import Randomness
 from paceline.store.checkpoint import other_model, read_checkpoint, save_weights
 from paceline.store.layout import plain_name
@@ -129,10 +129,7 @@ class LonePace(Alone):
         return None if loader is None else _Counted(loader, self)
 
     def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
-        if self._steps:
-            scheduler.optimizer._opt_called = True  # type: ignore[attr-defined]
-        for _ in range(self._steps):
-            scheduler.step()
+        catch_up(scheduler, self._steps)
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """The loader's own batches, counted; what a resumed run has done is passed over."""

@@ -15,7 +15,7 @@ from paceline.runtime.emulation import Emulation
 from paceline.runtime.link import StoreLink
 from paceline.runtime.loader import Dispensed, Orders, PacedLoader, StridedLoader, source_of
 from paceline.runtime.messages import Push
-from paceline.runtime.pace import Pace, replace_step
+from paceline.runtime.pace import Pace, catch_up, replace_step
 from paceline.store.budget import Batch
 from paceline.store.optimizers import GroupSettings, describe_optimizer, group_settings
 
@@ -51,15 +51,16 @@ class WorkerPace(Pace):
             return None
         if source is None:
             return StridedLoader(loader, self.rank, self.size, self._arrived)
-        orders = Orders(sampler, self._link.config.seed)
+        orders = Orders(sampler, source.units, self._link.config.seed)
         return PacedLoader(loader, Dispensed(self._link, orders, source, whole, ready.epoch), self._arrived)
 
     def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
         """Let the scheduler stand where the run's samples (or updates) say, whoever processed them."""
         if isinstance(scheduler, ReduceLROnPlateau):
             raise ConfigError("ReduceLROnPlateau is stepped with a metric; leave it out of prepare.")
+        catch_up(scheduler, self._position)
         plain: Callable[[], None] = scheduler.step
-        done = 0
+        done = self._position
 
         def step(epoch: int | None = None) -> None:
             nonlocal done

@@ -68,9 +68,14 @@ class Budget:
         return min(places, default=self._opened)
 
     def draw(self, worker: int) -> Batch:
-        """The worker's next batch: what somebody gave back, else the next in order."""
+        """The worker's next batch: what somebody gave back of this epoch, else the next in order."""
         self._live[worker] = None
-        batch = self._returned.popleft() if self._returned else self._next(worker)
+        epoch, queue = self._share(worker)
+        if self.has_returned(epoch):
+            batch = self._returned.popleft()
+        else:
+            batch = self._batch(epoch, queue.popleft())
+            self._close(epoch)
         self._drawn.setdefault(worker, []).append(batch)
         return batch
 
@@ -88,6 +93,8 @@ class Budget:
         unfinished = list(self._drawn.pop(worker, ()))
         shares = [(epoch, queues.pop(worker, ())) for epoch, queues in self._queues.items()]
         rest = [self._batch(epoch, index) for epoch, share in shares for index in share]
+        for epoch in list(self._queues):
+            self._close(epoch)
         self._returned = deque(sorted([*self._returned, *unfinished, *rest], key=_place))
         return unfinished
 
@@ -123,16 +130,18 @@ class Budget:
     def _outstanding(self) -> list[Batch]:
         return [*self._returned, *(b for drawn in self._drawn.values() for b in drawn)]
 
-    def _next(self, worker: int) -> Batch:
+    def _share(self, worker: int) -> tuple[int, deque[int]]:
+        """What the worker has to take from, in the first epoch where there is something."""
         key = worker if self._equal else ANYBODY
         epoch = self._epoch.get(key, 0)
         while not (queue := self._queue(epoch, key)):
             epoch += 1
         self._epoch[key] = epoch
-        batch = self._batch(epoch, queue.popleft())
+        return epoch, queue
+
+    def _close(self, epoch: int) -> None:
         if not any(self._queues[epoch].values()):
             del self._queues[epoch]
-        return batch
 
     def _queue(self, epoch: int, key: int) -> deque[int] | None:
         if epoch >= self._opened:

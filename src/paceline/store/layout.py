@@ -131,8 +131,8 @@ def named_buffers(model: nn.Module) -> dict[str, Tensor]:
 def describe(model: nn.Module, trained: Sequence[Tensor]) -> Layout:
     """Lay a model out, and what else is trained."""
     parameters = named_parameters(model, trained)
-    learning = {id(tensor) for tensor in trained}
-    ordered = sorted(parameters.items(), key=lambda item: (id(item[1]) not in learning, str(item[1].dtype)))
+    learning = {id(tensor): place for place, tensor in enumerate(trained)}
+    ordered = sorted(parameters.items(), key=lambda item: _order(item[1], learning))
     slots: list[Slot] = []
     regions: list[Region] = []
     weights = segment = 0
@@ -157,6 +157,11 @@ def describe(model: nn.Module, trained: Sequence[Tensor]) -> Layout:
         max(segment, ALIGN),
         tied_names(model),
     )
+
+
+def _order(tensor: Tensor, learning: dict[int, int]) -> tuple[bool, str, int]:
+    """Trained parameters first, by dtype, then as the optimizer has them: its groups stay together."""
+    return id(tensor) not in learning, str(tensor.dtype), learning.get(id(tensor), 0)
 
 
 def _extend(regions: list[Region], dtype: str, weights: int, gradients: int, size: int) -> None:

@@ -68,7 +68,8 @@ def build_optimizer(spec: OptimizerSpec, parameters: list[Tensor], fast: bool) -
     """The same optimizer over the store's own parameters.
 
     With `fast` the fused kernels are used unless the user chose otherwise: on CPU they are several
-    times faster, and may differ from the plain ones in the last bit.
+    times faster, and may differ from the plain ones in the last bit. Not for 16-bit weights: there
+    torch's fused SGD moves only the last few elements of a tensor (seen in 2.13 on CPU).
     """
     cls: Any = getattr(torch.optim, spec.name, None)
     if cls is None or spec.name in UNSUITED:
@@ -77,9 +78,12 @@ def build_optimizer(spec: OptimizerSpec, parameters: list[Tensor], fast: bool) -
     groups = []
     for group in spec.groups:
         settings = _retupled(group.settings)
-        if fast and "fused" in known and settings.get("fused") is None and not settings.get("foreach"):
+        members = [parameters[i] for i in group.parameters]
+        wide = all(p.dtype in (torch.float32, torch.float64) for p in members)
+        free = settings.get("fused") is None and not settings.get("foreach")
+        if fast and wide and free and "fused" in known:
             settings |= {"fused": True, "foreach": None}
-        groups.append({"params": [parameters[i] for i in group.parameters], **settings})
+        groups.append({"params": members, **settings})
     defaults = {k: v for k, v in groups[0].items() if k in known and k != "params"}
     optimizer: torch.optim.Optimizer = cls(groups, **defaults)
     return optimizer

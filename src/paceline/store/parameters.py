@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ class Gradients:
     def __init__(self, layout: Layout, segment: Tensor) -> None:
         self.views = layout.gradient_views(segment)
         self.flats = [region.flat(segment, region.gradients) for region in layout.regions]
-        self.chunks = [chunk for flat in self.flats for chunk in flat.split(CHUNK)]
+        self.chunks = [chunk for flat in self.flats for chunk in _chunks(flat)]
         self.missing: frozenset[int] = frozenset()
         """Trained parameters that have no gradient in this push."""
 
@@ -85,18 +86,16 @@ class ParameterStore:
         scale: float,
         norm: float | None = None,
         clip: float | None = None,
-        copies: Sequence[Tensor] = (),
     ) -> None:
-        """One optimizer step with these gradients, the learning rate scaled; then `copies` of the weights."""
+        """One optimizer step with these gradients, the learning rate scaled."""
         if clip is not None:
             self._clip(gradients, clip, norm)
         pieces = self._whole(gradients)
-        if pieces is not None:
-            self._step_pieces(pieces, gradients, settings, scale, copies)
-            return
-        self._step_parameters(gradients, settings, scale)
-        for segment in copies:
-            self.copy_weights(segment)
+        if pieces is None:
+            self._step_parameters(gradients, settings, scale)
+        else:
+            work = partial(_step_piece, gradients.flats, settings, scale)
+            self._lanes.map(work, pieces.all)
 
     def _whole(self, gradients: Gradients) -> Pieces | None:
         """The weights in pieces, as long as all parameters have gone the same way."""
@@ -107,24 +106,6 @@ class ParameterStore:
             self._even = pieces.take(self._optimizer, self._trained)
             self._pieces = pieces
         return self._pieces if self._even else None
-
-    def _step_pieces(
-        self,
-        pieces: Pieces,
-        gradients: Gradients,
-        settings: list[GroupSettings],
-        scale: float,
-        copies: Sequence[Tensor],
-    ) -> None:
-        targets = [self._regions(segment) for segment in copies]
-
-        def step(item: tuple[int, Piece]) -> None:
-            group, piece = item
-            piece.step(gradients.flats, settings[group], scale)
-            for target in targets:
-                target[piece.region][piece.span].copy_(piece.weights)
-
-        self._lanes.map(step, pieces.all)
 
     def _step_parameters(self, gradients: Gradients, settings: list[GroupSettings], scale: float) -> None:
         optimizer = self.optimizer
@@ -153,11 +134,9 @@ class ParameterStore:
 
     def copy_weights(self, segment: Tensor) -> None:
         """Give a sleeping worker the current weights."""
-        for target, flat in zip(self._regions(segment), self._flats, strict=True):
-            target.copy_(flat)
-
-    def _regions(self, weights: Tensor) -> list[Tensor]:
-        return [region.flat(weights, region.weights) for region in self.layout.regions]
+        for region, flat in zip(self.layout.regions, self._flats, strict=True):
+            target = region.flat(segment, region.weights)
+            self._lanes.map(_copy, list(zip(_chunks(target), _chunks(flat), strict=True)))
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """All parameters by name."""
@@ -169,6 +148,22 @@ class ParameterStore:
         if norm > clip:
             for flat in gradients.flats:
                 flat.mul_(clip / (norm + 1e-6))
+
+
+def _chunks(flat: Tensor) -> list[Tensor]:
+    return [flat[start : start + CHUNK] for start in range(0, flat.numel(), CHUNK)]
+
+
+def _step_piece(
+    flats: Sequence[Tensor], settings: list[GroupSettings], scale: float, place: tuple[int, Piece]
+) -> None:
+    group, piece = place
+    piece.step(flats, settings[group], scale)
+
+
+def _copy(pair: tuple[Tensor, Tensor]) -> None:
+    target, source = pair
+    target.copy_(source)
 
 
 def _reduce(parts: list[tuple[Tensor, float]]) -> float:

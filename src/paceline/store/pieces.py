@@ -2,9 +2,8 @@
 
 An optimizer of many small tensors is busy with counting them. An element-wise one does not care
 where one parameter ends and the next begins, so it may as well run over their flat memory (the
-padding between them is zero and stays so). Pieces are of a fixed size: several threads can share
-them, a piece just updated is still in cache when it is copied to a worker, and the result does not
-depend on either.
+padding between them is zero and stays so). Large memory is cut into a fixed number of pieces, so
+that several threads can share them and the result does not depend on how many threads there are.
 
 Only while every parameter has a gradient in every push, and so all have taken the same number of
 steps. Checkpoints, and pushes that lack some parameter's gradient, see one state per parameter.
@@ -20,14 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.store.lanes import MOST
 from paceline.store.layout import Layout, Slot
 from paceline.store.optimizers import Group, GroupSettings, OptimizerSpec, apply_settings, build_optimizer
 
 ELEMENTWISE = frozenset(
     "ASGD Adadelta Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD".split()  # noqa: SIM905
 )
-PIECE = 1 << 20
-"""Elements of a piece: four megabytes of float32."""
+SMALLEST = 1 << 19
+"""Elements below which a piece is not worth an optimizer of its own: two megabytes of float32."""
 
 State = dict[str, Any]
 
@@ -64,8 +64,9 @@ class Stretch:
 
     def cut(self, name: str, settings: GroupSettings, weights: Tensor) -> None:
         """Make pieces of the region's weights, each with an optimizer of that kind."""
-        for start in range(self.start, self.stop, PIECE):
-            part = weights[start : min(start + PIECE, self.stop)]
+        size = max(SMALLEST, -(-(self.stop - self.start) // MOST))
+        for start in range(self.start, self.stop, size):
+            part = weights[start : min(start + size, self.stop)]
             optimizer = build_optimizer(OptimizerSpec(name, (Group((0,), settings),)), [part], fast=True)
             self.pieces.append(Piece(optimizer, part, self.region, start))
 
