@@ -104,7 +104,9 @@ def _kill(crew: Crew, victim: int, case: Case, rng: random.Random) -> float:
 
 def _delays(folder: Path, killed: dict[int, float]) -> list[float]:
     zero = float((folder / ZERO).read_text())
-    left = {e.worker: zero + e.t for e in read_trace(folder) if isinstance(e, WorkerLeft) and e.reason == "died"}
+    left = {
+        e.worker: zero + e.t for e in read_trace(folder) if isinstance(e, WorkerLeft) and e.reason == "died"
+    }
     if left.keys() != killed.keys():
         raise RunError(f"ranks {sorted(killed)} were killed, but the store noticed {sorted(left)}.")
     return [left[rank] - at for rank, at in killed.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -151,6 +152,7 @@ def _timing_only(
                 trace=trace.write,
                 progress=progress,
                 run=run,
+                started_at=datetime.now(UTC).isoformat(timespec="seconds"),
             )
         trace.close()
         done.append((write_result(folder), folder))

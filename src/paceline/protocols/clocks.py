@@ -30,6 +30,8 @@ class Clocks:
         """The smallest clock among active workers."""
         self.fastest = 0
         """The largest clock among active workers."""
+        self.left: int | None = None
+        """Who left, when that is the event being judged: what a rule remembers of it is to be forgotten."""
         self._completed: dict[int, int] = {}
         self._last_push_s: dict[int, float] = {}
         self._interval_s: dict[int, float] = {}

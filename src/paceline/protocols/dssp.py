@@ -82,8 +82,8 @@ class DSSP:
             )
 
     def decide(self, clocks: Clocks, pushed: int | None) -> Verdict:
-        if pushed is None:
-            self._forget_absent(clocks)
+        if clocks.left is not None:
+            self._forget(clocks, clocks.left)
         ok = [] if pushed is None else self._answer(clocks, pushed)
         freed = clocks.waiting(up_to=clocks.slowest + self.lower)
         return Verdict(release=tuple(dict.fromkeys((*freed, *ok))))
@@ -136,12 +136,10 @@ class DSSP:
             self._wait_for_laggard(clocks, worker)
         return over
 
-    def _forget_absent(self, clocks: Clocks) -> None:
-        for worker in [w for w in self.grants if w not in clocks.active]:
-            del self.grants[worker]
-        for slow in [w for w in self.awaited_by if w not in clocks.active]:
-            for worker in self._waited_for(clocks, slow):
-                self._wait_for_laggard(clocks, worker)
+    def _forget(self, clocks: Clocks, gone: int) -> None:
+        self.grants.pop(gone, None)
+        for worker in self._waited_for(clocks, gone):
+            self._wait_for_laggard(clocks, worker)
 
     @property
     def _bounded(self) -> bool:

@@ -56,7 +56,6 @@ class Gathering:
         elif asked is not None and member.rank == 0:
             self.remarks.append(f"the script names protocol {asked!r}; the command's {ordered!r} wins")
         _ = self.protocol
-        member.greeted = True
 
     def register(self, member: Member, message: m.Register, fds: list[int]) -> None:
         """A worker described its model."""

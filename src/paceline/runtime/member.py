@@ -16,7 +16,8 @@ class Member:
         self.rank = rank
         self.channel = channel
         self.pid = pid
-        self.greeted = False
+        self.asks = False
+        """Whether it has said something that was not answered yet, and so is asleep."""
         self.registered: Register | None = None
         self.initial: Segment | None = None
         """The initial values of model and buffers; only rank 0 sends them."""

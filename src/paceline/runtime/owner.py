@@ -98,6 +98,7 @@ class Owner:
             self.halt("config" if isinstance(error, ConfigError) else "failed", str(error))
 
     def _dispatch(self, member: Member, message: m.FromWorker, fds: list[int]) -> None:
+        member.asks = not isinstance(message, m.Leave | m.Failed | m.Say | m.Plan)
         match message:
             case m.Leave():
                 self._report(member, message.values)
@@ -344,14 +345,12 @@ class Owner:
             self._stopping = m.Halt(kind, text)
 
     def halt(self, kind: Literal["config", "stopped", "failed"], text: str) -> None:
-        """End the run at once: whoever waits is told now, whoever computes with its next message."""
+        """End the run at once: whoever is asleep is told now, whoever computes with its next message."""
         if self.halted is not None:
             return
         self.halted = m.Halt(kind, text)
-        for member in self.living:
-            asks = member.draws or member.lingers is not None
-            if asks or (self._waits(member) if self._run is not None else member.greeted):
-                self._send(member, self.halted)
+        for member in (x for x in self.living if x.asks):
+            self._send(member, self.halted)
 
     def close(self) -> None:
         """Write what remains of the run: weights, a checkpoint if it did not finish, the trace's end."""
@@ -436,6 +435,7 @@ class Owner:
 
     def _send(self, member: Member, message: m.FromStore, fds: tuple[int, ...] = ()) -> None:
         """Answer; if the worker is gone its death is noticed elsewhere."""
+        member.asks = False
         with contextlib.suppress(OSError):
             member.channel.send(message, fds)
 

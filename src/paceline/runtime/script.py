@@ -51,8 +51,10 @@ def run_script(seat: Seat, threads: int) -> int:
             error = RunError(f"the script exited with {stop.code}")
     except BaseException as caught:  # whatever it is, the others must hear of it
         error = caught
-        if not isinstance(caught, RunStopped | ConfigError):
+        if not isinstance(caught, PacelineError):
             traceback.print_exc()
+        elif not isinstance(caught, RunStopped | ConfigError):
+            print(caught, file=sys.stderr)
     return _end(seat, error)
 
 

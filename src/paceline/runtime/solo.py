@@ -99,7 +99,7 @@ class LonePace(Alone):
         self._began: Randomness | None = None
         self._resumed: LoneState | None = None
         self._repeats = False
-        self._steps = 0
+        self._steps = self._skipped = 0
         self._stop = False
         signal.signal(signal.SIGTERM, lambda *_: self._ask_to_stop())
 
@@ -163,6 +163,7 @@ class LonePace(Alone):
         result = plain(*args, **kwargs) if usable else None
         samples, self._samples = self._samples, 0
         self._steps += 1
+        self._skipped += not usable
         now = self.now()
         decision = self._ledger.push(0, now, samples, usable=usable)
         spent = time.perf_counter() - began
@@ -228,6 +229,8 @@ class LonePace(Alone):
         reason = "finished" if error is None else "stopped" if stopped else "failed"
         self._record(self.now())
         self._ledger.leave(0, self.now(), reason, text)
+        if self._skipped:
+            self._warn(f"{self._skipped} gradients were not finite and were skipped")
         save_weights(self._config.path / "weights.safetensors", self._weights())
         if error is not None:
             self._save()

@@ -10,6 +10,8 @@ from paceline.errors import ConfigError
 from paceline.sim.cluster import Cluster
 from paceline.sim.toml import load_cluster
 
+FLAGS_ONLY = ("compute_s", "jitter", "latency_s", "bandwidth_bytes_per_s", "apply_s", "model_bytes", "batch")
+
 
 class ClusterRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Plain data, so that it can be saved with a run and sent to another process."""
@@ -34,11 +36,16 @@ class ClusterRequest(msgspec.Struct, frozen=True, kw_only=True):
         if self.file is None and self.run is None:
             return self._from_flags()
         base = load_cluster(self.file) if self.file is not None else Cluster.from_run(Path(str(self.run)))
-        return base.with_workers(self.workers or base.workers).with_slow(self.slow)
+        ignored = [name for name in FLAGS_ONLY if getattr(self, name) != getattr(ClusterRequest(), name)]
+        if ignored:
+            raise ConfigError(
+                f"{', '.join(ignored)} cannot be given beside a cluster file or run. Write it there."
+            )
+        return base.with_workers(base.workers if self.workers is None else self.workers).with_slow(self.slow)
 
     def _from_flags(self) -> Cluster:
         return Cluster.from_flags(
-            workers=self.workers or 4,
+            workers=4 if self.workers is None else self.workers,
             compute_s=self.compute_s,
             jitter=self.jitter,
             slow=self.slow,

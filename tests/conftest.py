@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from support.runs import SCRIPTS, Lab
+if TYPE_CHECKING:  # tests that start no process need not import torch
+    from support.runs import Lab
+    from support.shell import Shell
 
 
 @pytest.fixture(scope="session")
 def warm_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """The engine is started once: importing torch takes seconds, forking takes none."""
+    from support.runs import Lab
+
     lab = Lab(tmp_path_factory.mktemp("lab"))
     yield lab
     lab.close()
@@ -30,8 +35,17 @@ def lab(warm_lab: Lab, tmp_path: Path) -> Iterator[Lab]:
 @pytest.fixture
 def in_scripts(lab: Lab) -> Callable[[str], Path]:
     """Write a script that can import the cases."""
+    from support.runs import SCRIPTS
 
     def write(text: str) -> Path:
         return lab.script(f"import sys\n\nsys.path.insert(0, {str(SCRIPTS)!r})\n{text}")
 
     return write
+
+
+@pytest.fixture
+def shell(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """The `paceline` command in this process, on the warm engine."""
+    from support.shell import Shell
+
+    return Shell(lab, monkeypatch)

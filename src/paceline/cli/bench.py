@@ -1,0 +1,56 @@
+"""`paceline bench`: measured comparisons with other systems, on this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli import options as o
+from paceline.cli.common import errors_for_people, print_json
+
+
+def bench(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="exchange, store, death, lone, trace, simulator. Default: all of them."),
+    ] = None,
+    json: o.Json = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Tiny sizes: shows that everything works, measures nothing.")
+    ] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Keep each result as a dated page in --folder.")
+    ] = False,
+    folder: Annotated[Path, typer.Option(help="Where records are kept.")] = Path("benchmarks"),
+    seed: o.Seed = 0,
+) -> None:
+    """Measure Paceline against other systems: both in the same run, in turns, as ratios.
+
+    Take a quiet machine: whatever else runs there is measured too.
+
+    Example: paceline bench exchange store --record
+    """
+    with errors_for_people():
+        from paceline.bench.plan import Plan
+        from paceline.bench.record import as_table, write_record
+        from paceline.bench.run import chosen, run
+        from paceline.errors import ConfigError
+
+        if quick and record:
+            raise ConfigError("--quick measures nothing worth keeping. Leave out --record, or --quick.")
+        records = []
+        for name in chosen(names or []):
+            records.append(run(name, Plan(quick=quick, seed=seed), _say))
+            if record:
+                _say(f"wrote {write_record(folder, records[-1])}")
+            if not json:
+                print(f"{name}\n\n" + "\n".join(as_table(records[-1].rows)) + "\n", flush=True)
+        if json:
+            print_json(records)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,96 @@
+"""`paceline train` and `compare`: what they print, what they leave, how they stop and go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+from safetensors.torch import load_file
+
+from paceline.config import RunConfig
+from paceline.trace import Result, read_trace, tally
+from paceline.trace.events import Decided
+from support.command import error_lines, run_command, start_command
+from support.runs import SCRIPTS, Lab, wait_until
+from support.shell import Shell
+
+SCRIPT = SCRIPTS / "train.py"
+ARGS = ("--", "momentum", "--samples", 32, "--epochs", 2)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_json_is_one_document_with_every_field_of_the_result(shell: Shell, workers: int) -> None:
+    done = shell("train", SCRIPT, "-p", "ssp", "--set", "staleness=2", "-n", workers, "--json", *ARGS)
+    assert done.code == 0
+    assert set(done.json) == {field.name for field in msgspec.structs.fields(Result)}
+    result = msgspec.convert(done.json, Result)
+    assert (result.protocol, result.settings, result.workers) == ("ssp", {"staleness": 2}, workers)
+    assert (result.status, result.samples, result.simulated) == ("finished", 64, False)
+    assert result.accuracy is None, "nobody evaluated, so nobody knows"
+    assert result.loss is not None
+    assert len(result.waiting_share) == workers
+    assert result.updates == 16
+
+
+def test_a_run_is_a_folder_with_config_trace_result_weights_and_logs(shell: Shell) -> None:
+    done = shell("train", SCRIPT, "--seed", 4, "--slow", "1:2", "--device-time", 0.002, "--json", *ARGS)
+    folder = shell.runs / "latest"
+    assert {path.name for path in folder.iterdir()} == {
+        "config.json",
+        "trace.jsonl",
+        "result.json",
+        "weights.safetensors",
+        "logs",
+    }
+    assert {path.name for path in (folder / "logs").iterdir()} == {"rank0.log", "rank1.log", "store.log"}
+    config = msgspec.json.decode((folder / "config.json").read_bytes(), type=RunConfig)
+    assert (config.seed, config.workers, config.slow, config.device_time_s) == (4, 2, {1: 2.0}, 0.002)
+    assert msgspec.json.decode((folder / "result.json").read_bytes()) == done.json
+    assert msgspec.to_builtins(tally(read_trace(folder)).result()) == done.json
+    assert done.json["emulated"] == {"slow": {"1": 2.0}, "device_time_s": 0.002}
+    assert set(load_file(folder / "weights.safetensors")) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_without_json_the_run_folder_is_all_that_goes_to_standard_output(shell: Shell) -> None:
+    done = shell("train", SCRIPT, *ARGS)
+    assert done.code == 0
+    assert Path(done.out.strip()).resolve() == (shell.runs / "latest").resolve()
+
+
+def test_compare_prints_one_list_with_a_result_per_protocol(shell: Shell) -> None:
+    done = shell("compare", SCRIPT, "--protocols", "bsp,ssp:staleness=1,asp", "-n", 2, "--json", *ARGS)
+    assert done.code == 0
+    assert [(r["protocol"], r["settings"]) for r in done.json] == [
+        ("bsp", {}),
+        ("ssp", {"staleness": 1}),
+        ("asp", {}),
+    ]
+    assert {r["samples"] for r in done.json} == {64}
+    assert (shell.runs / "report.html").is_file()
+
+
+def test_ctrl_c_saves_the_run_and_the_command_it_names_finishes_it(lab: Lab, tmp_path: Path) -> None:
+    """Through the real command: a process of its own, with an engine of its own."""
+    flags = ("--protocol", "bsp", "--workers", 2, "--device-time", 0.02)
+    command = start_command("train", SCRIPT, *flags, "--", "momentum", "--epochs", 6, cwd=tmp_path)
+    trace = tmp_path / "runs" / "latest" / "trace.jsonl"
+    wait_until(lambda: trace.exists() and b"decided" in trace.read_bytes(), "training is under way")
+    os.kill(command.pid, signal.SIGINT)
+    out, errors = command.communicate(timeout=60)
+    assert (command.returncode, out) == (1, "")
+    [line] = error_lines(errors)
+    stopped = (tmp_path / "runs" / "latest").resolve()
+    assert line.startswith("error: interrupted. Go on with: paceline train ")
+    _, _, words = line.partition("Go on with: paceline ")
+    resumed = run_command(*words.split(), "--json", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    result = msgspec.json.decode(resumed.stdout, type=Result)
+    before = tally(read_trace(stopped)).result()
+    assert (before.status, result.status) == ("stopped", "finished")
+    assert (result.protocol, result.workers) == ("bsp", 2)
+    assert before.samples + result.samples == 6 * 64
+    assert any(isinstance(event, Decided) for event in read_trace(stopped))
+    wait_until(lambda: lab.leftovers() <= lab.idle, "everything is gone", 20)

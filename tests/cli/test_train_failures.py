@@ -1,0 +1,211 @@
+"""Runs that fail: the command's exit status, and one line with rank, reason and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.trace import read_trace
+from paceline.trace.events import Note
+from support.shell import Outcome, Shell
+
+Write = Callable[[str], Path]
+
+HEAD = """
+import os, signal, sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from cases import CASES
+import paceline
+
+pace = paceline.join()
+case = CASES["momentum"]
+model, optimizer = case.build()
+loader = DataLoader(TensorDataset(*case.samples(32)), batch_size=4)
+"""
+LOOP = """
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for x, y in loader:
+    case.iteration(model, optimizer, x, y)
+"""
+
+
+def train(shell: Shell, script: Path, *flags: object) -> Outcome:
+    return shell("train", script, "--protocol", "bsp", *flags)
+
+
+def test_an_exception_in_the_script_is_told_with_rank_message_and_log(
+    shell: Shell, in_scripts: Write
+) -> None:
+    script = in_scripts(HEAD + "if pace.rank == 1:\n    raise KeyError('no such column')\n" + LOOP)
+    done = train(shell, script)
+    assert done.code == 1
+    assert "rank 1 failed before training began: KeyError: 'no such column'" in done.error
+    assert "logs/" in done.error
+    log = next((shell.runs / "latest" / "logs").glob("rank1.log"))
+    assert "Traceback" in log.read_text()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_script_in_which_every_worker_raises_fails_with_the_reason(
+    shell: Shell, in_scripts: Write, workers: int
+) -> None:
+    done = train(
+        shell, in_scripts(HEAD + LOOP + "    raise ValueError('bad\\nlabel')\n"), "--workers", workers
+    )
+    assert done.code == 1
+    assert "ValueError: bad label" in done.error
+
+
+def test_a_worker_that_raises_alone_is_listed_and_the_others_finish(shell: Shell, in_scripts: Write) -> None:
+    script = in_scripts(HEAD + LOOP + "    if pace.rank == 1:\n        raise ValueError('alone')\n")
+    done = shell("train", script, "--json")
+    assert done.code == 0
+    assert [(f["worker"], f["reason"], f["detail"]) for f in done.json["failures"]] == [
+        (1, "failed", "ValueError: alone")
+    ]
+    assert done.json["samples"] == 32
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("text", ["x = (\n", "import no_such_module_anywhere\n", "raise SystemExit(3)\n"])
+def test_a_script_that_does_not_get_as_far_as_join_fails(
+    shell: Shell, in_scripts: Write, text: str, workers: int
+) -> None:
+    done = train(shell, in_scripts(text), "--workers", workers)
+    assert done.code == 1
+    assert any(word in done.error for word in ("SyntaxError", "no_such_module_anywhere", "exited with 3"))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_script_that_never_joins_is_a_mistake(shell: Shell, in_scripts: Write, workers: int) -> None:
+    done = train(shell, in_scripts("print('hello')\n"), "--workers", workers)
+    assert done.code == 2
+    assert "never called paceline.join" in done.error
+
+
+def test_a_script_that_never_prepares_is_a_mistake(shell: Shell, in_scripts: Write) -> None:
+    done = train(shell, in_scripts("import paceline\npaceline.join()\n"))
+    assert done.code == 2
+    assert "pace.prepare" in done.error
+
+
+DIFFERENT = {
+    "model": ("model = nn.Linear(6, 3 + pace.rank).double()\n", "different models: weight [3, 6] against"),
+    "depth": (
+        "model = nn.Sequential(*[nn.Linear(6, 6).double() for _ in range(1 + pace.rank)])\n",
+        "2 against 4 parameters",
+    ),
+    "frozen": ("model[0].requires_grad_(pace.rank == 0)\n", "different models"),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_workers_whose_models_differ_are_a_mistake(shell: Shell, in_scripts: Write, what: str) -> None:
+    change, words = DIFFERENT[what]
+    again = "optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)\n"
+    done = train(shell, in_scripts(HEAD + change + again + LOOP))
+    assert done.code == 2
+    assert words in done.error
+    assert "ranks 0 and 1" in done.error
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "optimizer = [torch.optim.SGD, torch.optim.Adam][pace.rank](model.parameters(), lr=0.1)\n",
+        "loader = DataLoader(TensorDataset(*case.samples(32)), batch_size=4 + pace.rank)\n",
+    ],
+)
+def test_workers_whose_optimizers_or_loaders_differ_are_a_mistake(
+    shell: Shell, in_scripts: Write, change: str
+) -> None:
+    done = train(shell, in_scripts(HEAD + change + LOOP))
+    assert done.code == 2
+    assert "different optimizers or loaders" in done.error
+
+
+def test_workers_that_name_different_protocols_are_a_mistake(shell: Shell, in_scripts: Write) -> None:
+    script = HEAD.replace("join()", "join(['bsp', 'asp'][os.getpid() % 2])")
+    script = script.replace("os.getpid() % 2", "'rank1' in os.readlink('/proc/self/fd/1')")
+    done = shell("train", in_scripts(script + LOOP))
+    assert done.code == 2
+    assert "workers name different protocols" in done.error
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("optimizer = torch.optim.LBFGS(model.parameters())\n", "LBFGS cannot run in the parameter store"),
+        ("optimizer = torch.optim.SparseAdam(model.parameters())\n", "it needs sparse gradients"),
+        (
+            "class Mine(torch.optim.SGD): pass\noptimizer = Mine(model.parameters(), lr=0.1)\n",
+            "is not one of torch.optim",
+        ),
+        ("case.iteration(model, optimizer, *case.samples(4))\n", "has taken steps already"),
+        ("model.requires_grad_(False)\n", "nothing to train"),
+        ("loader = DataLoader(TensorDataset(*case.samples(4)), batch_size=4)\n", "1 batches per epoch for 2"),
+        (
+            "loader = [loader, loader]\npace.prepare(model, optimizer, *loader)\n",
+            "one training loader, got 2",
+        ),
+    ],
+)
+def test_what_the_store_cannot_train_is_a_mistake(
+    shell: Shell, in_scripts: Write, change: str, words: str
+) -> None:
+    done = train(shell, in_scripts(HEAD + change + LOOP))
+    assert done.code == 2
+    assert words in done.error
+
+
+NAN = LOOP.replace(
+    "    case.iteration",
+    "    if x[0, 0] == case.samples(32)[0][20, 0]:\n        x[0, 0] = float('nan')\n    case.iteration",
+)
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "asp"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_gradient_that_is_not_finite_stops_the_run_with_rank_and_parameter(
+    shell: Shell, in_scripts: Write, workers: int, protocol: str
+) -> None:
+    """Of all parameters the first layer's weight is the first in which it shows."""
+    script = in_scripts(HEAD + NAN)
+    done = shell("train", script, "--protocol", protocol, "--workers", workers)
+    assert done.code == 1
+    assert "NaN or infinity in" in done.error
+    assert "'0.weight'" in done.error
+    assert "rank " in done.error
+    assert "--bad-gradient skip" in done.error
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "asp"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_gradient_that_is_not_finite_can_be_skipped_and_is_counted(
+    shell: Shell, in_scripts: Write, workers: int, protocol: str
+) -> None:
+    script = in_scripts(HEAD + NAN)
+    flags = ("--protocol", protocol, "--workers", workers, "--bad-gradient", "skip", "--json")
+    done = shell("train", script, *flags)
+    assert done.code == 0
+    folder = shell.runs / "latest"
+    events = list(read_trace(folder))
+    assert [e.fate for e in events if getattr(e, "pushed", None) is not None].count("skip") == 1
+    assert any("1 gradients were not finite" in e.text for e in events if isinstance(e, Note))
+    assert done.json["samples"] == 32
+
+
+def test_a_write_to_shared_weights_is_hinted_at(shell: Shell, in_scripts: Write) -> None:
+    done = train(shell, in_scripts(HEAD + LOOP + "    model[0].weight.data.clamp_(-1, 1)\n"))
+    assert done.code == 1
+    assert "ended by SIGSEGV (a write to the shared weights? see --private-weights)" in done.error
+
+
+def test_private_weights_let_a_script_write_to_them(shell: Shell, in_scripts: Write) -> None:
+    script = in_scripts(HEAD + LOOP + "    model[0].weight.data.clamp_(-1, 1)\n")
+    assert train(shell, script, "--private-weights", "--json").json["samples"] == 32

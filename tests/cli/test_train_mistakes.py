@@ -1,0 +1,70 @@
+"""What cannot work is refused before anything is started: exit status 2 and one line that says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.runs import SCRIPTS
+from support.shell import Shell
+
+SCRIPT = SCRIPTS / "train.py"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--protocol spp", "unknown protocol 'spp'. Did you mean 'ssp'?"),
+        ("--protocol ssp --set stalenes=3", "'stalenes'. Did you mean 'staleness'?"),
+        ("--protocol ssp --set staleness=-1", "staleness must be >= 0, got -1"),
+        ("--protocol ssp --set staleness=many", "staleness='many'"),
+        ("--protocol dssp --set lower=9 --set upper=3", "lower=9, upper=3"),
+        ("--protocol dssp --set preset=eager", "preset"),
+        ("--protocol asp --set staleness=3", "protocol 'asp' has no settings"),
+        ("--protocol ssp --set staleness", "--set takes name=value, got 'staleness'"),
+        ("--workers 0", "workers must be at least 1, got 0"),
+        ("--workers 4 --slow 4:2", "slow rank 4 does not exist: the ranks are 0 to 3"),
+        ("--slow 1:0", "slow factor of rank 1 must be > 0, got 0"),
+        ("--slow one:2", "--slow takes rank:factor, got 'one:2'"),
+        ("--slow 1", "--slow takes rank:factor, got '1'"),
+        ("--device-time 0", "device time must be > 0 seconds, got 0"),
+        ("--jitter 1", "jitter must be in [0, 1), got 1"),
+        ("--weighting heavy", "--weighting takes mean, sum or a number, got 'heavy'"),
+        ("--weighting 0", "weighting must be"),
+        ("--clip-norm 0", "clip norm must be > 0, got 0"),
+        ("--schedule steps", "'steps'"),
+        ("--shards unequal", "'unequal'"),
+        ("--bad-gradient ignore", "'ignore'"),
+        ("--on-failure wait", "'wait'"),
+        ("--resume nowhere", "no checkpoint in"),
+    ],
+)
+def test_an_impossible_request_is_refused(shell: Shell, flags: str, words: str) -> None:
+    done = shell("train", SCRIPT, *flags.split())
+    assert done.code == 2
+    assert words in done.error
+    assert done.out == ""
+    assert "Traceback" not in done.err
+    assert not (shell.runs).exists(), "nothing was started, and yet there is a run"
+
+
+@pytest.mark.parametrize("script", ["missing.py", "."])
+def test_a_script_that_is_not_there_is_refused(shell: Shell, script: str) -> None:
+    done = shell("train", script)
+    assert done.code == 2
+    assert done.error == f"no script at {script}. Give the path of a Python file."
+
+
+def test_a_folder_that_cannot_hold_runs_is_refused(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = shell("train", SCRIPT, "--runs", tmp_path / "file" / "runs")
+    assert done.code == 2
+    assert done.error.startswith(f"cannot write runs to {tmp_path}/file/runs: Not a directory.")
+    assert "--runs" in done.error
+
+
+def test_an_unknown_flag_is_refused(shell: Shell) -> None:
+    done = shell("train", SCRIPT, "--protocl", "ssp")
+    assert done.code == 2
+    assert "--protocl" in done.err
