@@ -26,6 +26,7 @@ class LocalEngine:
             sys.executable,
             "-m",
             "paceline.engines.zygote",
+            str(os.getpid()),
             str(theirs.fileno()),
             *_heavy_imports(script),
         ]

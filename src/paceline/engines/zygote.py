@@ -107,11 +107,12 @@ class Brood:
 
 
 def main() -> None:
-    """Serve the launcher whose socket is the descriptor named on the command line."""
-    _die_with_parent()
+    """Serve the launcher whose process and socket are named on the command line."""
+    launcher, fd, *wanted = sys.argv[1:]
+    _die_with(int(launcher))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
-    _warm_up(sys.argv[2:])
+    channel = Channel(socket.socket(fileno=int(fd)))
+    _warm_up(wanted)
     wakeup_read, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
@@ -144,12 +145,13 @@ def _fork(body: Callable[[], int], log: Path) -> int:
     """A child that runs `body` with its output in `log`, and never returns."""
     sys.stdout.flush()
     sys.stderr.flush()
+    parent = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     status = 1
     try:
-        _die_with_parent()
+        _die_with(parent)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _redirect(log)
@@ -171,10 +173,10 @@ def _redirect(log: Path) -> None:
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
 
 
-def _die_with_parent() -> None:
+def _die_with(parent: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:
+    if os.getppid() != parent:  # it died before we said that
         os._exit(1)
 
 

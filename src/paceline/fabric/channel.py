@@ -56,14 +56,14 @@ class Channel:
             return None
         if not data:
             return None
-        if data == LARGE:
-            data = _read_all(fds.pop())
         try:
+            if data == LARGE and fds:
+                data = _read_all(fds.pop())
             return decoder.decode(data), fds
-        except msgspec.DecodeError as error:
+        except (RunError, msgspec.DecodeError) as error:
             for fd in fds:
                 os.close(fd)
-            raise RunError(f"a message of {len(data)} bytes that is not ours: {error}.") from None
+            raise RunError(f"a message of {len(data)} bytes that is not ours: {error}") from None
 
     def close(self) -> None:
         """End the conversation."""

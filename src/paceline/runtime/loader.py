@@ -158,6 +158,10 @@ def source_of(loader: DataLoader[Any]) -> tuple[Source | None, Any, bool]:
 
 def count_samples(batch: Any) -> int:
     """The batch's size, as far as it can be seen."""
+    size = 1
     while isinstance(batch, list | tuple | dict) and batch:
+        size = len(batch)
         batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+    if isinstance(batch, str | bytes | int | float):  # such things are not stacked: they come as a list
+        return size
     return len(batch) if hasattr(batch, "__len__") and getattr(batch, "ndim", 1) > 0 else 1

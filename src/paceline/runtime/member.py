@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from paceline.errors import BadGradient
 from paceline.fabric.channel import Channel
 from paceline.fabric.segment import Segment
 from paceline.runtime.messages import Register
+from paceline.store.layout import Layout
 from paceline.store.optimizers import GroupSettings
 from paceline.store.parameters import Gradients
 
@@ -41,3 +43,23 @@ class Member:
         self.gone = False
         self.lost = False
         """Whether it died or failed."""
+
+    @property
+    def pushed(self) -> Gradients:
+        """The gradients it announced."""
+        assert self.gradients is not None, "a worker pushes only after it was equipped"
+        return self.gradients
+
+
+def bad_gradient(suspects: list[Member], layout: Layout) -> BadGradient:
+    """Name rank and parameter. The first suspect's memory may hold the others' sum: look there last."""
+    for member in [*suspects[1:], suspects[0]]:
+        name = member.pushed.bad_parameter(layout)
+        if name is not None:
+            return BadGradient(
+                f"rank {member.rank} pushed a gradient with NaN or infinity in {name!r}; nothing was "
+                "applied. Lower the learning rate, clip (--clip-norm), or use --bad-gradient skip."
+            )
+    return BadGradient(
+        "the sum of the workers' gradients overflows; nothing was applied. Scale the loss down."
+    )

@@ -17,12 +17,13 @@ from collections.abc import Callable
 from typing import Literal
 
 from paceline.config import RunConfig
-from paceline.errors import BadGradient, ConfigError, PacelineError, RunError, WorkerFailed
+from paceline.errors import ConfigError, PacelineError, RunError, WorkerFailed
 from paceline.fabric.channel import Channel
 from paceline.protocols import Decision, Fate, Flush
 from paceline.runtime import messages as m
+from paceline.runtime.dispensing import Dispenser
 from paceline.runtime.gathering import Assembly, Gathering, run_state
-from paceline.runtime.member import Member
+from paceline.runtime.member import Member, bad_gradient
 from paceline.store.budget import Batch
 from paceline.store.checkpoint import model_state, save_checkpoint, save_weights
 from paceline.store.ledger import run_started
@@ -54,7 +55,7 @@ class Owner:
         self._gathering = Gathering(config)
         self._run: Assembly | None = None
         self._stopping: m.Halt | None = None
-        self._planned: int | None = None
+        self._planned_epochs: int | None = None
         self._skipped = 0
         self._failures = 0
         self._cores = os.cpu_count() or 1
@@ -108,7 +109,7 @@ class Owner:
             case m.Say():
                 self.note(message.level, message.text)
             case m.Plan():
-                self._planned = message.epochs
+                self._planned_epochs = message.epochs
                 self.trace.write(events.Planned(self.now(), message.epochs))
             case _ if self.halted is not None:
                 self._send(member, self.halted)
@@ -116,11 +117,10 @@ class Owner:
                 self._push(member, message)
             case m.Draw():
                 member.draws = True
-                self._grant_draws()
+                self._work.answer()
             case m.Linger():
                 member.lingers = message.epoch
-                self._end_lingering()
-                self._grant_draws()
+                self._work.answer()
             case m.Away():
                 self._away(member)
             case m.Back():
@@ -146,7 +146,7 @@ class Owner:
         for member in members:
             run.ledger.join(member.rank, self.now(), None if self._simulated else member.pid)
         for member in members:
-            batch = self._draw(member)
+            batch = self._work.draw(member)
             weights = member.weights or run.weights
             assert member.segment is not None
             epoch = run.ledger.budget.epoch if run.ledger.budget else 0
@@ -181,8 +181,7 @@ class Owner:
             self._skipped += 1
         run.ledger.pushed(decision, now, push.samples, push.compute_s, spent, scale, skipped=not usable)
         self._report(member, push.values)
-        self._end_lingering()
-        self._grant_draws()
+        self._work.answer()
 
     def _carry_out(self, decision: Decision) -> float:
         """Gradient, flush, releases: in this order, so that a release contains what caused it."""
@@ -208,7 +207,7 @@ class Owner:
         parts = {rank: self.members[rank] for rank in decision.flushed}
         samples = {rank: member.samples for rank, member in parts.items()}
         factors = shares(decision.flushed, samples, mean=decision.flush is Flush.MEAN)
-        contributions = {rank: (_gradients(member), factors[rank]) for rank, member in parts.items()}
+        contributions = {rank: (member.pushed, factors[rank]) for rank, member in parts.items()}
         total, norm = run.store.reduce(contributions)
         active = len(run.ledger.pacer.clocks.active)
         scale = decision.lr_scale * self.config.step_share(len(parts), active, flushed=True)
@@ -218,7 +217,7 @@ class Owner:
     def _apply(self, gradients: Gradients, sources: list[Member], scale: float, norm: float) -> None:
         run = self._started
         if not math.isfinite(norm):
-            raise self._bad_gradient(sources)
+            raise bad_gradient(sources, run.store.layout)
         run.store.apply(gradients, sources[0].settings, scale, norm, self.config.clip_norm)
 
     def _release(self, member: Member) -> None:
@@ -232,53 +231,9 @@ class Owner:
         if member.weights is not None:
             run.store.copy_weights(member.weights.bytes)
         version = run.ledger.pacer.clocks.version
-        batch = self._draw(member) if member.wants else None
+        batch = self._work.draw(member) if member.wants else None
         self._send(member, m.Release(version, run.ledger.position(), batch))
         self.on_release(member.rank)
-
-    # -- work ---------------------------------------------------------------------------------
-
-    def _draw(self, member: Member) -> Batch | None:
-        budget = self._started.ledger.budget
-        return None if budget is None else budget.draw(member.rank)
-
-    def _grant_draws(self) -> None:
-        """Answer those who ask for a batch; in lockstep all at once, in rank order, so that a run repeats."""
-        members = self.living
-        if self._lockstep and not all(x.draws or x.lingers is not None or self._waits(x) for x in members):
-            return
-        for member in (x for x in members if x.draws):
-            member.draws = False
-            self._send(member, m.Grant(self._draw(member)))
-            self.on_release(member.rank)
-
-    def _end_lingering(self) -> None:
-        """Let those go on who need not wait for work that a dying worker might leave behind."""
-        for member in self.living:
-            if member.lingers is None:
-                continue
-            budget = self._started.ledger.budget
-            assert budget is not None
-            if budget.has_returned(member.lingers):
-                member.lingers = None
-                self._send(member, m.Grant(budget.draw(member.rank)))
-                self.on_release(member.rank)
-            elif not self._last_hope(member, member.lingers):
-                member.looping, member.lingers = budget.holds(member.rank, member.lingers), None
-                self._send(member, m.Grant(None))
-                self.on_release(member.rank)
-
-    def _last_hope(self, member: Member, epoch: int) -> bool:
-        """Whether work of this epoch is under way that nobody but this worker could take over.
-
-        Somebody who will draw again can. Unless this is the planned end: nobody draws after that,
-        and nobody has anything else to do, so there everybody waits for everybody's last push.
-        """
-        budget, clocks = self._started.ledger.budget, self._started.ledger.pacer.clocks
-        others = [x.rank for x in self.living if x is not member and x.looping and x.lingers is None]
-        if budget is None or (len(others) != 1 and self._planned != epoch + 1):
-            return False
-        return any(budget.holds(rank, epoch) and not clocks.is_waiting(rank) for rank in others)
 
     # -- evaluation, reports, endings ---------------------------------------------------------
 
@@ -327,9 +282,8 @@ class Owner:
             self._maybe_begin()
             return
         self._follow(self._run.ledger.leave(member.rank, self.now(), reason, detail))
-        if self.halted is None and self._run.ledger.budget is not None:
-            self._end_lingering()
-            self._grant_draws()
+        if self.halted is None:
+            self._work.answer()
         if member.lost and self.config.on_failure == "stop":
             self.stop("failed", f"rank {member.rank} {reason}: {detail}")
 
@@ -401,6 +355,11 @@ class Owner:
         return self._run
 
     @property
+    def _work(self) -> Dispenser:
+        """Looks only at what is there now, so it can be made anew whenever it is needed."""
+        return Dispenser(self._started.ledger, self.living, self._grant, self._planned_epochs)
+
+    @property
     def _lockstep(self) -> bool:
         return self._started.ledger.pacer.protocol.lockstep
 
@@ -419,27 +378,12 @@ class Owner:
     def _usable(self, member: Member, gradients: Gradients) -> bool:
         return math.isfinite(self._started.store.norm(gradients))
 
-    def _bad_gradient(self, suspects: list[Member]) -> BadGradient:
-        """Name rank and parameter. The first suspect's memory may hold the others' sum: look there last."""
-        layout = self._started.store.layout
-        for member in [*suspects[1:], suspects[0]]:
-            name = _gradients(member).bad_parameter(layout)
-            if name is not None:
-                return BadGradient(
-                    f"rank {member.rank} pushed a gradient with NaN or infinity in {name!r}; nothing was "
-                    "applied. Lower the learning rate, clip (--clip-norm), or use --bad-gradient skip."
-                )
-        return BadGradient(
-            "the sum of the workers' gradients overflows; nothing was applied. Scale the loss down."
-        )
+    def _grant(self, member: Member, batch: Batch | None) -> None:
+        self._send(member, m.Grant(batch))
+        self.on_release(member.rank)
 
     def _send(self, member: Member, message: m.FromStore, fds: tuple[int, ...] = ()) -> None:
         """Answer; if the worker is gone its death is noticed elsewhere."""
         member.asks = False
         with contextlib.suppress(OSError):
             member.channel.send(message, fds)
-
-
-def _gradients(member: Member) -> Gradients:
-    assert member.gradients is not None, "a worker pushes only after it was equipped"
-    return member.gradients

@@ -82,7 +82,7 @@ class Budget:
     def finish(self, worker: int, used: Iterable[Batch]) -> tuple[Batch, ...]:
         """The worker pushed the gradient of these batches, of all that it drew."""
         drawn = self._drawn.get(worker, [])
-        done = tuple(batch for batch in used if batch in drawn)
+        done = tuple(batch for batch in dict.fromkeys(used) if batch in drawn)
         for batch in done:
             drawn.remove(batch)
         return done

@@ -72,7 +72,7 @@ def build_optimizer(spec: OptimizerSpec, parameters: list[Tensor], fast: bool) -
     torch's fused SGD moves only the last few elements of a tensor (seen in 2.13 on CPU).
     """
     cls: Any = getattr(torch.optim, spec.name, None)
-    if cls is None or spec.name in UNSUITED:
+    if not _is_optimizer(cls) or spec.name in UNSUITED:
         raise ConfigError(f"torch.optim has no optimizer {spec.name!r} that the store can run.")
     known = inspect.signature(cls).parameters
     groups = []
@@ -120,6 +120,10 @@ def import_state(
         state.setdefault(int(index), {})[key] = value
     if state:
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _is_optimizer(cls: Any) -> bool:
+    return isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)
 
 
 def _plain(key: str, value: Any) -> Any:

@@ -1,0 +1,148 @@
+"""A model tied to flat memory: gradients land there, and what has none is told, whatever a script does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.errors import ConfigError
+from paceline.fabric.segment import Segment
+from paceline.runtime.binding import Binding
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.other = nn.Linear(3, 2), nn.Linear(3, 2)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor, other: bool = False) -> torch.Tensor:
+        self.count += 1
+        return self.used(x) + (self.other(x) if other else 0)
+
+
+USED, ALL = {0, 1}, {0, 1, 2, 3}
+
+
+def tied() -> tuple[Heads, Binding, Segment]:
+    model = Heads()
+    binding = Binding(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    initial = binding.initial()
+    layout = binding.layout
+    weights = Segment.create(layout.weights_bytes, "weights")
+    weights.bytes.copy_(initial.bytes[: layout.weights_bytes])
+    segment = Segment.create(layout.segment_bytes, "segment")
+    binding.attach(segment, weights)
+    return model, binding, segment
+
+
+def backward(model: nn.Module, other: bool = False) -> None:
+    model(torch.ones(4, 3), other).sum().backward()
+
+
+def present(binding: Binding) -> set[int]:
+    return ALL - set(binding.collect())
+
+
+def test_values_stay_and_gradients_and_buffers_live_in_the_segment() -> None:
+    torch.manual_seed(0)
+    expected = {name: p.detach().clone() for name, p in Heads().named_parameters()}
+    torch.manual_seed(0)
+    model, binding, segment = tied()
+    for name, p in model.named_parameters():
+        assert torch.equal(p, expected[name])
+    backward(model, other=True)
+    assert present(binding) == ALL
+    flat = torch.cat([view.flatten() for view in binding.layout.gradient_views(segment.bytes)])
+    assert torch.equal(flat, torch.full((16,), 4.0))
+    assert float(binding.layout.buffer_views(segment.bytes)[0]) == 1
+
+
+ZEROS: dict[str, Callable[[nn.Module, Binding], None]] = {
+    "flat": lambda model, binding: binding.zero(True),
+    "model": lambda model, binding: model.zero_grad(),
+    "by hand": lambda model, binding: [setattr(p, "grad", None) for p in model.parameters()] and None,
+}
+
+
+@pytest.mark.parametrize("zero", ZEROS)
+def test_a_parameter_that_took_no_part_is_missing(zero: str) -> None:
+    model, binding, segment = tied()
+    for other in (False, True, False, False, True):
+        backward(model, other)
+        assert present(binding) == (ALL if other else USED)
+        views = binding.layout.gradient_views(segment.bytes)
+        assert bool(views[2].any()) == other
+        assert float(views[0].sum()) == 24.0
+        binding.fresh()
+        ZEROS[zero](model, binding)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_clipping_does_not_make_a_missing_gradient_a_gradient(times: int) -> None:
+    model, binding, _ = tied()
+    for _ in range(2):
+        backward(model)
+        for _ in range(times):
+            nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+        assert present(binding) == USED
+        binding.fresh()
+        binding.zero(True)
+
+
+@pytest.mark.parametrize("how", ["optimizer", "model"])
+def test_gradients_zeroed_and_not_set_to_none_take_part_as_in_plain_pytorch(how: str) -> None:
+    model, binding, _ = tied()
+    for other, expected in ((False, USED), (True, ALL), (False, ALL)):
+        backward(model, other)
+        assert present(binding) == expected
+        binding.fresh()
+        if how == "optimizer":
+            binding.zero(False)
+        else:
+            model.zero_grad(set_to_none=False)
+
+
+def test_gradients_add_up_over_several_backward_passes() -> None:
+    model, binding, segment = tied()
+    backward(model)
+    backward(model, other=True)
+    assert present(binding) == ALL
+    views = binding.layout.gradient_views(segment.bytes)
+    assert (float(views[0].sum()), float(views[2].sum())) == (48.0, 24.0)
+
+
+def test_a_gradient_that_was_replaced_is_copied_and_bound_again() -> None:
+    model, binding, segment = tied()
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 7.0)
+    model.other.weight.grad = torch.ones(2, 3).to_sparse()
+    assert present(binding) == ALL
+    views = binding.layout.gradient_views(segment.bytes)
+    assert [set(view.flatten().tolist()) for view in views] == [{7.0}, {7.0}, {1.0}, {7.0}]
+    backward(model)
+    assert float(views[0].sum()) == 7.0 * 6 + 24.0
+
+
+def test_weights_that_were_replaced_are_bound_again() -> None:
+    model, binding, _ = tied()
+    kept = model.used.weight.detach().clone()
+    for p in model.parameters():
+        p.data = torch.zeros_like(p)
+    binding.fresh()
+    assert torch.equal(model.used.weight, kept)
+
+
+def test_a_model_without_anything_to_train_is_refused() -> None:
+    model = nn.Linear(2, 2).requires_grad_(False)
+    with pytest.raises(ConfigError, match="nothing to train"):
+        Binding(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_model_on_several_devices_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    with pytest.raises(ConfigError, match="several devices"):
+        Binding(model, torch.optim.SGD(model.parameters(), lr=0.1))

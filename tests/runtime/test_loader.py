@@ -1,0 +1,221 @@
+"""The order of an epoch, the same for every worker, and loaders that draw from the run's budget."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from paceline.errors import ConfigError
+from paceline.runtime.loader import (
+    Dispensed,
+    Orders,
+    PacedLoader,
+    StridedLoader,
+    count_samples,
+    source_of,
+)
+from paceline.store.budget import Batch, Source
+
+DATA = TensorDataset(torch.arange(20))
+
+
+class ByNumPy(Sampler[int]):
+    def __len__(self) -> int:
+        return 20
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.random.permutation(20).tolist())
+
+
+class ByPython(ByNumPy):
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.sample(range(20), 20))
+
+
+class ByEpoch(ByNumPy):
+    """As those for distributed training: the order is told by `set_epoch`."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([(i * 7 + self.epoch) % 20 for i in range(20)])
+
+
+SAMPLERS = {
+    "random": lambda: RandomSampler(DATA),
+    "generator": lambda: RandomSampler(DATA, generator=torch.Generator().manual_seed(9)),
+    "weighted": lambda: WeightedRandomSampler(range(1, 21), 20),
+    "numpy": ByNumPy,
+    "python": ByPython,
+    "epoch": ByEpoch,
+    "batches": lambda: BatchSampler(RandomSampler(DATA, generator=torch.Generator()), 1, False),
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_every_worker_draws_the_same_order_whatever_it_did_before(kind: str) -> None:
+    torch.manual_seed(1)
+    mine = [Orders(SAMPLERS[kind](), 20, seed=3)[epoch] for epoch in range(3)]
+    torch.manual_seed(2)
+    np.random.seed(5)
+    random.seed(6)
+    other = Orders(SAMPLERS[kind](), 20, seed=3)
+    assert [other[2], other[0], other[1]] == [mine[2], mine[0], mine[1]]
+    assert mine[0] != mine[1]
+    if kind != "epoch":
+        assert Orders(SAMPLERS[kind](), 20, seed=4)[0] != mine[0]
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_drawing_an_order_leaves_the_generators_as_they_were(kind: str) -> None:
+    sampler = SAMPLERS[kind]()
+    own = getattr(sampler, "generator", None)
+    states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
+    own_state = own.get_state() if own is not None else None
+    _ = Orders(sampler, 20, seed=3)[0]
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (random.getstate(), str(np.random.get_state())) == states[1:]
+    if own is not None:
+        assert torch.equal(own.get_state(), own_state)
+
+
+def test_a_sampler_that_gives_fewer_than_it_says_is_refused() -> None:
+    with pytest.raises(ConfigError, match="gave 10 of the 20"):
+        _ = Orders(SequentialSampler(range(10)), 20, seed=0)[0]
+
+
+class Link:
+    """A store that hands these batches out."""
+
+    def __init__(self, *batches: Batch) -> None:
+        self.batches = deque(batches)
+        self.config = SimpleNamespace(workers=2)
+
+    def next_batch(self, epoch: int) -> Batch | None:
+        return self.batches.popleft() if self.batches and self.batches[0].epoch <= epoch else None
+
+    def put_back(self, batch: Batch) -> None:
+        self.batches.appendleft(batch)
+
+
+def paced(
+    link: Any, arrived: list[Any], loader: DataLoader[Any] | None = None, first: int = 0
+) -> PacedLoader:
+    loader = loader or DataLoader(DATA, batch_size=4)
+    source, sampler, whole = source_of(loader)
+    assert source is not None
+    dispensed = Dispensed(link, Orders(sampler, source.units, 0), source, whole, first)
+    return PacedLoader(loader, dispensed, lambda samples, batch: arrived.append((samples, batch)))
+
+
+def test_one_pass_is_one_epoch_and_every_batch_is_told() -> None:
+    arrived: list[Any] = []
+    batches = (Batch(0, 4, 4), Batch(0, 16, 4), Batch(1, 0, 4))
+    loader = paced(Link(*batches), arrived)
+    assert [x.tolist() for (x,) in loader] == [[4, 5, 6, 7], [16, 17, 18, 19]]
+    assert [x.tolist() for (x,) in loader] == [[0, 1, 2, 3]]
+    assert arrived == [(4, batch) for batch in batches]
+    assert len(loader) == 3  # five batches for two workers
+
+
+def test_a_pass_whose_epoch_is_over_is_empty() -> None:
+    """A slow worker comes to an epoch that the others have finished."""
+    arrived: list[Any] = []
+    loader = paced(Link(Batch(2, 0, 4)), arrived)
+    assert [len(list(loader)) for _ in range(3)] == [0, 0, 1]
+
+
+def test_a_resumed_script_passes_over_what_is_behind_it() -> None:
+    arrived: list[Any] = []
+    loader = paced(Link(Batch(2, 8, 4), Batch(3, 0, 4)), arrived, first=2)
+    assert [len(list(loader)) for _ in range(4)] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_loop_that_breaks_off_goes_on_where_it_was(processes: int) -> None:
+    """With processes that load ahead, several batches have been handed out by then."""
+    arrived: list[Any] = []
+    batches = [Batch(0, first, 4) for first in range(0, 20, 4)]
+    loader = paced(Link(*batches), arrived, DataLoader(DATA, batch_size=4, num_workers=processes))
+    seen = []
+    for _ in range(2):
+        for (x,) in loader:
+            seen += x.tolist()
+            break
+    seen += [i for (x,) in loader for i in x.tolist()]
+    assert seen == list(range(20))
+    assert [batch for _, batch in arrived] == batches
+
+
+def test_what_a_loader_offers_is_known() -> None:
+    assert source_of(DataLoader(DATA, batch_size=8))[0] == Source(20, 8, False)
+    assert source_of(DataLoader(DATA, batch_size=8, drop_last=True))[0] == Source(20, 8, True)
+    own = BatchSampler(SequentialSampler(DATA), 6, False)
+    assert source_of(DataLoader(DATA, batch_sampler=own))[0] == Source(20, 6, False)
+
+    class Mine(BatchSampler):
+        pass
+
+    batches = Mine(SequentialSampler(DATA), 6, False)
+    assert source_of(DataLoader(DATA, batch_sampler=batches)) == (Source(4, 1), batches, True)
+
+
+def test_loaders_that_cannot_be_dispensed_are_refused() -> None:
+    with pytest.raises(ConfigError, match="batch_size=None"):
+        source_of(DataLoader(DATA, batch_size=None))
+    with pytest.raises(ConfigError, match="DistributedSampler"):
+        source_of(DataLoader(DATA, sampler=DistributedSampler(DATA, num_replicas=2, rank=1)))
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+def test_a_stream_is_taken_in_turn() -> None:
+    loader = DataLoader(Stream(), batch_size=2)
+    assert source_of(loader) == (None, None, False)
+    arrived: list[int] = []
+    parts = [StridedLoader(loader, rank, 2, arrived.append) for rank in (0, 1)]
+    assert [x.tolist() for x in parts[0]] == [[0, 1], [4, 5], [8, 9]]
+    assert [x.tolist() for x in parts[1]] == [[2, 3], [6, 7]]
+    assert sum(arrived) == 10
+    assert parts[0].batch_size == 2
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        (torch.zeros(5, 2), 5),
+        ([torch.zeros(5, 2), torch.zeros(3)], 5),
+        ({"x": (torch.zeros(7),), "y": 1}, 7),
+        (["one", "two"], 2),
+        ({"text": ["one", "two", "three"]}, 3),
+        ([1, 2, 3, 4], 4),
+        (torch.tensor(3.0), 1),
+        (object(), 1),
+    ],
+)
+def test_the_samples_of_a_batch_are_counted_as_far_as_they_can_be_seen(batch: Any, samples: int) -> None:
+    assert count_samples(batch) == samples

@@ -1,0 +1,129 @@
+"""What a run needs to go on, on disk: whole or not at all, and refused when it is not right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from paceline.errors import TraceError
+from paceline.store.checkpoint import RunState, load_checkpoint, model_state, save_checkpoint, save_weights
+from paceline.store.layout import describe
+from paceline.store.optimizers import describe_optimizer
+from paceline.store.parameters import Gradients, ParameterStore
+
+
+class Net(nn.Module):
+    """A tied weight, channels_last, a buffer, and what else is trained outside of the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
+        self.norm = nn.BatchNorm2d(3)
+        self.one, self.two = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.two.weight = self.one.weight
+
+
+class Desk:
+    """A store with its memory."""
+
+    def __init__(self, model: nn.Module) -> None:
+        owned = [*model.parameters(), nn.Parameter(torch.ones(2))]
+        self.layout = describe(model, owned)
+        optimizer = torch.optim.AdamW(owned, lr=0.1)
+        spec = describe_optimizer(optimizer, {id(p): i for i, p in enumerate(owned)})
+        self.store = ParameterStore(
+            self.layout, spec, torch.zeros(self.layout.weights_bytes, dtype=torch.uint8)
+        )
+        self.segment = torch.zeros(self.layout.segment_bytes, dtype=torch.uint8)
+        self.settings = [group.settings for group in spec.groups]
+
+    def step(self, seed: int) -> None:
+        gradients = Gradients(self.layout, torch.zeros(self.layout.segment_bytes, dtype=torch.uint8))
+        generator = torch.Generator().manual_seed(seed)
+        for view in gradients.views:
+            view.copy_(torch.randn(view.shape, generator=generator))
+        self.store.apply(gradients, self.settings, 1.0)
+
+    def save(self, folder: Path) -> None:
+        state = RunState(
+            digest=self.layout.digest(), version=7, samples=28, units=28, budget={"opened": 1}, optimizer={}
+        )
+        save_checkpoint(folder, self.store, self.segment, state)
+
+
+def test_a_store_that_was_saved_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    desk, again = Desk(Net()), Desk(Net())
+    for seed in range(3):
+        desk.step(seed)
+    desk.save(tmp_path / "checkpoint")
+    state, _ = load_checkpoint(tmp_path / "checkpoint", again.store)
+    assert (state.version, state.samples, state.budget) == (7, 28, {"opened": 1})
+    for seed in range(3, 6):
+        desk.step(seed)
+        again.step(seed)
+    assert torch.equal(desk.store.weights, again.store.weights)
+
+
+def test_buffers_come_back(tmp_path: Path) -> None:
+    desk = Desk(Net())
+    for number, view in enumerate(desk.layout.buffer_views(desk.segment)):
+        view.fill_(number + 1)
+    desk.save(tmp_path / "checkpoint")
+    _, buffers = load_checkpoint(tmp_path / "checkpoint", Desk(Net()).store)
+    assert {name: set(b.flatten().tolist()) for name, b in buffers.items()} == {
+        slot.name: {number + 1} for number, slot in enumerate(desk.layout.buffers)
+    }
+
+
+def test_saved_weights_load_into_a_fresh_model_and_hold_nothing_else(tmp_path: Path) -> None:
+    model = Net()
+    desk = Desk(model)
+    for view, parameter in zip(desk.store.views, [*model.parameters(), torch.ones(2)], strict=True):
+        view.copy_(parameter.detach())
+    save_weights(tmp_path / "w.safetensors", model_state(desk.layout, desk.store.views, desk.segment))
+    saved = load_file(tmp_path / "w.safetensors")
+    fresh = Net()
+    fresh.load_state_dict(saved, strict=True)
+    assert torch.equal(fresh.conv.weight, model.conv.weight)
+    assert torch.equal(saved["one.weight"], saved["two.weight"])
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_new_checkpoint_replaces_the_old_one_whole(tmp_path: Path) -> None:
+    desk = Desk(Net())
+    folder = tmp_path / "checkpoint"
+    desk.save(folder)
+    (folder / "left over").touch()
+    desk.step(0)
+    desk.save(folder)
+    assert {path.name for path in folder.iterdir()} == {
+        "model.safetensors",
+        "optimizer.safetensors",
+        "state.json",
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
+def test_a_missing_or_damaged_file_is_named(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "checkpoint"
+    Desk(Net()).save(folder)
+    path = folder / name
+    data = path.read_bytes()
+    for damaged in (b"", data[: len(data) // 3], b"\xff" * 50):
+        path.write_bytes(damaged)
+        with pytest.raises(TraceError, match="is damaged"):
+            load_checkpoint(folder, Desk(Net()).store)
+    path.unlink()
+    with pytest.raises(TraceError, match=f"{name} is missing"):
+        load_checkpoint(folder, Desk(Net()).store)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    Desk(Net()).save(tmp_path / "checkpoint")
+    with pytest.raises(TraceError, match="belongs to another model"):
+        load_checkpoint(tmp_path / "checkpoint", Desk(nn.Linear(3, 3)).store)
