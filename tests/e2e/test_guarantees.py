@@ -99,6 +99,23 @@ def test_no_update_is_lost_or_applied_twice(lab: Lab, protocol: str) -> None:
     assert torch.equal(sum_of_pushed(run), EPOCHS * x.sum(0))
 
 
+@pytest.mark.parametrize("workers", [2, 4])
+def test_in_lockstep_a_sum_loses_nothing_either(lab: Lab, workers: int) -> None:
+    """Halves and quarters are exact too."""
+    run = lab.trained("train.py", "exact", *SIZES, workers=workers, protocol="bsp", weighting="sum")
+    model, _ = CASES["exact"].build()
+    x, _ = CASES["exact"].samples(SAMPLES)
+    assert torch.equal(run.weights["w"], model.state_dict()["w"] - EPOCHS * x.sum(0))
+
+
+def test_a_copy_of_the_weights_for_each_worker_changes_nothing_in_lockstep(lab: Lab) -> None:
+    args = ("train.py", "momentum", *SIZES)
+    one, other = (
+        lab.trained(*args, workers=2, protocol="bsp", private_weights=private) for private in (False, True)
+    )
+    assert all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights)
+
+
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("protocol", ASYNCHRONOUS)
 def test_no_update_is_lost_or_applied_twice_when_workers_are_killed(

@@ -73,7 +73,7 @@ def test_the_work_of_those_killed_at_the_very_end_is_done_by_the_last_one(
 
 def test_work_loaded_ahead_by_a_killed_worker_is_dispensed_again(lab: Lab) -> None:
     """Each of its DataLoader's own workers has fetched batches that will never be trained on there."""
-    dials = DIALS | {"slow": {0: 40.0}}
+    dials = DIALS | {"slow": {0: 300.0}}
     running = lab.start("train.py", "momentum", *SIZES, "--load-workers", 2, protocol="asp", **dials)
     running.until_pushes(5)
     running.kill(0)

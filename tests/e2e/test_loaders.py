@@ -37,6 +37,14 @@ def test_every_sample_is_trained_on_once_per_epoch(lab: Lab, kind: str, protocol
     assert run.result.samples == EPOCHS * SAMPLES
 
 
+@pytest.mark.parametrize("kind", ["processes", "persistent", "stream", "batches"])
+def test_lockstep_works_with_every_loader_too(lab: Lab, kind: str) -> None:
+    """Also when batches are loaded ahead and some workers run out of them before the others."""
+    run = lab.trained("loaders.py", kind, **ASP | {"protocol": "bsp"})
+    torch.testing.assert_close(trained_on(run), EPOCHS * data().sum(0))
+    assert run.result.samples == EPOCHS * SAMPLES
+
+
 def test_a_stream_is_dealt_to_the_workers_in_turn(lab: Lab) -> None:
     run = lab.trained("loaders.py", "stream", **ASP)
     assert torch.equal(trained_on(run), EPOCHS * data().sum(0))
@@ -77,7 +85,7 @@ def test_with_equal_shards_every_batch_belongs_to_one_rank(lab: Lab, protocol: s
 
 
 def test_the_share_of_a_killed_worker_goes_to_the_others(lab: Lab) -> None:
-    dials = ASP | {"shards": "equal", "device_time_s": 0.004, "slow": {2: 10.0}}
+    dials = ASP | {"shards": "equal", "device_time_s": 0.004, "slow": {2: 100.0}}
     running = lab.start("loaders.py", "plain", **dials)
     running.until_training()
     running.kill(2)

@@ -82,8 +82,8 @@ def test_a_recorded_run_is_decided_again_in_the_same_way(lab: Lab, variant: tupl
 @pytest.mark.parametrize("protocol", ["asp", "bsp", "dssp", "ssp"])
 def test_a_recorded_run_with_a_death_is_decided_again_in_the_same_way(lab: Lab, protocol: str) -> None:
     args = ("momentum", "--samples", 120, "--batch", 4, "--epochs", 10)
-    running = lab.start("train.py", *args, protocol=protocol, **DIALS | {"slow": {3: 10.0}})
-    running.until_pushes(8)
+    running = lab.start("train.py", *args, protocol=protocol, **DIALS | {"slow": {3: 300.0}})
+    running.until_pushes(3)
     running.kill(3)
     run = lab.finish(running)
     assert run.died == {3}

@@ -13,35 +13,42 @@ from paceline.protocols import PROTOCOLS
 from support.runs import Lab, Run, Running, once
 from support.tensors import assert_equal
 
-SAMPLES, BATCH, EPOCHS = 90, 4, 8
+SAMPLES, BATCH, EPOCHS = 90, 4, 3
 SIZES = ("--samples", SAMPLES, "--batch", BATCH, "--epochs", EPOCHS)
 
 
-def stop(lab: Lab, running: Running) -> Run:
-    """Interrupt a run in the middle."""
+def paused(lab: Lab, *args: Any, before: int = 9, **dials: Any) -> Running:
+    """A run in which every worker waits before the same one of its iterations."""
+    pause = ("--pause", lab.root / "go on", "--before", before)
+    running = lab.start("train.py", *args, *SIZES, *pause, **dials)
+    lab.until_paused(dials["workers"])
+    return running
+
+
+def first_part(lab: Lab, *args: Any, **dials: Any) -> Run:
+    """A run that is stopped in the middle."""
+    running = paused(lab, *args, **dials)
     running.stop()
+    (lab.root / "go on").touch()
     run = lab.finish(running)
     assert run.result.status == "stopped", f"{run.end}\n{run.logs()}"
     return run
 
 
-def in_two_parts(lab: Lab, *args: Any, after: int = 10, **dials: Any) -> tuple[Run, Run]:
+def in_two_parts(lab: Lab, *args: Any, before: int = 9, **dials: Any) -> tuple[Run, Run]:
     """The same run, stopped once and resumed."""
-    running = lab.start("train.py", *args, *SIZES, device_time_s=0.004, **dials)
-    running.until_pushes(after)
-    first = stop(lab, running)
-    checkpoint = str(first.folder / "checkpoint")
-    return first, lab.trained("train.py", *args, *SIZES, resume=checkpoint, **dials)
+    first = first_part(lab, *args, before=before, **dials)
+    return first, lab.trained("train.py", *args, *SIZES, resume=str(first.folder / "checkpoint"), **dials)
 
 
 @pytest.mark.parametrize("name", ["momentum", "adamw"])
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize(("workers", "before"), [(2, 4), (2, 12), (3, 8), (3, 9)])
 def test_bsp_stopped_and_resumed_equals_bsp_uninterrupted_bit_for_bit(
-    lab: Lab, name: str, workers: int
+    lab: Lab, name: str, workers: int, before: int
 ) -> None:
-    """Momentum and second moments included; the stop falls between two rounds."""
+    """Momentum and second moments included. Some of the stops fall on rounds that span two epochs."""
     dials = {"workers": workers, "protocol": "bsp", "seed": 3}
-    first, second = in_two_parts(lab, name, "--shuffle", after=7 * workers, **dials)
+    first, second = in_two_parts(lab, name, "--shuffle", before=before, **dials)
     whole = lab.trained("train.py", name, *SIZES, "--shuffle", **dials)
     assert_equal(second.weights, whole.weights)
     assert first.used() + second.used() == once(EPOCHS, SAMPLES)
@@ -50,8 +57,7 @@ def test_bsp_stopped_and_resumed_equals_bsp_uninterrupted_bit_for_bit(
 
 @pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
 def test_every_position_is_used_exactly_once_over_both_runs(lab: Lab, protocol: str) -> None:
-    dials = {"workers": 4, "protocol": protocol, "slow": {3: 3.0}}
-    first, second = in_two_parts(lab, "momentum", **dials)
+    first, second = in_two_parts(lab, "momentum", workers=4, protocol=protocol, slow={3: 3.0})
     assert first.used() + second.used() == once(EPOCHS, SAMPLES)
     assert first.result.samples + second.result.samples == EPOCHS * SAMPLES
     assert all(bool(torch.isfinite(tensor).all()) for tensor in second.weights.values())
@@ -66,9 +72,7 @@ def test_what_was_applied_before_the_stop_stays_applied(lab: Lab) -> None:
 
 
 def test_a_run_may_be_resumed_with_another_number_of_workers(lab: Lab) -> None:
-    running = lab.start("train.py", "momentum", *SIZES, workers=4, protocol="ssp", device_time_s=0.004)
-    running.until_pushes(10)
-    first = stop(lab, running)
+    first = first_part(lab, "momentum", workers=4, protocol="ssp")
     checkpoint = str(first.folder / "checkpoint")
     second = lab.trained("train.py", "momentum", *SIZES, workers=2, protocol="dssp", resume=checkpoint)
     assert first.used() + second.used() == once(EPOCHS, SAMPLES)
@@ -76,9 +80,9 @@ def test_a_run_may_be_resumed_with_another_number_of_workers(lab: Lab) -> None:
 
 def test_what_a_death_left_undone_is_done_after_the_resume(lab: Lab) -> None:
     dials = {"workers": 3, "protocol": "bsp", "on_failure": "stop"}
-    running = lab.start("train.py", "momentum", *SIZES, device_time_s=0.004, **dials)
-    running.until_pushes(10)
+    running = paused(lab, "momentum", **dials)
     running.kill(1)
+    (lab.root / "go on").touch()
     first = lab.finish(running)
     assert first.result.status == "failed"
     second = lab.trained("train.py", "momentum", *SIZES, resume=str(first.folder / "checkpoint"), **dials)
@@ -124,12 +128,10 @@ def spoil(path: Path, harm: str) -> None:
 @pytest.fixture(scope="module")
 def damaged(warm_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """A checkpoint of one worker and one of two, to be damaged."""
-    warm_lab.root = tmp_path_factory.mktemp("checkpoints")
     folders = {}
     for workers in (1, 2):
-        running = warm_lab.start("train.py", "momentum", *SIZES, workers=workers, device_time_s=0.01)
-        running.until_pushes(2)
-        folders[workers] = stop(warm_lab, running).folder / "checkpoint"
+        warm_lab.root = tmp_path_factory.mktemp("checkpoint")
+        folders[workers] = first_part(warm_lab, "momentum", workers=workers).folder / "checkpoint"
     return folders
 
 

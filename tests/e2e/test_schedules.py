@@ -73,11 +73,13 @@ def test_an_unprepared_schedule_is_each_workers_own(lab: Lab) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_schedule_goes_on_after_a_resume(lab: Lab, how: str, workers: int) -> None:
     dials: dict[str, Any] = {"workers": workers, "protocol": "bsp"}
-    running = lab.start("schedule.py", how, EPOCHS, device_time_s=0.02, **dials)
-    running.until_pushes(4)
+    args = ("schedule.py", how, EPOCHS, lab.root / "go on")
+    running = lab.start(*args, **dials)
+    lab.until_paused(workers)
     running.stop()
+    (lab.root / "go on").touch()
     first = lab.finish(running)
     assert first.result.status == "stopped"
-    second = lab.trained("schedule.py", how, EPOCHS, resume=str(first.folder / "checkpoint"), **dials)
-    whole = lab.trained("schedule.py", how, EPOCHS, **dials)
+    second = lab.trained(*args, resume=str(first.folder / "checkpoint"), **dials)
+    whole = lab.trained(*args, **dials)
     assert_equal(second.weights, whole.weights)

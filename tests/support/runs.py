@@ -203,6 +203,10 @@ class Lab:
         assert run.result.status == "finished", f"{run.end.detail}\n{run.logs()}"
         return run
 
+    def until_paused(self, workers: int) -> None:
+        """Wait until so many workers wait for the file `go on`."""
+        wait_until(lambda: len(list(self.root.glob("go on.*"))) == workers, "all workers have paused")
+
     def settle(self) -> None:
         """After a test: nothing but the idle engine may be left. A broken one is thrown away."""
         if self._running is not None:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.bench import bench
 from paceline.cli.common import DEBUG
 from paceline.cli.compare import compare
 from paceline.cli.protocols import protocols
@@ -40,7 +41,7 @@ def options(
         os.environ[DEBUG] = "1"
 
 
-for command in (train, compare, simulate, replay, protocols, report):
+for command in (train, compare, simulate, replay, protocols, report, bench):
     app.command()(command)
 
 

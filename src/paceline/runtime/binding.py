@@ -38,6 +38,7 @@ class Binding:
         self._buffers = [buffers[slot.name] for slot in self.layout.buffers]
         self.index = {id(p): i for i, p in enumerate(self._trained)}
         self._device = _one_device([*self._parameters, *self._buffers])
+        self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
         self._present: set[int] = set()
         self._segment: Segment | None = None
         self._weights: Segment | None = None
@@ -69,6 +70,11 @@ class Binding:
 
     def collect(self) -> tuple[int, ...]:
         """Make sure that all gradients are in the segment; which parameters have none."""
+        if any(p.requires_grad for p in self._frozen):
+            raise ConfigError(
+                "a parameter that was frozen when the model was prepared requires a gradient now. Prepare it "
+                "unfrozen: as long as it has no gradient it is not moved, and not decayed."
+            )
         rose = [view._version - seen for view, seen in zip(self._gradients, self._seen, strict=True)]
         most = max(rose)
         for i, (parameter, view) in enumerate(zip(self._trained, self._gradients, strict=True)):

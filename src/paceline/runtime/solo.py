@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -48,6 +48,17 @@ class LoneState(msgspec.Struct, frozen=True, kw_only=True):
     began: Randomness | None
     """When the last pass began, so that a shuffled loader gives the same order again."""
     stopped: Randomness
+
+
+class _Step(NamedTuple):
+    """A step that was taken and is not on record yet."""
+
+    now: float
+    samples: int
+    compute_s: float
+    exchange_s: float
+    usable: bool
+    values: dict[str, float] | None
 
 
 class Alone(Pace):
@@ -100,6 +111,7 @@ class LonePace(Alone):
         self._resumed: LoneState | None = None
         self._repeats = False
         self._steps = self._skipped = 0
+        self._taken: list[_Step] = []
         self._stop = False
         signal.signal(signal.SIGTERM, lambda *_: self._ask_to_stop())
 
@@ -161,20 +173,23 @@ class LonePace(Alone):
         began = time.perf_counter()
         usable = self._check()
         result = plain(*args, **kwargs) if usable else None
-        samples, self._samples = self._samples, 0
+        spent, now = time.perf_counter() - began, self.now()
+        self._taken.append(_Step(now, self._samples, compute_s, spent, usable, self._reported()))
+        self._samples = 0
         self._steps += 1
         self._skipped += not usable
-        now = self.now()
-        decision = self._ledger.push(0, now, samples, usable=usable)
-        spent = time.perf_counter() - began
-        self._ledger.pushed(decision, now, samples, compute_s, spent, 1.0, skipped=not usable)
-        self._record(now)
+        if now >= self._flush_at:
+            self._write_down()
+            self._trace.flush()
+            self._flush_at = now + FLUSH_S
         if self._stop:
             raise RunStopped("interrupted")
         return result
 
     def _check(self) -> bool:
         gradients = [_dense(p.grad) for p in self._trained if p.grad is not None]
+        if self._config.clip_norm is None and _sums_are_finite(gradients):
+            return True
         norm = torch.nn.utils.get_total_norm(gradients)
         if math.isfinite(norm) or all(bool(torch.isfinite(g).all()) for g in gradients):
             if self._config.clip_norm is not None:
@@ -194,26 +209,38 @@ class LonePace(Alone):
                 return name
         return "?"
 
-    def _record(self, now: float) -> None:
-        values = self._reported()
+    def _write_down(self) -> None:
+        """Put the steps taken since the last time on record.
+
+        Many at once: between two steps a model's computing has driven these lines and what they
+        touch out of the caches, and once per step they cost several times what they cost here.
+        """
+        for step in self._taken:
+            decision = self._ledger.push(0, step.now, step.samples, usable=step.usable)
+            times = step.compute_s, step.exchange_s
+            self._ledger.pushed(decision, step.now, step.samples, *times, 1.0, skipped=not step.usable)
+            self._write_values(step.now, step.values)
+        self._taken.clear()
+
+    def _write_values(self, now: float, values: dict[str, float] | None) -> None:
         if values:
             self._trace.write(events.Reported(now, 0, self._ledger.pacer.clocks.clock(0), values))
-        if now >= self._flush_at:
-            self._trace.flush()
-            self._flush_at = now + FLUSH_S
 
     def _idle(self) -> bool:
         return self._repeats
 
     def _back(self, values: dict[str, float], seconds: float) -> None:
+        self._write_down()
         clocks = self._ledger.pacer.clocks
         t = self.now() - seconds
         self._trace.write(events.Evaluated(t, 0, clocks.version, self._ledger.samples, values, seconds))
 
     def _plan(self, epochs: int) -> None:
+        self._write_down()
         self._trace.write(events.Planned(self.now(), epochs))
 
     def _warn(self, text: str) -> None:
+        self._write_down()
         self._trace.write(events.Note(self.now(), "warning", text))
 
     def _ask_to_stop(self) -> None:
@@ -227,7 +254,8 @@ class LonePace(Alone):
             return
         stopped = isinstance(error, RunStopped)
         reason = "finished" if error is None else "stopped" if stopped else "failed"
-        self._record(self.now())
+        self._write_down()
+        self._write_values(self.now(), self._reported())
         self._ledger.leave(0, self.now(), reason, text)
         if self._skipped:
             self._warn(f"{self._skipped} gradients were not finite and were skipped")
@@ -299,6 +327,13 @@ class _Counted:
 def _dense(gradient: Tensor) -> Tensor:
     """The numbers of a gradient, be it sparse or not."""
     return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def _sums_are_finite(gradients: list[Tensor]) -> bool:
+    """Then so is every element. The cheapest look at gradients on a CPU; elsewhere each would have to wait."""
+    if not gradients or gradients[0].device.type != "cpu":
+        return False
+    return math.isfinite(abs(sum([gradient.sum().item() for gradient in gradients])))
 
 
 def _length(loader: Any) -> tuple[int | None, int | None]:

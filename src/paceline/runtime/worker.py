@@ -99,6 +99,8 @@ class WorkerPace(Pace):
     def _push(self, compute_s: float, missing: tuple[int, ...]) -> Push:
         assert self._optimizer is not None
         settings = group_settings(self._optimizer)
+        if len(settings) != len(self._sent):
+            raise ConfigError("the optimizer got another parameter group after prepare. Add it before.")
         changed, self._sent = settings != self._sent, settings
         return Push(
             compute_s,

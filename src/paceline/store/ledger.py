@@ -108,9 +108,10 @@ class Ledger:
     ) -> Decision:
         """A gradient is complete: what becomes of it, and who runs on."""
         self._work = self.budget.finish(worker, used) if self.budget is not None else ()
-        self._units += sum(batch.count for batch in self._work)
-        self._last_epoch = max([self._last_epoch, *(batch.epoch for batch in self._work)])
-        self._unapplied[worker] = self._unapplied.get(worker, ()) + self._work
+        if self._work:
+            self._units += sum(batch.count for batch in self._work)
+            self._last_epoch = max([self._last_epoch, *(batch.epoch for batch in self._work)])
+            self._unapplied[worker] = self._unapplied.get(worker, ()) + self._work
         self.samples += samples
         return self.pacer.push(worker, now, samples, usable=usable)
 
@@ -170,7 +171,7 @@ class Ledger:
                 scale,
                 compute_s,
                 exchange_s,
-                tuple((b.epoch, b.first, b.count) for b in self._work),
+                tuple([(b.epoch, b.first, b.count) for b in self._work]),
             )
         )
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -159,6 +162,11 @@ def channels_last() -> nn.Module:
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
+def wide() -> nn.Module:
+    """Large enough for several threads to share its update."""
+    return nn.Sequential(nn.Linear(6, 800), nn.Tanh(), nn.Linear(800, 800), nn.Tanh(), nn.Linear(800, 3))
+
+
 def compiled() -> nn.Module:
     return torch.compile(mlp(), backend="aot_eager")  # type: ignore[return-value]
 
@@ -281,6 +289,21 @@ def outside(model: nn.Module) -> Optimizer:
     return torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
 
 
+class Pause:
+    """Stops a script before one of its iterations until a file exists; another one shows that it waits."""
+
+    def __init__(self, file: str | None, before: int) -> None:
+        self.file = None if file is None else Path(file)
+        self.left = before
+
+    def __call__(self) -> None:
+        self.left -= 1
+        if self.left == 0 and self.file is not None and not self.file.exists():
+            self.file.with_suffix(f".{os.getpid()}").touch()
+            while not self.file.exists():
+                time.sleep(0.005)
+
+
 @dataclass(frozen=True)
 class Case:
     """Something to train."""
@@ -339,6 +362,8 @@ LARGE_BATCH = {
     "two_types": Case(TwoTypes, momentum),
     "channels_last": Case(channels_last, momentum, images),
     "compiled": Case(compiled, momentum),
+    "wide": Case(wide, momentum),
+    "wide_adamw": Case(wide, adamw),
     "groups": Case(optimizer=in_groups),
     "outside": Case(optimizer=outside),
     "zero_first": Case(Heads, adamw, iteration=zero_first),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 
 import torch
-from cases import CASES
+from cases import CASES, Pause
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 
 pace = paceline.join()
 how, epochs = sys.argv[1], int(sys.argv[2])
+pause = Pause(*sys.argv[3:4] or [None], 4)
 case = CASES["momentum"]
 model, optimizer = case.build()
 loader = DataLoader(TensorDataset(*case.samples(48)), batch_size=4)
@@ -22,6 +23,7 @@ else:
     model, optimizer, loader = pace.prepare(model, optimizer, loader)
 for _ in pace.epochs(epochs):
     for x, y in loader:
+        pause()
         pace.report(lr=optimizer.param_groups[0]["lr"])
         case.iteration(model, optimizer, x, y)
         if how == "iteration":

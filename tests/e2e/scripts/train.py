@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from cases import CASES
+from cases import CASES, Pause
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
@@ -18,6 +18,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--shuffle", action="store_true")
     parser.add_argument("--load-workers", type=int, default=0)
+    parser.add_argument("--pause", help="wait for this file")
+    parser.add_argument("--before", type=int, default=0, help="the iteration to wait before")
     options = parser.parse_args()
 
     pace = paceline.join()
@@ -30,8 +32,10 @@ def main() -> None:
         num_workers=options.load_workers,
     )
     model, optimizer, loader = pace.prepare(model, optimizer, loader)
+    pause = Pause(options.pause, options.before)
     for _ in pace.epochs(options.epochs):
         for x, y in loader:
+            pause()
             loss = case.iteration(model, optimizer, x, y)
             pace.report(loss=loss.item())
 

@@ -1,0 +1,71 @@
+"""Every benchmark runs from end to end in its quick form. What it measures there is not looked at."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.bench import ray_server
+from paceline.bench.plan import Plan
+from paceline.bench.run import BENCHMARKS, chosen, run
+from paceline.errors import ConfigError
+from paceline.protocols import PROTOCOLS
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def quick(name: str) -> list[dict[str, object]]:
+    """The cases of a quick run, after a look at what every row must have."""
+    record = run(name, Plan(quick=True), say=lambda text: None)
+    assert (record.name, record.quick, record.seed) == (name, True, 0)
+    assert record.question
+    for row in record.rows:
+        assert "paceline" in row.measured
+        assert all(
+            seen.count >= 1 and seen.smallest <= seen.median <= seen.largest for seen in row.measured.values()
+        )
+        assert row.target is None, "a smoke test has nothing to prove"
+    return [dict(row.case) for row in record.rows]
+
+
+def test_exchange_compares_with_gloo_for_both_optimizers() -> None:
+    assert [case["optimizer"] for case in quick("exchange")] == ["sgd", "adamw"]
+
+
+@pytest.mark.skipif(not ray_server.installed(), reason="Ray is not installed: pip install 'paceline[bench]'")
+def test_store_compares_with_rpc_and_ray_for_one_worker_and_for_two() -> None:
+    cases = {(case["workers"], case["peer"]) for case in quick("store")}
+    assert cases == {(1, "torch rpc"), (2, "torch rpc"), (1, "ray"), (2, "ray")}
+
+
+def test_store_says_so_when_there_is_no_ray_to_compare_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_server, "installed", lambda: False)
+    said: list[str] = []
+    record = run("store", Plan(quick=True), said.append)
+    assert {row.case["peer"] for row in record.rows} == {"torch rpc"}
+    assert any("Ray is not installed" in text for text in said)
+
+
+def test_death_kills_workers_at_rest_and_busy_ones() -> None:
+    assert [case["victim"] for case in quick("death")] == ["at rest", "store busy"]
+
+
+def test_lone_is_measured_in_one_process_and_as_commands() -> None:
+    assert [case["measured"] for case in quick("lone")] == ["in one process", "as commands"]
+
+
+def test_trace_is_measured_for_a_lone_worker_and_for_teams() -> None:
+    assert [(case["protocol"], case["workers"]) for case in quick("trace")] == [
+        ("bsp", 1),
+        ("bsp", 2),
+        ("asp", 2),
+    ]
+
+
+def test_simulator_runs_every_registered_protocol() -> None:
+    assert [case["protocol"] for case in quick("simulator")] == sorted(PROTOCOLS)
+
+
+def test_no_name_means_all_and_a_wrong_one_is_named() -> None:
+    assert chosen([]) == list(BENCHMARKS)
+    with pytest.raises(ConfigError, match="Did you mean 'exchange'"):
+        chosen(["exchnge"])

@@ -1,0 +1,88 @@
+"""Records hold what is needed to believe them, and none replaces another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from paceline.bench.machine import copy_bandwidth, look_around, memory_limit_s
+from paceline.bench.record import Record, Row, write_record
+from paceline.bench.stats import Interval, paired_ratio, ratio_of_medians, spread
+
+
+def row(value: float = 6.0, target: float | None = 5.0) -> Row:
+    """Twice as slow as memory allows, six times as fast as the peer."""
+    return Row(
+        case={"MB": 100, "workers": 2},
+        measured={"paceline": spread([0.01, 0.02, 0.03]), "gloo": spread([0.1, 0.12, 0.14])},
+        figure="speedup",
+        value=value,
+        interval=Interval(5.5, 6.5),
+        target=target,
+        limit_s=0.01,
+    )
+
+
+def record(rows: list[Row]) -> Record:
+    return Record(
+        name="exchange",
+        question="How long?",
+        date="2030-01-02",
+        command="paceline bench exchange",
+        seed=7,
+        quick=False,
+        machine=look_around({"100 MB": 2e10}),
+        rows=rows,
+    )
+
+
+def test_a_page_names_command_hardware_versions_seed_and_distance_to_the_memory_limit(tmp_path: Path) -> None:
+    page = write_record(tmp_path, record([row()])).read_text()
+    for needed in ("paceline bench exchange", "cores", "torch 2", "seed: 7", "20.0 GB/s", "6.0x", ">= 5.0x"):
+        assert needed in page
+    assert "| 10.00 ms | 2.0 |" in page
+
+
+def test_the_json_beside_the_page_reads_back_as_the_same_record(tmp_path: Path) -> None:
+    kept = record([row(), row(4.0)])
+    page = write_record(tmp_path, kept)
+    read = msgspec.json.decode(page.with_suffix(".json").read_bytes(), type=Record)
+    assert read == kept
+    assert [r.met for r in read.rows] == [True, False]
+
+
+def test_a_second_record_of_a_day_leaves_the_first_alone(tmp_path: Path) -> None:
+    first, second = write_record(tmp_path, record([row()])), write_record(tmp_path, record([row(4.0)]))
+    assert (first.name, second.name) == ("2030-01-02-exchange.md", "2030-01-02-exchange-2.md")
+    assert "6.0x" in first.read_text()
+
+
+@pytest.mark.parametrize(
+    ("figure", "value", "met"), [("speedup", 5.0, True), ("overhead", 5.1, False), ("seconds", 4.9, True)]
+)
+def test_speedups_must_reach_their_target_and_all_else_stay_below(
+    figure: str, value: float, met: bool
+) -> None:
+    assert msgspec.structs.replace(row(value), figure=figure).met is met
+
+
+def test_without_a_target_nothing_is_claimed() -> None:
+    assert row(target=None).met is None
+
+
+def test_a_ratio_compares_medians_and_its_interval_holds_it() -> None:
+    value, interval = ratio_of_medians([[4.0, 4.0], [4.0, 400.0]], [[2.0, 2.0], [2.0, 2.0]], seed=0)
+    assert value == 2.0
+    assert interval.low <= value <= interval.high
+
+
+def test_a_slow_drift_cancels_out_of_paired_ratios() -> None:
+    drift = [1.0, 2.0, 4.0, 8.0]
+    assert paired_ratio([1.5 * x for x in drift], drift, seed=0) == (1.5, Interval(1.5, 1.5))
+
+
+def test_the_memory_limit_is_bytes_over_bandwidth() -> None:
+    assert memory_limit_s(100, passes=3, bytes_per_s=600) == 0.5
+    assert copy_bandwidth(1 << 16, repeats=1) > 0
