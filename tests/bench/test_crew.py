@@ -3,37 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from functools import partial
 
 import pytest
 
 from paceline.bench.crew import Crew, in_turns
 from paceline.errors import RunError
-
-
-class Sleeper:
-    """A station that claims any world and takes its time."""
-
-    def __init__(self, world: int, seconds: float = 0.0) -> None:
-        self.world = world
-        self._seconds = seconds
-
-    def prepare(self) -> None:
-        pass
-
-    def exchange(self) -> None:
-        time.sleep(self._seconds)
-
-    def close(self) -> None:
-        pass
-
-
-class Broken(Sleeper):
-    """A station that raises."""
-
-    def exchange(self) -> None:
-        raise ValueError("out of order")
+from support.stations import Broken, Sleeper
 
 
 def test_a_world_of_one_that_was_to_be_two_is_refused() -> None:

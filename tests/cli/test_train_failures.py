@@ -209,3 +209,20 @@ def test_a_write_to_shared_weights_is_hinted_at(shell: Shell, in_scripts: Write)
 def test_private_weights_let_a_script_write_to_them(shell: Shell, in_scripts: Write) -> None:
     script = in_scripts(HEAD + LOOP + "    model[0].weight.data.clamp_(-1, 1)\n")
     assert train(shell, script, "--private-weights", "--json").json["samples"] == 32
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("", "optimizer.add_param_group({'params': [nn.Parameter(torch.ones(2))]})\n", "after prepare"),
+        ("model[0].requires_grad_(False)\n", "model[0].requires_grad_(True)\n", "frozen when the model was"),
+    ],
+)
+def test_what_changes_after_prepare_and_would_not_be_trained_is_a_mistake(
+    shell: Shell, in_scripts: Write, before: str, after: str, words: str
+) -> None:
+    prepared = "model, optimizer, loader = pace.prepare(model, optimizer, loader)\n"
+    script = in_scripts(HEAD + before + LOOP.replace(prepared, prepared + after))
+    done = train(shell, script)
+    assert done.code == 2
+    assert words in done.error

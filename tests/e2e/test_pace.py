@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from paceline.trace.events import Evaluated, Note, Planned, Reported, WorkerLeft
-from support.runs import Lab
+from support.runs import Lab, wait_until
 
 Write = Callable[[str], Path]
 
@@ -243,3 +243,24 @@ def test_a_script_runs_alone_without_any_engine(in_scripts: Write) -> None:
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
+
+
+def test_a_lead_killed_while_it_evaluates_is_not_waited_for(lab: Lab, in_scripts: Write) -> None:
+    script = (
+        PREPARED
+        + """
+for step in range(20):
+    iterate()
+    if step == 3:
+        pace.evaluate(lambda: Path(sys.argv[1]).touch() or time.sleep(600))
+"""
+    )
+    for protocol in ("bsp", "ssp"):
+        file = lab.root / f"{protocol} evaluates"
+        running = lab.start(in_scripts(script), file, workers=3, protocol=protocol)
+        wait_until(file.exists, "the lead evaluates")
+        running.kill(0)
+        run = lab.finish(running)
+        assert run.result.status == "finished"
+        assert run.died == {0}
+        assert [push.pushed for push in run.pushes].count(1) == 20

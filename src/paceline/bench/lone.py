@@ -44,6 +44,8 @@ class Model(msgspec.Struct, frozen=True):
 
 MODELS = (Model("few ms per step", 16, 64, 50), Model("about 20 ms per step", 32, 256, 10))
 
+QUICK = Model("tiny", 2, 8, 3)
+
 
 class LoneStation:
     """A plain training and one under Paceline, side by side in one process."""
@@ -83,7 +85,7 @@ class LoneStation:
 def lone(plan: Plan, say: Say) -> list[Row]:
     """Both models, both ways."""
     rows = []
-    for model in MODELS[: 1 if plan.quick else None]:
+    for model in (QUICK,) if plan.quick else MODELS:
         for way, measure in (("in one process", _in_one_process), ("as commands", _as_commands)):
             paced, plain = measure(model, plan)
             rows.append(_row(model, way, paced, plain, plan))

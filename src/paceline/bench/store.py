@@ -32,11 +32,16 @@ def store(plan: Plan, say: Say) -> list[Row]:
     """Every size, optimizer and number of workers; one row per peer."""
     rows: list[Row] = []
     for size in plan.sizes_mb:
-        for optimizer in ("sgd", "adamw"):
-            for workers in (1, *plan.teams):
-                load = Load(round(size * 1e6), optimizer, workers, plan.seed)
-                rows += _case(load, plan, size, say)
+        for optimizer, workers in _cases(plan):
+            load = Load(round(size * 1e6), optimizer, workers, plan.seed)
+            rows += _case(load, plan, size, say)
     return rows
+
+
+def _cases(plan: Plan) -> list[tuple[str, int]]:
+    if plan.quick:
+        return [("sgd", 1), ("adamw", 2)]
+    return [(optimizer, workers) for optimizer in ("sgd", "adamw") for workers in (1, *plan.teams)]
 
 
 def _case(load: Load, plan: Plan, size: float, say: Say) -> list[Row]:

@@ -330,7 +330,7 @@ def _dense(gradient: Tensor) -> Tensor:
 
 
 def _sums_are_finite(gradients: list[Tensor]) -> bool:
-    """Then so is every element. The cheapest look at gradients on a CPU; elsewhere each would have to wait."""
+    """Then so is every element. The cheapest look at gradients on a CPU; elsewhere each one has to wait."""
     if not gradients or gradients[0].device.type != "cpu":
         return False
     return math.isfinite(abs(sum([gradient.sum().item() for gradient in gradients])))
