@@ -70,16 +70,15 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             if not 0 <= rank < self.workers:
                 last = self.workers - 1
                 raise ConfigError(f"slow rank {rank} does not exist: the ranks are 0 to {last}.")
-            if factor <= 0:
-                raise ConfigError(f"slow factor of rank {rank} must be > 0, got {factor:g}.")
-        if self.device_time_s is not None and self.device_time_s <= 0:
-            raise ConfigError(f"device time must be > 0 seconds, got {self.device_time_s:g}.")
+            _check_positive(f"slow factor of rank {rank}", factor)
+        _check_positive("device time", self.device_time_s)
+        _check_positive("clip norm", self.clip_norm)
+        if not isinstance(self.weighting, str):
+            _check_positive("weighting, unless 'mean' or 'sum',", self.weighting)
         if not 0 <= self.jitter < 1:
             raise ConfigError(f"jitter must be in [0, 1), got {self.jitter:g}.")
-        if isinstance(self.weighting, float | int) and self.weighting <= 0:
-            raise ConfigError(f"weighting must be 'mean', 'sum' or a number > 0, got {self.weighting:g}.")
-        if self.clip_norm is not None and self.clip_norm <= 0:
-            raise ConfigError(f"clip norm must be > 0, got {self.clip_norm:g}.")
+        if self.target is not None and not math.isfinite(self.target):
+            raise ConfigError(f"target must be an accuracy such as 0.95, got {self.target:g}.")
 
     @property
     def path(self) -> Path:
@@ -113,3 +112,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.weighting == "mean":
             return 1.0 if flushed else 1.0 / max(active, 1)
         return contributors * (1.0 if self.weighting == "sum" else float(self.weighting))
+
+
+def _check_positive(what: str, value: float | None) -> None:
+    if value is not None and not 0 < value < math.inf:
+        raise ConfigError(f"{what} must be a number > 0, got {value:g}.")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from e2e.scripts.cases import CASES, in_rounds
+from e2e.scripts.cases import CASES
 from support.runs import Lab, Run, once
 
 EPOCHS, SAMPLES, BATCH, WORKERS = 3, 96, 4, 4
@@ -76,15 +76,16 @@ def gaps_at_release(run: Run) -> list[int]:
     return gaps
 
 
-def test_ssp_without_staleness_makes_the_steps_of_bsp_in_parts(lab: Lab) -> None:
+@pytest.mark.parametrize("rounds", [1, 2, 3, 18])
+def test_ssp_without_staleness_makes_the_steps_of_bsp_in_parts(lab: Lab, rounds: int) -> None:
     """Plain SGD, each push a fourth of a step: after each round the weights are those of BSP."""
+    sizes = ("--samples", rounds * WORKERS * BATCH, "--batch", BATCH, "--epochs", 1)
     runs = [
-        lab.trained("train.py", "sgd", *SIZES, workers=WORKERS, protocol=name, settings=settings)
+        lab.trained("train.py", "sgd", *sizes, workers=WORKERS, protocol=name, settings=settings)
         for name, settings in (("bsp", {}), ("ssp", {"staleness": 0}))
     ]
-    rounds = in_rounds(SAMPLES, BATCH, WORKERS, EPOCHS)
-    assert runs[0].result.updates == len(rounds)
-    assert runs[1].result.updates == len(rounds) * WORKERS
+    assert runs[0].result.updates == rounds
+    assert runs[1].result.updates == rounds * WORKERS
     for name, tensor in runs[0].weights.items():
         torch.testing.assert_close(runs[1].weights[name], tensor, rtol=1e-12, atol=1e-12)
 

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from e2e.scripts.cases import CASES, LARGE_BATCH, ROUGH, Heads, in_rounds, large_batch
+from e2e.scripts.cases import CASES, LARGE_BATCH, ROUGH, TIGHT, Heads, in_rounds, large_batch
 from support.runs import Lab, Run
 from support.tensors import assert_close, assert_equal, threads
 
@@ -86,6 +86,31 @@ def test_clipping_in_the_store_equals_clipping_the_large_batch(lab: Lab) -> None
 def test_clipping_for_one_worker_equals_clipping_in_plain_pytorch(lab: Lab) -> None:
     run = lab.trained("train.py", "momentum", *SIZES, workers=1, clip_norm=0.05)
     assert_close(run.weights, clipped_large_batch(0.05, workers=1), 1e-10)
+
+
+def test_clipping_in_the_script_is_every_workers_own_before_the_mean(lab: Lab) -> None:
+    run = lab.trained("train.py", "tightly_clipped", *SIZES, workers=WORKERS, protocol="bsp")
+    assert_close(run.weights, mean_of_clipped(), 1e-10)
+
+
+def mean_of_clipped() -> dict[str, torch.Tensor]:
+    """Each batch's gradient clipped by itself, then one step with their mean."""
+    case = CASES["momentum"]
+    model, optimizer = case.build()
+    x, y = case.samples(SAMPLES)
+    parameters = list(model.parameters())
+    for indices in in_rounds(SAMPLES, BATCH, WORKERS, EPOCHS):
+        total = [torch.zeros_like(p) for p in parameters]
+        for batch in torch.tensor(indices).split(BATCH):
+            torch.nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+            assert torch.nn.utils.clip_grad_norm_(parameters, TIGHT) > TIGHT
+            total = [t + p.grad / WORKERS for t, p in zip(total, parameters, strict=True)]
+            optimizer.zero_grad()
+        for p, gradient in zip(parameters, total, strict=True):
+            p.grad = gradient
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.state_dict()
 
 
 def clipped_large_batch(clip: float, workers: int = WORKERS) -> dict[str, torch.Tensor]:

@@ -97,12 +97,13 @@ def _finish(config: RunConfig, ended: Ended) -> Result:
             f"{total.end.detail}. Go on with: paceline train {config.script} --resume {config.path}"
         )
     killed = "".join(f" Rank {rank} ended by {_signal_name(number)}." for rank, number in signals.items())
-    raise RunError(f"{total.end.detail.rstrip('.')}{_why(total.failures)}.{killed} {logs}")
+    why = _why(total.failures, total.end.detail)
+    raise RunError(f"{total.end.detail.rstrip('.')}{why}.{killed} {logs}")
 
 
-def _why(failures: list[Failure]) -> str:
+def _why(failures: list[Failure], said: str) -> str:
     details = dict.fromkeys(failure.detail for failure in failures)
-    return "".join(f"; {text}" for text in details if text)
+    return "".join(f"; {text}" for text in details if text and text not in said)
 
 
 def _signal_name(number: int) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 Optimizer = torch.optim.Optimizer
 Iteration = Callable[[nn.Module, Optimizer, Tensor, Tensor], Tensor]
+TIGHT = 0.05
 
 
 def tabular(samples: int) -> tuple[Tensor, Tensor]:
@@ -275,6 +276,27 @@ def autocast(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> Te
     return loss
 
 
+def scaled(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor:
+    """With a gradient scaler, as for float16; its factor is a power of two, so nothing is rounded."""
+    scaler = optimizer.__dict__.setdefault("scaler", torch.amp.GradScaler("cpu", init_scale=256.0))
+    loss = F.cross_entropy(model(x), y)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    return loss
+
+
+def tightly_clipped(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor:
+    """Every worker clips its own gradient."""
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), TIGHT)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
 def in_groups(model: nn.Module) -> Optimizer:
     """Every parameter with settings of its own."""
     groups = [
@@ -353,6 +375,7 @@ CASES = {
     "noisy": Case(noisy, dtype=torch.float32),
     "noisy_adamw": Case(noisy, adamw, dtype=torch.float32),
     "single": Case(dtype=torch.float32),
+    "tightly_clipped": Case(iteration=tightly_clipped),
     "exact": Case(Sum, lambda model: torch.optim.SGD(model.parameters(), lr=1.0), counts, add_up),
 }
 LARGE_BATCH = {
@@ -374,6 +397,7 @@ LARGE_BATCH = {
     "clipped": Case(Heads, adamw, iteration=clipped),
     "closure": Case(optimizer=adamw, iteration=with_closure),
     "accumulated": Case(iteration=accumulated),
+    "scaled": Case(iteration=scaled),
     "rebuilt_graph": Case(iteration=rebuilt_graph),
 }
 """What has to equal one process with the large batch in lockstep."""
