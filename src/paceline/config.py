@@ -71,10 +71,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                 last = self.workers - 1
                 raise ConfigError(f"slow rank {rank} does not exist: the ranks are 0 to {last}.")
             _check_positive(f"slow factor of rank {rank}", factor)
-        _check_positive("device time", self.device_time_s)
+        _check_positive("device time", self.device_time_s, " seconds")
         _check_positive("clip norm", self.clip_norm)
         if not isinstance(self.weighting, str):
-            _check_positive("weighting, unless 'mean' or 'sum',", self.weighting)
+            _check_positive("weighting must be 'mean' or 'sum', or it", self.weighting)
         if not 0 <= self.jitter < 1:
             raise ConfigError(f"jitter must be in [0, 1), got {self.jitter:g}.")
         if self.target is not None and not math.isfinite(self.target):
@@ -114,6 +114,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         return contributors * (1.0 if self.weighting == "sum" else float(self.weighting))
 
 
-def _check_positive(what: str, value: float | None) -> None:
+def _check_positive(what: str, value: float | None, unit: str = "") -> None:
     if value is not None and not 0 < value < math.inf:
-        raise ConfigError(f"{what} must be a number > 0, got {value:g}.")
+        raise ConfigError(f"{what} must be > 0{unit}, got {value:g}.")

@@ -147,7 +147,7 @@ def make_config(asked: dict[str, Any], runs: Path) -> Any:
     try:
         config = msgspec.convert(asked | {"run": "", "folder": ""}, RunConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{error}.") from None
+        raise ConfigError(f"{str(error).rstrip('.')}.") from None
     run, folder = new_run(runs, config.protocol or "script")
     return msgspec.structs.replace(config, run=run, folder=str(folder))
 

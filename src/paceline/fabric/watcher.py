@@ -59,6 +59,11 @@ class Watcher:
                 self._epoll.unregister(pidfd)
             os.close(pidfd)
 
+    @property
+    def noticed(self) -> bool:
+        """Whether somebody died whom `take` has not told yet."""
+        return bool(self._dead)
+
     def take(self) -> list[int]:
         """The processes that died since the last call."""
         with contextlib.suppress(BlockingIOError):

@@ -66,6 +66,8 @@ class RealLoop:
                 self._owner.stop("stopped", "interrupted")
             elif fd in self._by_fd:
                 self._listen(self._by_fd[fd], fd)
+                if self._watcher.noticed:  # not after all the others' pushes: each may take long
+                    self._deaths()
         if not ready and self._owner.ask_again_s is not None:
             self._owner.timer()
         self._upkeep()
