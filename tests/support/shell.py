@@ -56,7 +56,11 @@ class Shell:
         monkeypatch.setenv("COLUMNS", "200")
 
     def __call__(self, command: str, *args: object) -> Outcome:
-        runs = () if command not in ("train", "compare") or "--runs" in args else ("--runs", self.runs)
+        runs = (
+            ()
+            if command not in ("train", "compare", "replay", "simulate") or "--runs" in args
+            else ("--runs", self.runs)
+        )
         result = CliRunner().invoke(app, [command, *map(str, (*runs, *args))])
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception

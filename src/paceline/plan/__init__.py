@@ -1,0 +1,1 @@
+"""Model and cluster in, plan out. Pure: nothing here starts a process."""

@@ -1,0 +1,47 @@
+"""`paceline replay`: a recorded run again, to the same bits; and a simulated run that equals the real one."""
+
+from __future__ import annotations
+
+import pytest
+from safetensors.torch import load_file
+
+from support.runs import SCRIPTS
+from support.shell import Shell
+
+SCRIPT = SCRIPTS / "train.py"
+ARGS = ("--", "momentum", "--samples", 64, "--epochs", 2)
+
+
+@pytest.mark.parametrize("protocol", ["asp", "ssp", "dssp", "bsp"])
+def test_a_replayed_run_arrives_at_the_same_weights_bit_for_bit(shell: Shell, protocol: str) -> None:
+    recorded = shell("train", SCRIPT, "-p", protocol, "-n", 3, "--slow", "2:2", "--device-time", 0.004, *ARGS)
+    assert recorded.code == 0
+    again = shell("replay", recorded.out.strip(), "--json")
+    assert again.code == 0, again.err
+    assert again.json["identical"] is True
+    assert again.json["verdict"] == "the same verdicts, the same weights bit for bit"
+
+
+def test_a_replay_stops_at_any_verdict_with_the_weights_of_that_moment(shell: Shell) -> None:
+    recorded = shell("train", SCRIPT, "-p", "asp", "-n", 2, *ARGS)
+    halfway = shell("replay", recorded.out.strip(), "--until", 7, "--json")
+    assert halfway.code == 0, halfway.err
+    early = load_file(shell.runs / "latest" / "weights.safetensors")
+    late = load_file(f"{recorded.out.strip()}/weights.safetensors")
+    assert any(bool((early[name] != late[name]).any()) for name in late)
+
+
+def test_what_repeats_by_itself_needs_no_replay(shell: Shell) -> None:
+    alone = shell("train", SCRIPT, "-n", 1, *ARGS)
+    refused = shell("replay", alone.out.strip())
+    assert refused.code == 2
+    assert "run anything else again" in refused.err
+
+
+def test_a_simulated_lockstep_run_equals_the_real_one_bit_for_bit(shell: Shell) -> None:
+    real = shell("train", SCRIPT, "-p", "bsp", "-n", 3, *ARGS)
+    virtual = shell("simulate", SCRIPT, "-p", "bsp", "-n", 3, "--slow", "1:3", *ARGS)
+    assert (real.code, virtual.code) == (0, 0), virtual.err
+    first = load_file(f"{real.out.strip()}/weights.safetensors")
+    second = load_file(f"{virtual.out.strip()}/weights.safetensors")
+    assert all(bool((first[name] == second[name]).all()) for name in first)

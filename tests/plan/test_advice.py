@@ -1,0 +1,175 @@
+"""Advice as a whole, and the command that gives it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli.advise import app
+from paceline.plan.staleness import Request, advise, from_cluster, landscape
+from paceline.sim import Cluster, Lognormal
+from plan.recipes import bowl
+from plan.test_observe import recorded
+
+GIVEN = ["--curvature", "10", "--curvature-min", "1", "--noise", "1", "--loss", "2", "--weighting", "sum"]
+
+
+def command(*args):
+    return CliRunner().invoke(app, ["staleness", *map(str, args)])
+
+
+def answer(*args):
+    result = command(*args, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def advised(workers=8, **given):
+    cluster = Cluster(workers=workers, compute=Lognormal(1.0, 0.2))
+    request = Request(**{"curvature": 10.0, "weighting": "sum", **given})
+    return advise(from_cluster(cluster, "test"), landscape(request), request)
+
+
+# -- advice --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lr", [1e-3, 0.01, 0.03, 0.1, 0.3])
+@pytest.mark.parametrize("safety", [0.5, 1.0])
+def test_nothing_unstable_is_ever_advised(lr, safety):
+    advice = advised(lr=lr, safety=safety)
+    if advice.best is not None:
+        assert advice.best.load < advice.best.critical
+        assert advice.best.margin <= safety
+    assert advice.learning_rate.safe <= min(0.5, safety) * advice.learning_rate.critical
+    assert advice.group is None or advice.groups[advice.group].margin <= safety
+    assert advice.threshold is None or advice.threshold.margin <= safety
+
+
+def test_near_the_bound_it_warns_and_does_not_refuse():
+    advice = advised(lr=10.0)
+    assert not advice.now.stable
+    assert advice.best is None
+    assert advice.active == []
+    assert any("above the bound" in text for text in advice.warnings)
+
+
+def test_without_a_learning_rate_the_safe_one_is_taken():
+    advice = advised()
+    assert advice.now.margin == pytest.approx(0.5)
+    [lr] = [fact for fact in advice.inputs if fact.name == "learning rate"]
+    assert lr.origin == "modelled"
+    assert lr.value == advice.learning_rate.safe
+
+
+def test_all_workers_stay_unless_fewer_are_worth_it():
+    calm = advised(workers=4, lr=1e-4, noise=1.0, loss=1.0, target_loss=0.1)
+    assert calm.best is calm.now
+    assert calm.active == [0, 1, 2, 3]
+    crowded = advised(workers=12, lr=0.02, curvature_min=1.0)
+    assert crowded.best is not None
+    assert crowded.best.workers < 12
+
+
+def test_one_worker_is_advised_to_be_one():
+    advice = advised(workers=1, lr=0.01)
+    assert advice.best is not None
+    assert advice.best.workers == 1
+    assert advice.now.staleness == 0
+
+
+def test_what_is_unknown_stays_unknown():
+    advice = advised(lr=0.01, target_loss=0.1)
+    assert advice.now.floor is None
+    assert advice.now.seconds_to_target is None
+    assert advice.objective == "rate"
+    assert any("--noise and --loss" in text for text in advice.warnings)
+
+
+def test_a_target_below_the_floor_is_never_reached_and_said_so():
+    advice = advised(lr=0.01, noise=100.0, loss=1.0, target_loss=1e-3)
+    assert advice.now.seconds_to_target == float("inf")
+    assert any("below the error floor" in text for text in advice.warnings)
+
+
+# -- the command ---------------------------------------------------------------------------------
+
+
+def test_every_input_says_where_it_comes_from(tmp_path):
+    facts = answer("--workers", 4, "--recipe", bowl(tmp_path, 7.0, 1.0), "--lr", 0.01)["inputs"]
+    origins = {fact["name"]: fact["origin"] for fact in facts}
+    assert origins["sharpest curvature"] == origins["gradient noise"] == "measured"
+    assert origins["cycle, s"] == origins["weighting"] == "modelled"
+    assert origins["learning rate"] == "given"
+
+
+def test_the_recipe_is_measured_and_given_figures_win(tmp_path):
+    path = bowl(tmp_path, 7.0, 1.0)
+    measured = answer("--workers", 4, "--recipe", path, "--weighting", "sum")
+    given = answer("--workers", 4, "--recipe", path, "--weighting", "sum", "--curvature", 14)
+    assert measured["learning_rate"]["critical"] == pytest.approx(
+        2 * given["learning_rate"]["critical"], rel=0.01
+    )
+
+
+def test_learning_rate_and_momentum_come_from_the_recipes_optimizer_unless_given(tmp_path):
+    more = "def optimizer(parameters):\n    return torch.optim.SGD(parameters, lr=0.003, momentum=0.5)"
+    path = bowl(tmp_path, 7.0, 1.0, more=more)
+    for extra, lr, momentum in (((), 0.003, 0.5), (("--lr", 0.001, "--momentum", 0), 0.001, 0.0)):
+        facts = {fact["name"]: fact["value"] for fact in answer("-n", 2, "--recipe", path, *extra)["inputs"]}
+        assert (facts["learning rate"], facts["momentum"]) == (lr, momentum)
+
+
+def test_a_recorded_run_gives_the_delays(tmp_path):
+    run = recorded(tmp_path, "asp", Cluster(workers=4, compute=Lognormal(0.5, 0.2), slow={2: 3.0}))
+    document = answer("--run", run, *GIVEN, "--lr", 0.01)
+    facts = {fact["name"]: fact["value"] for fact in document["inputs"]}
+    assert facts["workers"] == 4
+    assert facts["cycle, s"] == pytest.approx(0.5, rel=0.05)
+    assert facts["mean staleness"] == pytest.approx(3.0, rel=0.05)
+    assert document["workers"][0]["workers"] == 1
+
+
+def test_a_run_can_be_asked_about_more_workers_than_it_had(tmp_path):
+    run = recorded(tmp_path, "asp", Cluster(workers=2, compute=Lognormal(0.5, 0.2)))
+    assert answer("--run", run, "--workers", 6, *GIVEN)["now"]["workers"] == 6
+
+
+def test_a_cluster_file_gives_the_delays(tmp_path):
+    file = tmp_path / "cluster.toml"
+    file.write_text('workers = 3\napply_s = 0.01\n[compute]\nkind = "lognormal"\nmean_s = 0.2\n')
+    document = answer("--cluster", file, *GIVEN)
+    assert document["now"]["delay_s"] == pytest.approx(0.21, rel=0.05)
+    shared = answer("--cluster", file, *GIVEN, "--shared-time", 0.1)
+    assert shared["now"]["arrivals_per_s"] < document["now"]["arrivals_per_s"]
+
+
+def test_the_table_shows_what_the_document_says():
+    args = ("--workers", 6, "--jitter", 0.2, *GIVEN, "--lr", 0.02, "--target-loss", 0.1)
+    shown, document = command(*args), answer(*args)
+    assert shown.exit_code == 0
+    for text in ("given", "modelled", "stable learning rate", "margin", "error floor", "active workers"):
+        assert text in shown.stdout
+    assert f"below {document['learning_rate']['critical']:.3g}" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["--workers", "4"], "--recipe FILE"),
+        (["--curvature", "1"], "--workers N"),
+        (["--workers", "4", "--curvature", "-1"], "--curvature must be > 0, got -1"),
+        (["--workers", "4", "--curvature", "1", "--momentum", "1"], "--momentum must be in [0, 1), got 1"),
+        (["--workers", "4", "--curvature", "1", "--curvature-min", "2"], "not be above"),
+        (["--workers", "4", "--curvature", "1", "--safety", "0"], "--safety"),
+        (["--run", "a", "--cluster", "b", "--curvature", "1"], "Give one"),
+        (["--workers", "4", "--recipe", "nowhere.py"], "no recipe at nowhere.py"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(args, text):
+    result = command(*args)
+    assert result.exit_code == 2
+    [line] = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert text in line
