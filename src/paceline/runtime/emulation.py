@@ -20,6 +20,7 @@ class Emulation:
         self._device_time_s = config.device_time_s
         self._factor = config.slow.get(rank, 1.0)
         self._jitter = config.jitter
+        self._stretches = config.emulated is not None
         self._random = random.Random(f"{config.seed}/{rank}")
         self._began: float | None = None
         self.iterations = 0
@@ -36,7 +37,7 @@ class Emulation:
         if self._began is None:
             return 0.0
         real = time.perf_counter() - self._began
-        missing = self._wanted(real) - real
+        missing = self._wanted(real) - real if self._stretches else 0.0
         if missing > 0:
             time.sleep(missing)
         elif self._device_time_s is not None and self.iterations:  # the first one warms up

@@ -10,6 +10,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,7 +124,7 @@ class LonePace(Alone):
         if self._config.resume is not None:
             self._restore(model, optimizer)
         plain = optimizer.step
-        replace_step(optimizer, lambda *args, **kwargs: self._step(plain, *args, **kwargs))
+        replace_step(optimizer, partial(self._step, plain))
         trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         self._trained = trained
         size = sum(p.numel() * p.element_size() for p in model.parameters())

@@ -26,6 +26,10 @@ class RecordedBudget(Budget):
         planned = self._planned.get(worker)
         return planned.popleft() if planned else Batch(AFTER_THE_END, 0, 0)
 
+    def holds(self, worker: int, epoch: int) -> bool:
+        """Nobody has to stay for work that a dying worker might leave: the record says who took it over."""
+        return False
+
     def give_back(self, worker: int) -> list[Batch]:
         """Nothing is dispensed twice here: whoever took over is on record, too."""
         unfinished = super().give_back(worker)
