@@ -32,6 +32,7 @@ def replay(
         from paceline.engines.local import LocalEngine
         from paceline.errors import RunStopped
 
+        run = run.resolve()  # `latest` is about to point elsewhere
         config = _config(run, until, runs)
         answer: dict[str, Any] = {"run": config.folder, "replayed": str(run), "until": until}
         with LocalEngine(config.script) as engine:
@@ -66,9 +67,7 @@ def _config(run: Path, until: int | None, runs: Path) -> RunConfig:
         )
     name, folder = new_run(runs, "replay")
     changes: dict[str, Any] = {"slow": {}, "device_time_s": None, "jitter": 0.0, "on_failure": "continue"}
-    return msgspec.structs.replace(
-        old, run=name, folder=str(folder), replay=str(run.resolve()), until=until, **changes
-    )
+    return msgspec.structs.replace(old, run=name, folder=str(folder), replay=str(run), until=until, **changes)
 
 
 def _was_stopped(run: Path) -> bool:
