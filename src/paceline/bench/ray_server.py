@@ -101,7 +101,7 @@ def hold_ray(load: Load, variant: str, folder: str, token: str, pids: Sequence[i
     context: Any = ray.init(
         "local",
         _node_ip_address="127.0.0.1",
-        num_cpus=load.workers + 2,
+        num_cpus=1,  # the actor; its callers are no part of the cluster
         include_dashboard=False,
         namespace=NAMESPACE,
         object_store_memory=max(200_000_000, 8 * load.workers * load.size_bytes),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -39,6 +40,7 @@ def bench(
         from paceline.bench.run import chosen, run
         from paceline.errors import ConfigError
 
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything started is ended
         if quick and record:
             raise ConfigError("--quick measures nothing worth keeping. Leave out --record, or --quick.")
         records = []

@@ -187,7 +187,7 @@ class Owner:
         """Gradient, flush, releases: in this order, so that a release contains what caused it."""
         run, clocks = self._started, self._started.ledger.pacer.clocks
         scale = 1.0
-        run.store.use_cores(self._idle_cores())
+        run.store.use_cores(self._idle_cores(len(decision.release)))
         if decision.fate is Fate.APPLY:
             assert decision.pushed is not None
             member = self.members[decision.pushed]
@@ -371,9 +371,10 @@ class Owner:
     def _waits(self, member: Member) -> bool:
         return self._started.ledger.pacer.clocks.is_waiting(member.rank)
 
-    def _idle_cores(self) -> int:
+    def _idle_cores(self, released: int) -> int:
+        """Cores on which no worker computes: the released ones sleep until they are told."""
         clocks = self._started.ledger.pacer.clocks
-        return self._cores - (len(clocks.active) - clocks.waiting_count)
+        return self._cores - (len(clocks.active) - clocks.waiting_count - released)
 
     def _usable(self, member: Member, gradients: Gradients) -> bool:
         return math.isfinite(self._started.store.norm(gradients))

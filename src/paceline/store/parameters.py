@@ -177,13 +177,16 @@ def _reduce(parts: list[tuple[Tensor, float]]) -> float:
 
 def _accumulate(parts: list[tuple[Tensor, float]], narrow: bool) -> Tensor:
     """In place where the type is wide enough; 16-bit types add up in float32."""
-    first, share = parts[0]
+    first, whole = parts[0]
     total = first.float() if narrow else first
-    if share != 1.0:
-        total.mul_(share)
-    for part, share in parts[1:]:
-        total.add_(part, alpha=share)
-    return total
+    if whole == 1.0:
+        for part, share in parts[1:]:
+            total.add_(part, alpha=share)
+        return total
+    for part, share in parts[1:]:  # a running mean, which takes one pass over memory per part
+        whole += share
+        total.lerp_(part.to(total.dtype), share / whole if whole else 0.0)
+    return total if math.isclose(whole, 1.0) else total.mul_(whole)
 
 
 def _square(flat: Tensor) -> float:
