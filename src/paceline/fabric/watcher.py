@@ -3,7 +3,7 @@
 Three signs, since each alone is late or missing at times: the pidfd becomes readable; the socket
 ends (but a forked DataLoader worker may keep it open); and the process is marked as exiting, which
 shows long before a process with gigabytes of memory has really gone. A thread of its own sleeps in
-epoll and looks at the third sign ten times a second; it wakes the store's loop through an eventfd.
+epoll and looks at the third sign twenty times a second; it wakes the store's loop through an eventfd.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 from collections import deque
 
 PF_EXITING = 0x4
-LOOK_S = 0.1
+LOOK_S = 0.05
 
 
 class Watcher:
