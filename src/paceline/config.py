@@ -29,8 +29,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Accuracy whose first reaching is *time to target*."""
     weighting: Weighting = "mean"
     """How far one push moves the weights. `mean`: an epoch moves them equally far under every protocol
-    (a push applied alone counts 1/active of a step, a flush counts as one step); `sum`: every push
-    counts as a whole step; a number: every push counts that much of a step."""
+    (a push applied alone counts 1/active of a step, a flush of all counts as one step, a flush of
+    some in between); `sum`: every push counts as a whole step; a number: that much of a step."""
     damping: Literal["none", "inverse", "sqrt", "exponential"] = "none"
     """How a stale gradient's step shrinks, for pushes that are applied at once: not at all, by
     1/staleness, 1/sqrt(staleness), or exp(-staleness/active workers)."""
@@ -107,11 +107,13 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             return math.exp(-staleness / max(active, 1))
         return 1.0 / (staleness if self.damping == "inverse" else math.sqrt(staleness))
 
-    def step_share(self, contributors: int, active: int, flushed: bool) -> float:
-        """How much of a full step an update counts (see `weighting`)."""
+    def step_share(self, gradients: int, active: int, flush: str | None = None) -> float:
+        """How much of a full step an update counts: of one gradient, or of a flush of several."""
+        whole = flush in ("mean", "sum")
         if self.weighting == "mean":
-            return 1.0 if flushed else 1.0 / max(active, 1)
-        return contributors * (1.0 if self.weighting == "sum" else float(self.weighting))
+            return 1.0 if whole else gradients / max(active, 1)
+        each = 1.0 if self.weighting == "sum" else float(self.weighting)
+        return each if flush == "sum" else each * gradients
 
 
 def _check_positive(what: str, value: float | None, unit: str = "") -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,22 @@ EPOCHS, SAMPLES, BATCH, WORKERS = 3, 96, 4, 4
 SIZES = ("--samples", SAMPLES, "--batch", BATCH, "--epochs", EPOCHS)
 SLOWED = {"workers": WORKERS, "device_time_s": 0.002, "jitter": 0.5, "slow": {3: 4.0}}
 ASYNCHRONOUS = ["asp", "ssp", "dssp"]
+LOSING_NOTHING = [
+    ("elastic_bsp", {"lookahead": 3}),
+    ("elastic_bsp", {"lookahead": 3, "monitor": "carry_over", "barrier_update": "immediate"}),
+    ("psp", {"sample": 2, "staleness": 1}),
+    ("psp", {"sample": 1, "resample": "poll", "poll_s": 0.002}),
+    ("sync_switch", {"phases": "bsp@0.3,ssp(staleness=2)@0.6,asp"}),
+    ("sync_switch", {"phases": "hybrid_sgd(h=5,wait=never)@0.7,bsp"}),
+    ("sync_switch", {"phases": "bsp@0.7,asp", "online": "greedy", "window": 1, "consecutive": 1}),
+    ("hybrid_sgd", {"h": 12}),
+    ("hybrid_sgd", {"threshold": "constant", "first": 3, "wait": "never"}),
+    ("hybrid_sgd", {"threshold": "constant", "first": 3, "wait": "never", "reduce": "sum"}),
+    ("bounded_ps", {"staleness": 1, "resync": 3}),
+    ("bounded_ps", {"staleness": 3, "buffered": True, "resync": 3}),
+    ("backup_bsp", {"backups": 1, "late": "apply"}),
+]
+"""Protocols that take every gradient, some of them several in one step."""
 
 
 def sum_of_pushed(run: Run) -> Tensor:
@@ -98,6 +115,35 @@ def test_no_update_is_lost_or_applied_twice(lab: Lab, protocol: str) -> None:
     x, _ = CASES["exact"].samples(SAMPLES)
     assert torch.equal(run.weights["w"], model.state_dict()["w"] - EPOCHS * x.sum(0))
     assert torch.equal(sum_of_pushed(run), EPOCHS * x.sum(0))
+
+
+@pytest.mark.parametrize(("protocol", "settings"), LOSING_NOTHING)
+def test_a_held_gradient_counts_exactly_once_also_if_its_worker_runs_on(
+    lab: Lab, protocol: str, settings: dict[str, Any]
+) -> None:
+    """A worker that runs on overwrites the memory its held gradient lay in. Thirds are not exact."""
+    dials = SLOWED | {"protocol": protocol, "settings": settings, "weighting": "sum"}
+    run = lab.trained("train.py", "exact", *SIZES, **dials)
+    model, _ = CASES["exact"].build()
+    x, _ = CASES["exact"].samples(SAMPLES)
+    torch.testing.assert_close(run.weights["w"], model.state_dict()["w"] - EPOCHS * x.sum(0))
+
+
+@pytest.mark.parametrize(("protocol", "settings"), LOSING_NOTHING)
+def test_a_held_gradient_counts_exactly_once_also_if_its_worker_is_killed(
+    lab: Lab, protocol: str, settings: dict[str, Any]
+) -> None:
+    random = Random(f"{protocol}/{settings}")
+    dials = SLOWED | {"protocol": protocol, "settings": settings, "weighting": "sum"}
+    running = lab.start("train.py", "exact", *SIZES, **dials)
+    running.until_training()
+    for rank in random.sample(range(WORKERS), 2):
+        time.sleep(random.uniform(0, 0.05))
+        running.kill(rank)
+    run = lab.finish(running)
+    model, _ = CASES["exact"].build()
+    torch.testing.assert_close(run.weights["w"], model.state_dict()["w"] - sum_of_pushed(run))
+    assert run.used() == once(EPOCHS, SAMPLES)
 
 
 @pytest.mark.parametrize("workers", [2, 4])

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from paceline.protocols import Decision, Pacer
+from paceline.protocols import PROTOCOLS, Decision, Pacer
 from paceline.protocols.settings import make
-from paceline.trace.events import Decided, WorkerJoined, WorkerLeft
+from paceline.trace.events import Asked, Decided, ModelReady, Planned, WorkerJoined, WorkerLeft
 from support.runs import Lab, Run
 from support.variants import label, variants
 
@@ -30,7 +30,13 @@ def decided_again(run: Run) -> Iterator[tuple[Decided, Decision]]:
         match event:
             case WorkerJoined():
                 decision = pacer.join(event.worker, event.t)
-            case WorkerLeft() if event.worker in pacer.clocks.active:
+            case ModelReady():
+                samples = event.samples_per_epoch or 0
+            case Planned():
+                pacer.plan(event.epochs * samples)
+            case Asked():
+                decision = pacer.timer(event.t)
+            case WorkerLeft() if pacer.clocks.is_present(event.worker):
                 decision = pacer.leave(event.worker, event.t)
             case Decided():
                 if event.pushed is not None:
@@ -79,7 +85,7 @@ def test_a_recorded_run_is_decided_again_in_the_same_way(lab: Lab, variant: tupl
         assert as_recorded(decision) == recorded(event)
 
 
-@pytest.mark.parametrize("protocol", ["asp", "bsp", "dssp", "ssp"])
+@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
 def test_a_recorded_run_with_a_death_is_decided_again_in_the_same_way(lab: Lab, protocol: str) -> None:
     args = ("momentum", "--samples", 120, "--batch", 4, "--epochs", 10)
     running = lab.start("train.py", *args, protocol=protocol, **DIALS | {"slow": {3: 300.0}})

@@ -61,7 +61,7 @@ def test_bsp_stopped_and_resumed_equals_bsp_uninterrupted_bit_for_bit(
 
 @pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
 def test_every_position_is_used_exactly_once_over_both_runs(lab: Lab, protocol: str) -> None:
-    first, second = in_two_parts(lab, "momentum", workers=4, protocol=protocol, slow={3: 3.0})
+    first, second = in_two_parts(lab, "momentum", waiting=1, workers=4, protocol=protocol, slow={3: 3.0})
     assert first.used() + second.used() == once(EPOCHS, SAMPLES)
     assert first.result.samples + second.result.samples == EPOCHS * SAMPLES
     assert all(bool(torch.isfinite(tensor).all()) for tensor in second.weights.values())

@@ -21,7 +21,7 @@ class TableAndModel(RuleBasedStateMachine):
         self.floor = 0
         self.waiting: list[int] = []
         self.times: dict[int, list[float]] = {}
-        self.samples: dict[int, int] = {}
+        self.samples = 0
         self.read: dict[int, int] = {}
         self.held: list[tuple[int, float]] = []
         self.pushes = 0
@@ -35,7 +35,6 @@ class TableAndModel(RuleBasedStateMachine):
             return
         self.table.join(worker)
         self.clock[worker] = min(self.clock.values(), default=self.floor)
-        self.samples.setdefault(worker, 0)
         self.times[worker] = []
         self.read[worker] = self.table.version
 
@@ -57,7 +56,7 @@ class TableAndModel(RuleBasedStateMachine):
         self.clock[worker] += 1
         self.waiting.append(worker)
         self.times[worker].append(self.table.now)
-        self.samples[worker] += samples
+        self.samples += samples
         self.pushes += 1
 
     @precondition(lambda self: self.waiting)
@@ -87,7 +86,7 @@ class TableAndModel(RuleBasedStateMachine):
         assert set(self.table.active) == self.clock.keys()
         assert {w: self.table.clock(w) for w in self.clock} == self.clock
         assert self.table.pushes == self.pushes
-        assert dict(self.table.samples) == self.samples
+        assert self.table.total_samples == self.samples
         assert self.table.held == len(self.held)
 
     @invariant()

@@ -73,7 +73,7 @@ def test_a_flush_of_nothing_is_no_step() -> None:
 def test_a_dropped_gradient_is_no_step_and_its_work_counts() -> None:
     pacer = started(Verdict(fate=Fate.DROP, release=(0,)))
     assert pacer.push(0, 1.0, samples=8).version == 0
-    assert (pacer.clocks.clock(0), pacer.clocks.samples[0], pacer.clocks.pushes) == (1, 8, 1)
+    assert (pacer.clocks.clock(0), pacer.clocks.total_samples, pacer.clocks.pushes) == (1, 8, 1)
 
 
 def test_a_gradient_that_is_not_usable_is_dropped_and_the_verdict_stands_otherwise() -> None:

@@ -178,7 +178,7 @@ def test_what_a_loader_offers_is_known() -> None:
         pass
 
     batches = Mine(SequentialSampler(DATA), 6, False)
-    assert source_of(DataLoader(DATA, batch_sampler=batches)) == (Source(4, 1), batches, True)
+    assert source_of(DataLoader(DATA, batch_sampler=batches)) == (Source(4, 1, whole=True), batches, True)
 
 
 def test_loaders_that_cannot_be_dispensed_are_refused() -> None:

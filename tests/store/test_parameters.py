@@ -52,8 +52,8 @@ def values(gradients: Gradients) -> Tensor:
 @given(st.lists(st.floats(0.1, 4.0), min_size=1, max_size=5))
 def test_a_reduction_is_the_weighted_sum_and_tells_its_norm(weights: list[float]) -> None:
     layout, store, _ = bag()
-    parts = {rank: (random_gradients(layout, rank), share) for rank, share in enumerate(weights)}
-    expected = sum(values(gradients) * share for gradients, share in parts.values())
+    parts = [(random_gradients(layout, rank), share) for rank, share in enumerate(weights)]
+    expected = sum(values(gradients) * share for gradients, share in parts)
     total, norm = store.reduce(parts)
     torch.testing.assert_close(values(total), expected, rtol=1e-12, atol=1e-12)
     assert norm == pytest.approx(float(torch.linalg.vector_norm(expected)), rel=1e-12)
@@ -64,7 +64,7 @@ def test_a_reduction_does_not_depend_on_when_who_came() -> None:
     results = []
     for order in ((0, 1, 2), (2, 0, 1)):
         made = {rank: random_gradients(layout, rank) for rank in order}
-        total, _ = store.reduce({rank: (made[rank], 1 / 3) for rank in sorted(made)})
+        total, _ = store.reduce([(made[rank], 1 / 3) for rank in sorted(made)])
         results.append(values(total))
     assert torch.equal(*results)
 
@@ -72,8 +72,8 @@ def test_a_reduction_does_not_depend_on_when_who_came() -> None:
 def test_sixteen_bit_gradients_add_up_in_thirty_two() -> None:
     """In sixteen bits 256 + 1 is 256, and the small ones would vanish one by one."""
     layout, store, _ = bag(torch.bfloat16)
-    parts = {rank: (random_gradients(layout, rank), 1.0) for rank in range(9)}
-    for rank, (gradients, _) in parts.items():
+    parts = [(random_gradients(layout, rank), 1.0) for rank in range(9)]
+    for rank, (gradients, _) in enumerate(parts):
         for view in gradients.views:
             view.fill_(1.0 if rank else 256.0)
     total, _ = store.reduce(parts)
@@ -90,7 +90,7 @@ def test_one_number_that_is_not_finite_shows_in_the_norm_and_is_found(dtype: tor
     gradients.views[1][3] = bad
     assert not math.isfinite(store.norm(gradients))
     assert gradients.bad_parameter(layout) == "parts.1"
-    assert not math.isfinite(store.reduce({0: (random_gradients(layout, 1), 0.5), 1: (gradients, 0.5)})[1])
+    assert not math.isfinite(store.reduce([(random_gradients(layout, 1), 0.5), (gradients, 0.5)])[1])
 
 
 def test_a_norm_whose_square_overflows_is_still_finite() -> None:
@@ -130,7 +130,7 @@ def test_a_parameter_missing_from_all_stays_and_one_missing_from_some_moves() ->
     one.missing, other.missing = frozenset({0, 1}), frozenset({1, 2})
     for index in (0, 1):
         one.views[index].zero_()
-    total, norm = store.reduce({0: (one, 0.5), 1: (other, 0.5)})
+    total, norm = store.reduce([(one, 0.5), (other, 0.5)])
     assert total.missing == frozenset({1})
     store.apply(total, settings, 1.0, norm)
     assert bool((store.views[1] == 1).all())
@@ -146,22 +146,16 @@ def test_a_copy_has_all_trained_weights() -> None:
     assert torch.equal(copy, store.weights)
 
 
-@given(
-    weights=st.dictionaries(st.integers(0, 9), st.floats(0.01, 10), min_size=1),
-    samples=st.lists(st.integers(0, 64), min_size=10, max_size=10),
-)
-def test_shares_of_a_mean_add_up_to_one_and_follow_the_samples(
-    weights: dict[int, float], samples: list[int]
-) -> None:
-    counts = dict(enumerate(samples))
-    parts = shares(weights, counts, mean=True)
-    assert sum(parts.values()) == pytest.approx(1.0)
-    if sum(counts[w] for w in weights):
-        for one in weights:
-            for other in weights:
-                left = parts[one] * weights[other] * counts[other]
-                assert left == pytest.approx(parts[other] * weights[one] * counts[one])
+@given(st.lists(st.tuples(st.floats(0.01, 10), st.integers(0, 64)), min_size=1, max_size=10))
+def test_shares_of_a_mean_add_up_to_one_and_follow_the_samples(pushes: list[tuple[float, int]]) -> None:
+    weights, samples = [weight for weight, _ in pushes], [count for _, count in pushes]
+    parts = shares(weights, samples, mean=True)
+    assert sum(parts) == pytest.approx(1.0)
+    if sum(samples):
+        for one, (weight, count) in zip(parts, pushes, strict=True):
+            for other, (weight_2, count_2) in zip(parts, pushes, strict=True):
+                assert one * weight_2 * count_2 == pytest.approx(other * weight * count)
 
 
 def test_shares_of_a_sum_are_the_weights() -> None:
-    assert shares({0: 0.5, 3: 2.0}, {0: 1, 3: 9}, mean=False) == {0: 0.5, 3: 2.0}
+    assert shares([0.5, 2.0], [1, 9], mean=False) == [0.5, 2.0]

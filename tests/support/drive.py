@@ -54,9 +54,11 @@ class Step:
     after: dict[int, int]
     """And after it: with the worker that joined, without the one that left, the push counted."""
     waited: frozenset[int]
-    """Who waited before the decision, the pushing worker included."""
+    """Who waited before the decision, the pushing worker and those set aside included."""
     computing: frozenset[int]
     """Who computes after the decision."""
+    benched: frozenset[int]
+    """Who is set aside after the decision: in the run, but not among the active."""
     clocks: Clocks
     """The table itself, as it stands now."""
 
@@ -104,6 +106,7 @@ class _World:
         self.left_to_do: dict[int, int] = {}
         self.life: dict[int, int] = {}
         self.computing: set[int] = set()
+        self.benched: set[int] = set()
         self.timers = 0
         self.random: dict[int, Random] = {}
         for worker in range(schedule.workers):
@@ -124,17 +127,23 @@ class _World:
         now, _, event, worker, life = heapq.heappop(self.queue)
         if event == "timer":
             self.timers -= 1
-        elif (event == "join") == (worker in self.clock) or life not in (-1, self.life.get(worker, 0)):
+        elif (event == "join") == self.is_present(worker) or life not in (-1, self.life.get(worker, 0)):
             return None
         before = dict(self.clock)
         decision = self.happen(event, worker, now)
-        waited = frozenset(self.clock.keys() - self.computing)
+        waited = frozenset(self.clock.keys() - self.computing | self.benched)
         if event == "join":
             self.start(worker, now)
             waited -= {worker}
         self.carry_out(decision, now)
         after, computing = dict(self.clock), frozenset(self.computing)
-        return Step(event, worker, now, decision, before, after, waited, computing, self.pacer.clocks)
+        benched = frozenset(self.benched)
+        return Step(
+            event, worker, now, decision, before, after, waited, computing, benched, self.pacer.clocks
+        )
+
+    def is_present(self, worker: int) -> bool:
+        return worker in self.clock or worker in self.benched
 
     def happen(self, event: str, worker: int, now: float) -> Decision:
         """Book an event here and tell the pacer."""
@@ -149,14 +158,35 @@ class _World:
             self.clock[worker] = min(self.clock.values(), default=self.floor)
             self.left_to_do[worker] = self.schedule.iterations
             return self.pacer.join(worker, now)
-        self.floor = min(self.clock.values())
-        del self.clock[worker]
+        if worker in self.benched:
+            self.benched.discard(worker)
+        else:
+            self.take_out(worker)
         self.life[worker] = self.life.get(worker, 0) + 1
         self.computing.discard(worker)
         return self.pacer.leave(worker, now)
 
+    def take_out(self, worker: int) -> None:
+        """Nobody waits for it any more; who comes after all have gone goes on where the last was."""
+        self.floor = min(self.clock.values())
+        del self.clock[worker]
+
+    def regroup(self, decision: Decision) -> None:
+        """Set some aside, let all start level, take those back who are released."""
+        for worker in decision.bench:
+            assert worker in self.clock, f"worker {worker} was set aside and is not there"
+            assert worker not in self.computing, f"worker {worker} was set aside and did not wait"
+            self.take_out(worker)
+            self.benched.add(worker)
+        if decision.rebase:
+            self.clock = dict.fromkeys(self.clock, max(self.clock.values(), default=0))
+        for worker in (worker for worker in decision.release if worker in self.benched):
+            self.benched.discard(worker)
+            self.clock[worker] = min(self.clock.values(), default=self.floor)
+
     def carry_out(self, decision: Decision, now: float) -> None:
         """Let the released go on, and see that somebody still can."""
+        self.regroup(decision)
         for worker in decision.release:
             assert worker in self.clock, f"worker {worker} was released and is not there"
             assert worker not in self.computing, f"worker {worker} was released and did not wait"
@@ -164,7 +194,8 @@ class _World:
         if decision.ask_again_s is not None:
             self.timers += 1
             self.at(now + decision.ask_again_s, "timer", -1)
-        assert self.computing or self.timers or not self.clock, f"deadlock: {self.clock} all wait"
+        idle = self.clock.keys() | self.benched
+        assert self.computing or self.timers or not idle, f"deadlock: {idle} all wait"
 
     def start(self, worker: int, now: float) -> None:
         """Compute, and push then; or be done."""

@@ -8,7 +8,20 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from paceline.protocols import PROTOCOLS
 
-TIGHT: dict[str, dict[str, Any]] = {"ssp": {"staleness": 1}, "dssp": {"lower": 1, "upper": 3}}
+TIGHT: dict[str, dict[str, Any]] = {
+    "ssp": {"staleness": 1},
+    "dssp": {"lower": 1, "upper": 3},
+    "backup_bsp": {"backups": 2},
+    "bounded_ps": {"staleness": 1, "resync": 2},
+    "elastic_bsp": {"lookahead": 3, "max_superstep": 5},
+    "hybrid_sgd": {"h": 5, "end": 40, "points": "5:2,10:3,15:4"},
+    "sync_switch": {
+        "phases": "bsp@0.5,ssp(staleness=1)@0.8,asp",
+        "total": 30,
+        "window": 1,
+        "consecutive": 1,
+    },
+}
 """Settings under which short schedules run into the bounds."""
 
 

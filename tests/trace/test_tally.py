@@ -200,7 +200,7 @@ def summed_up(events: list[AnyEvent]) -> list[AnyEvent]:
     samples, end = sum(event.samples for event in pushes), events[-1]
     progress = Progress(end.t, len(pushes), samples, decided[-1].version, 0, 0, 0)
     gap = max((event.gap for event in decided if event.release), default=None)
-    ages = dict(Counter(event.staleness for event in pushes))
+    ages = dict(Counter(event.staleness for event in pushes if event.fate != "drop"))
     waits = tuple(waits_of(events, rank) for rank in range(events[0].workers))  # type: ignore[union-attr]
     totals = Totals(end.t, len(pushes), samples, gap, ages, (0.0,) * len(waits), waits)
     return [*(event for event in events[:-1] if not isinstance(event, Decided)), progress, totals, end]

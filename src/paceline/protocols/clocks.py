@@ -7,6 +7,9 @@ completed and pushed. Every answer is amortised O(log n) in the number of worker
 A worker that joins late, or comes back, starts at the clock of the slowest. So `slowest` never
 falls, nobody is thrown back by a newcomer, and no newcomer is ahead of what a protocol allows: at
 its own earlier clock, one that died while it waited would start the iteration it was refused.
+
+A worker that waits may be set aside (*benched*): it stays in the run and asleep, but nobody waits
+for it. Released, it takes part again as a newcomer does.
 """
 
 from __future__ import annotations
@@ -25,7 +28,15 @@ class Clocks:
         self.version = 0
         """Optimizer steps made so far."""
         self.pushes = 0
-        """Pushes received so far."""
+        """Pushes received so far, and `resumed_pushes`."""
+        self.resumed_pushes = 0
+        """Pushes that were received before the run was interrupted and resumed."""
+        self.total_samples = 0
+        """Samples behind all pushes so far, whoever made them, and `resumed_samples`."""
+        self.resumed_samples = 0
+        """Samples that were processed before the run was interrupted and resumed."""
+        self.planned: int | None = None
+        """Samples the whole run is going to process; None while nobody has said."""
         self.slowest = 0
         """The smallest clock among active workers."""
         self.fastest = 0
@@ -34,17 +45,20 @@ class Clocks:
         """Who left, when that is the event being judged: what a rule remembers of it is to be forgotten."""
         self._completed: dict[int, int] = {}
         self._last_push_s: dict[int, float] = {}
-        self._interval_s: dict[int, float] = {}
-        self._samples: dict[int, int] = {}
+        self._push_before_s: dict[int, float] = {}
+        self._released_s: dict[int, float] = {}
         self._read: dict[int, int] = {}
         self._held: dict[int, float] = {}
         self._held_count = 0
         self._at: dict[int, int] = {}
+        self._below: dict[int, int] = {}
+        self._newcomer: int | None = None  # waits, but does not stand in the row yet: most never do
         self._waiting: dict[int, dict[int, None]] = {}
         self._waiting_clocks: list[int] = []
         self._waiting_count = 0
         self._laggards: list[tuple[float, int]] | None = None
         self._laggards_of = -1
+        self._benched: dict[int, int] = {}
 
     @property
     def active(self) -> KeysView[int]:
@@ -57,9 +71,15 @@ class Clocks:
         return MappingProxyType(self._completed)
 
     @property
-    def samples(self) -> Mapping[int, int]:
-        """Samples each worker has contributed."""
-        return MappingProxyType(self._samples)
+    def batch(self) -> float:
+        """Samples behind a push, on average; 0 before the first."""
+        pushes = self.pushes - self.resumed_pushes
+        return (self.total_samples - self.resumed_samples) / pushes if pushes else 0.0
+
+    @property
+    def benched(self) -> KeysView[int]:
+        """The workers that are set aside, first come first: asleep, and not active."""
+        return self._benched.keys()
 
     @property
     def held(self) -> int:
@@ -72,17 +92,29 @@ class Clocks:
         return self._waiting_count
 
     def clock(self, worker: int) -> int:
-        """The worker's clock."""
-        return self._completed[worker]
+        """The worker's clock; of one that is set aside, the clock it had."""
+        return self._completed[worker] if worker in self._completed else self._benched[worker]
 
     def gap(self, worker: int) -> int:
         """How many iterations the worker is ahead of the slowest."""
         return self._completed[worker] - self.slowest
 
+    def lead(self, workers: tuple[int, ...]) -> int:
+        """The largest gap among these."""
+        if len(workers) == 1:
+            return self._completed[workers[0]] - self.slowest
+        return max(map(self._completed.__getitem__, workers)) - self.slowest
+
     def is_waiting(self, worker: int) -> bool:
-        """Whether the worker has pushed and is not yet released."""
+        """Whether the worker has pushed and is not yet released; true of one that is set aside."""
+        if worker == self._newcomer:
+            return True
         bucket = self._waiting.get(self._completed.get(worker, -1))
-        return bucket is not None and worker in bucket
+        return worker in self._benched if bucket is None else worker in bucket
+
+    def is_present(self, worker: int) -> bool:
+        """Whether the worker is in the run, active or set aside."""
+        return worker in self._completed or worker in self._benched
 
     def staleness(self, worker: int) -> int:
         """Optimizer steps made since the worker read the weights."""
@@ -94,13 +126,31 @@ class Clocks:
 
     def interval_s(self, worker: int) -> float | None:
         """Time between the worker's last two pushes; None while unknown."""
-        return self._interval_s.get(worker)
+        before = self._push_before_s.get(worker)
+        return None if before is None else self._last_push_s[worker] - before
+
+    def run_s(self, worker: int) -> float | None:
+        """What the push a worker waits with took from its release on: no waiting in it. None if unknown."""
+        pushed = self._last_push_s.get(worker)
+        return None if pushed is None or not self.is_waiting(worker) else pushed - self._released_s[worker]
 
     def waiting(self, up_to: int | None = None) -> tuple[int, ...]:
         """Waiting workers whose clock is at most `up_to`: lowest clock first, then who waited first."""
+        if self._newcomer is not None:
+            self._line_up(self._newcomer)
         clocks = self._waiting_clocks
         end = len(clocks) if up_to is None else bisect_right(clocks, up_to)
         return tuple(worker for clock in clocks[:end] for worker in self._waiting[clock])
+
+    def count_below(self, clock: int) -> int:
+        """Active workers whose clock is smaller. Once asked, an answer is kept right push by push."""
+        if clock <= self.slowest:
+            return 0
+        count = self._below.get(clock)
+        if count is None:
+            self._below = {at: count for at, count in self._below.items() if at > self.slowest}
+            count = self._below[clock] = sum(n for at, n in self._at.items() if at < clock)
+        return count
 
     def laggard(self) -> int:
         """The slowest worker; among equals the one whose next push is expected last."""
@@ -113,8 +163,18 @@ class Clocks:
         return self._laggards[-1][1]
 
     def _expected_s(self, worker: int) -> float:
-        interval = self._interval_s.get(worker)
+        interval = self.interval_s(worker)
         return float("inf") if interval is None else self._last_push_s[worker] + interval
+
+    def _line_up(self, worker: int) -> None:
+        """Let the newcomer stand in the row of those who wait."""
+        clock = self._completed[worker]
+        bucket = self._waiting.get(clock)
+        if bucket is None:
+            bucket = self._waiting[clock] = {}
+            insort(self._waiting_clocks, clock)
+        bucket[worker] = None
+        self._newcomer = None
 
 
 class ClockTable(Clocks):
@@ -124,18 +184,23 @@ class ClockTable(Clocks):
         """Let a worker take part; it starts computing on the current version."""
         clock = self._completed[worker] = self.slowest
         self._at[clock] = self._at.get(clock, 0) + 1
-        self._samples.setdefault(worker, 0)
+        self._shift_below(clock, 1)
         self._read[worker] = self.version
+        self._released_s[worker] = self.now
         self._laggards = None
 
     def leave(self, worker: int) -> None:
         """Take a worker out, so that nobody waits for it. A gradient it left held stays held."""
+        if worker in self._benched:
+            del self._benched[worker]
+            return
         if self.is_waiting(worker):
             self.release(worker)
         clock = self._completed.pop(worker)
         self._last_push_s.pop(worker, None)
-        self._interval_s.pop(worker, None)
+        self._push_before_s.pop(worker, None)
         self._at[clock] -= 1
+        self._shift_below(clock, -1)
         self._settle_extremes()
 
     def push(self, worker: int, samples: int) -> None:
@@ -145,6 +210,8 @@ class ClockTable(Clocks):
         at = self._at
         at[clock] -= 1
         at[clock + 1] = at.get(clock + 1, 0) + 1
+        if clock + 1 in self._below:
+            self._below[clock + 1] -= 1
         if clock == self.slowest and not at[clock]:
             del at[clock]
             self.slowest = clock + 1
@@ -152,27 +219,60 @@ class ClockTable(Clocks):
             self.fastest = clock + 1
         last = self._last_push_s.get(worker)
         if last is not None:
-            self._interval_s[worker] = self.now - last
+            self._push_before_s[worker] = last
         self._last_push_s[worker] = self.now
-        self._samples[worker] += samples
+        self.total_samples += samples
         self.pushes += 1
-        bucket = self._waiting.get(clock + 1)
-        if bucket is None:
-            bucket = self._waiting[clock + 1] = {}
-            insort(self._waiting_clocks, clock + 1)
-        bucket[worker] = None
+        if self._newcomer is not None:
+            self._line_up(self._newcomer)
+        self._newcomer = worker
         self._waiting_count += 1
 
     def release(self, worker: int) -> None:
-        """End a worker's wait; it reads the current version."""
+        """End a worker's wait; it reads the current version. One that was set aside takes part again."""
+        if self._benched and worker in self._benched:
+            del self._benched[worker]
+            self.join(worker)
+            return
+        if worker == self._newcomer:
+            self._newcomer = None
+        else:
+            self._step_out(worker)
+        self._waiting_count -= 1
+        self._read[worker] = self.version
+        self._released_s[worker] = self.now
+
+    def _step_out(self, worker: int) -> None:
         clock = self._completed[worker]
         bucket = self._waiting[clock]
         del bucket[worker]
         if not bucket:
             del self._waiting[clock]
             self._waiting_clocks.remove(clock)
-        self._waiting_count -= 1
-        self._read[worker] = self.version
+
+    def bench(self, worker: int) -> None:
+        """Set a waiting worker aside: it sleeps on, and nobody waits for it until it is released."""
+        if not self.is_waiting(worker):
+            raise KeyError(worker)
+        clock = self._completed[worker]
+        self.leave(worker)
+        self._benched[worker] = clock
+
+    def rebase(self) -> None:
+        """Let all active workers have the clock of the fastest; who waits keeps its place in the row."""
+        waiting, level = self.waiting(), self.fastest
+        for worker in self._completed:
+            self._completed[worker] = level
+        if self._completed:
+            self._at, self.slowest = {level: len(self._completed)}, level
+        if waiting:
+            self._waiting, self._waiting_clocks = {level: dict.fromkeys(waiting)}, [level]
+        self._below, self._laggards = {}, None
+
+    def resume(self, version: int, samples: int, pushes: int) -> None:
+        """Go on counting from a checkpoint."""
+        self.version, self.total_samples, self.pushes = version, samples, pushes
+        self.resumed_samples, self.resumed_pushes = samples, pushes
 
     def hold(self, worker: int, weight: float) -> None:
         """Keep the worker's pushed gradient for a flush, added to those it already has there."""
@@ -184,6 +284,11 @@ class ClockTable(Clocks):
         held = dict(sorted(self._held.items()))
         self._held, self._held_count = {}, 0
         return held
+
+    def _shift_below(self, clock: int, change: int) -> None:
+        for above in self._below:
+            if above > clock:
+                self._below[above] += change
 
     def _settle_extremes(self) -> None:
         if not self._completed:

@@ -22,10 +22,14 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     fate: Fate | None
     """None when nothing was pushed."""
     flush: Flush | None
+    gradients: int
+    """How many gradients the flush takes."""
     flushed: dict[int, float]
     """Whose held gradients the flush takes, in rank order, with their weights. A worker that died
     with one held, came back and pushed again has two, kept as their sum with their summed weight."""
     release: tuple[int, ...]
+    weight: float
+    """The pushed gradient's share, if it is held."""
     lr_scale: float
     read: int
     """The version the pushed gradient was computed on."""
@@ -36,6 +40,14 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     gap: int
     """The largest lead over the slowest among the released: how far apart iterations start."""
     ask_again_s: float | None
+    bench: tuple[int, ...] = ()
+    """Who is set aside: still asleep, not released, until a later decision releases it."""
+    rebase: bool = False
+    """Whether all active workers' clocks were made equal."""
+    adjust: dict[str, float] | None = None
+    """Factors on the optimizer's own settings, from the next step on."""
+    note: str = ""
+    """Something to be written to the trace."""
 
 
 class Pacer:
@@ -50,6 +62,12 @@ class Pacer:
     def clocks(self) -> Clocks:
         """The table, to read."""
         return self._table
+
+    @property
+    def in_lockstep(self) -> bool:
+        """Whether nobody computes while weights change, as things stand: in this phase, if it has phases."""
+        rule: Pacing = getattr(self.protocol, "rule", self.protocol)
+        return rule.lockstep
 
     def join(self, worker: int, now: float) -> Decision:
         """A worker begins to take part. It computes at once, on the current version."""
@@ -78,9 +96,13 @@ class Pacer:
         table.push(worker, samples)
         return self._decide(worker, table.staleness(worker), usable)
 
-    def resume(self, version: int) -> None:
-        """Go on counting from a checkpoint's version."""
-        self._table.version = version
+    def plan(self, samples: int | None) -> None:
+        """The run is going to process this many samples in all."""
+        self._table.planned = samples
+
+    def resume(self, version: int, samples: int = 0, pushes: int = 0) -> None:
+        """Go on counting where a checkpoint was taken."""
+        self._table.resume(version, samples, pushes)
 
     def _decide(self, pushed: int | None, staleness: int = 0, usable: bool = True) -> Decision:
         table = self._table
@@ -93,9 +115,15 @@ class Pacer:
             assert pushed is not None
             table.hold(pushed, verdict.weight)
         flushed: dict[int, float] = {}
+        gradients = 0
         if verdict.flush is not None:
+            gradients = table.held
             flushed = table.flush()
             table.version += bool(flushed)
+        for worker in verdict.bench:
+            table.bench(worker)
+        if verdict.rebase:
+            table.rebase()
         release = verdict.release
         for worker in release:
             table.release(worker)
@@ -105,12 +133,18 @@ class Pacer:
             pushed,
             fate,
             verdict.flush if flushed else None,
+            gradients,
             flushed,
             release,
+            verdict.weight,
             verdict.lr_scale,
             read,
             staleness,
             table.version,
-            max(map(table.clock, release)) - table.slowest if release else 0,
+            table.lead(release) if release else 0,
             verdict.ask_again_s,
+            verdict.bench,
+            verdict.rebase,
+            verdict.adjust,
+            verdict.note,
         )

@@ -16,10 +16,12 @@ from paceline.config import RunConfig
 from paceline.errors import ConfigError
 from paceline.fabric.segment import Segment, check_room
 from paceline.protocols import Pacing
-from paceline.protocols.settings import make
+from paceline.protocols.base import memory, restore
+from paceline.protocols.settings import make, resolved
 from paceline.runtime import messages as m
+from paceline.runtime.held import HeldGradients
 from paceline.runtime.member import Member
-from paceline.store.checkpoint import RunState, load_checkpoint
+from paceline.store.checkpoint import Rule, RunState, load_checkpoint
 from paceline.store.layout import Layout
 from paceline.store.ledger import Ledger
 from paceline.store.parameters import Gradients, ParameterStore
@@ -102,6 +104,7 @@ class Assembly:
         self.store = store
         self.weights = weights
         self.shared = shared
+        self.held = HeldGradients(store.layout)
 
 
 def run_state(ledger: Ledger, store: ParameterStore) -> RunState:
@@ -111,6 +114,9 @@ def run_state(ledger: Ledger, store: ParameterStore) -> RunState:
         version=ledger.pacer.clocks.version,
         samples=ledger.samples,
         units=ledger.units - sum(batch.count for batch in ledger.unapplied),
+        pushes=ledger.pacer.clocks.pushes,
+        rule=_rule(ledger.pacer.protocol),
+        adjusted=store.adjusted,
         budget=ledger.budget.state(ledger.unapplied) if ledger.budget else None,
         optimizer={},
     )
@@ -120,11 +126,22 @@ def _resume(folder: str | None, store: ParameterStore, ledger: Ledger) -> dict[s
     if folder is None:
         return {}
     state, buffers = load_checkpoint(Path(folder), store)
-    ledger.resume_at(state.samples, state.units)
-    ledger.pacer.resume(state.version)
+    ledger.resume_at(state.version, state.samples, state.units, state.pushes)
+    protocol = ledger.pacer.protocol
+    if state.rule is not None and _same(state.rule, _rule(protocol)):
+        restore(protocol, state.rule.memory)
+        store.adjusted = dict(state.adjusted)
     if ledger.budget is not None and state.budget is not None:
         ledger.budget.load(state.budget)
     return buffers
+
+
+def _rule(protocol: Pacing) -> Rule:
+    return Rule(type(protocol).__name__, resolved(protocol), memory(protocol))
+
+
+def _same(one: Rule, other: Rule) -> bool:
+    return (one.protocol, one.settings) == (other.protocol, other.settings)
 
 
 def _check_same(lead: Member, members: list[Member]) -> None:

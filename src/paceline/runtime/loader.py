@@ -153,7 +153,7 @@ def source_of(loader: DataLoader[Any]) -> tuple[Source | None, Any, bool]:
         return Source(units, batches.batch_size, batches.drop_last), batches.sampler, False
     if batches is None:
         raise ConfigError("a loader with batch_size=None yields no batches. Give it a batch size.")
-    return Source(len(batches), 1), batches, True  # type: ignore[arg-type]
+    return Source(len(batches), 1, whole=True), batches, True  # type: ignore[arg-type]
 
 
 def count_samples(batch: Any) -> int:

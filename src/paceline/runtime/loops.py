@@ -68,16 +68,17 @@ class RealLoop:
                 self._listen(self._by_fd[fd], fd)
                 if self._watcher.noticed:  # not after all the others' pushes: each may take long
                     self._deaths()
-        if not ready and self._owner.ask_again_s is not None:
+        if self._owner.ask_at is not None and self._owner.now() >= self._owner.ask_at:
             self._owner.timer()
         self._upkeep()
 
     def _patience(self) -> float:
         """Sleep until somebody speaks, unless there is something to write, to ask or to end."""
-        asked = self._owner.ask_again_s
         busy = self._owner.trace.pending or self._owner.ending
         waits = [FLUSH_S] if busy else []
-        return min([*waits, *([] if asked is None else [asked])], default=-1)
+        if self._owner.ask_at is not None:
+            waits.append(max(0.0, self._owner.ask_at - self._owner.now()))
+        return min(waits, default=-1)
 
     def _listen(self, member: Member, fd: int) -> None:
         try:

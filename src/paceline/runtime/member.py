@@ -5,6 +5,7 @@ from __future__ import annotations
 from paceline.errors import BadGradient
 from paceline.fabric.channel import Channel
 from paceline.fabric.segment import Segment
+from paceline.runtime.held import Held
 from paceline.runtime.messages import Register
 from paceline.store.layout import Layout
 from paceline.store.optimizers import GroupSettings
@@ -51,13 +52,13 @@ class Member:
         return self.gradients
 
 
-def bad_gradient(suspects: list[Member], layout: Layout) -> BadGradient:
+def bad_gradient(suspects: list[Held], layout: Layout) -> BadGradient:
     """Name rank and parameter. The first suspect's memory may hold the others' sum: look there last."""
-    for member in [*suspects[1:], suspects[0]]:
-        name = member.pushed.bad_parameter(layout)
+    for suspect in [*suspects[1:], suspects[0]]:
+        name = suspect.gradients.bad_parameter(layout)
         if name is not None:
             return BadGradient(
-                f"rank {member.rank} pushed a gradient with NaN or infinity in {name!r}; nothing was "
+                f"rank {suspect.rank} pushed a gradient with NaN or infinity in {name!r}; nothing was "
                 "applied. Lower the learning rate, clip (--clip-norm), or use --bad-gradient skip."
             )
     return BadGradient(

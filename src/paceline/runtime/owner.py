@@ -23,6 +23,7 @@ from paceline.protocols import Decision, Fate, Flush
 from paceline.runtime import messages as m
 from paceline.runtime.dispensing import Dispenser
 from paceline.runtime.gathering import Assembly, Gathering, run_state
+from paceline.runtime.held import Held
 from paceline.runtime.member import Member, bad_gradient
 from paceline.store.budget import Batch
 from paceline.store.checkpoint import model_state, save_checkpoint, save_weights
@@ -45,8 +46,8 @@ class Owner:
         self.halted: m.Halt | None = None
         self.on_release: Callable[[int], None] = lambda rank: None
         """Told of every worker that starts to compute; a virtual clock needs to know."""
-        self.ask_again_s: float | None = None
-        """How long the protocol is willing to wait for the next event."""
+        self.ask_at: float | None = None
+        """When the protocol wants to be asked again, even if nothing happens."""
         self.trace = TraceWriter(config.path / "trace.jsonl")
         self._clock = now
         self._zero_s: float | None = None
@@ -109,7 +110,7 @@ class Owner:
             case m.Say():
                 self.note(message.level, message.text)
             case m.Plan():
-                self._planned_epochs = message.epochs
+                self._plan(message.epochs)
                 self.trace.write(events.Planned(self.now(), message.epochs))
             case _ if self.halted is not None:
                 self._send(member, self.halted)
@@ -142,6 +143,8 @@ class Owner:
         run = self._run = self._gathering.begin(members, self.trace.write, self._simulated)
         for text in self._gathering.remarks:
             self.note("info", text)
+        if self._planned_epochs is not None:
+            self._plan(self._planned_epochs)
         self._zero_s = self._clock()
         for member in members:
             run.ledger.join(member.rank, self.now(), None if self._simulated else member.pid)
@@ -155,9 +158,13 @@ class Owner:
             self.on_release(member.rank)
         self.trace.flush()
 
+    def _plan(self, epochs: int) -> None:
+        self._planned_epochs = epochs
+        if self._run is not None:
+            self._run.ledger.plan(epochs)
+
     def timer(self) -> None:
         """The time the protocol asked for has come."""
-        self.ask_again_s = None
         if self._run is not None:
             self._follow(self._run.ledger.timer(self.now()))
 
@@ -174,7 +181,6 @@ class Owner:
         usable = self.config.bad_gradient == "stop" or self._usable(member, gradients)
         now = self.now()
         decision = run.ledger.push(member.rank, now, push.samples, push.used, usable=usable)
-        self.ask_again_s = decision.ask_again_s
         scale = self._carry_out(decision)
         spent = time.perf_counter() - began if self._exchange_s is None else self._exchange_s(member.rank)
         if not usable:
@@ -186,39 +192,46 @@ class Owner:
     def _carry_out(self, decision: Decision) -> float:
         """Gradient, flush, releases: in this order, so that a release contains what caused it."""
         run, clocks = self._started, self._started.ledger.pacer.clocks
-        scale = 1.0
+        scale, again_s = 1.0, decision.ask_again_s
+        self.ask_at = None if again_s is None else self.now() + again_s
         run.store.use_cores(self._idle_cores(len(decision.release)))
-        if decision.fate is Fate.APPLY:
-            assert decision.pushed is not None
+        if decision.pushed is not None:
             member = self.members[decision.pushed]
-            assert member.gradients is not None
-            scale = decision.lr_scale * self.config.step_share(1, len(clocks.active), flushed=False)
-            scale *= self.config.damped(decision.staleness, len(clocks.active))
-            self._apply(member.gradients, [member], scale, run.store.norm(member.gradients))
-        if decision.flushed:
-            scale = self._flush(decision)
+            pushed = Held(member.rank, member.pushed, decision.weight, member.samples)
+            if decision.fate is Fate.APPLY:
+                scale = decision.lr_scale * self.config.step_share(1, len(clocks.active))
+                scale *= self.config.damped(decision.staleness, len(clocks.active))
+                self._apply(pushed.gradients, [pushed], scale, run.store.norm(pushed.gradients))
+            elif decision.fate is Fate.HOLD:
+                run.held.hold(pushed)
+        if decision.flush is not None:
+            scale = self._flush(decision, decision.flush)
+        run.store.adjusted |= decision.adjust or {}
         run.ledger.carried_out(decision)
         for rank in sorted(decision.release):
+            run.held.set_aside(rank)
             self._release(self.members[rank])
         return scale
 
-    def _flush(self, decision: Decision) -> float:
-        run = self._started
-        parts = {rank: self.members[rank] for rank in decision.flushed}
-        samples = {rank: member.samples for rank, member in parts.items()}
-        factors = shares(decision.flushed, samples, mean=decision.flush is Flush.MEAN)
-        contributions = {rank: (member.pushed, factors[rank]) for rank, member in parts.items()}
-        total, norm = run.store.reduce(contributions)
-        active = len(run.ledger.pacer.clocks.active)
-        scale = decision.lr_scale * self.config.step_share(len(parts), active, flushed=True)
-        self._apply(total, list(parts.values()), scale, norm)
+    def _flush(self, decision: Decision, flush: Flush) -> float:
+        """One step with all that is held."""
+        run, active = self._started, len(self._started.ledger.pacer.clocks.active)
+        parts = run.held.take()
+        weights, samples = [part.weight for part in parts], [part.samples for part in parts]
+        factors = shares(weights, samples, mean=flush is not Flush.SUM)
+        gradients = [part.gradients for part in parts]
+        total, norm = run.store.reduce(list(zip(gradients, factors, strict=True)))
+        scale = decision.lr_scale * self.config.step_share(decision.gradients, active, flush.value)
+        self._apply(total, parts, scale, norm)
+        run.held.done(parts)
         return scale
 
-    def _apply(self, gradients: Gradients, sources: list[Member], scale: float, norm: float) -> None:
+    def _apply(self, gradients: Gradients, sources: list[Held], scale: float, norm: float) -> None:
         run = self._started
         if not math.isfinite(norm):
             raise bad_gradient(sources, run.store.layout)
-        run.store.apply(gradients, sources[0].settings, scale, norm, self.config.clip_norm)
+        settings = self.members[sources[0].rank].settings
+        run.store.apply(gradients, settings, scale, norm, self.config.clip_norm)
 
     def _release(self, member: Member) -> None:
         """Fresh weights into the sleeping worker's memory, then wake it."""
@@ -250,7 +263,7 @@ class Owner:
         t, version, samples = member.snapshot
         seconds = 0.0 if self._simulated else message.seconds
         self.trace.write(events.Evaluated(t, member.rank, version, samples, message.values, seconds))
-        if self._steps_aside:
+        if not run.ledger.pacer.clocks.is_present(member.rank):
             self._follow(run.ledger.join(member.rank, self.now(), member.pid))
         self._refresh(member)
 
@@ -360,13 +373,9 @@ class Owner:
         return Dispenser(self._started.ledger, self.living, self._grant, self._planned_epochs)
 
     @property
-    def _lockstep(self) -> bool:
-        return self._started.ledger.pacer.protocol.lockstep
-
-    @property
     def _steps_aside(self) -> bool:
         """Whether an evaluating lead leaves the table. In virtual time evaluation takes no time."""
-        return not self._lockstep and not self._simulated
+        return not self._started.ledger.pacer.in_lockstep and not self._simulated
 
     def _waits(self, member: Member) -> bool:
         return self._started.ledger.pacer.clocks.is_waiting(member.rank)

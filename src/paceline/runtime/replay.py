@@ -21,7 +21,7 @@ from paceline.fabric.channel import Channel
 from paceline.runtime import messages as m
 from paceline.runtime.member import Member
 from paceline.runtime.owner import Owner
-from paceline.trace.events import AnyEvent, Decided, WorkerJoined, WorkerLeft
+from paceline.trace.events import AnyEvent, Asked, Decided, WorkerJoined, WorkerLeft
 
 PATIENT = (m.Push, m.Away, m.Back, m.Leave, m.Failed)
 """What is heard at its recorded time only; requests for work and remarks are answered at once."""
@@ -69,6 +69,8 @@ class ReplayLoop:
         members = self._owner.members
         if isinstance(event, Decided) and event.pushed is not None:
             self._hear(members[event.pushed], m.Push)
+        elif isinstance(event, Asked):
+            self._owner.timer()
         elif isinstance(event, WorkerJoined):
             if event.worker in seen:
                 self._hear(members[event.worker], m.Back)

@@ -238,6 +238,8 @@ class LonePace(Alone):
 
     def _plan(self, epochs: int) -> None:
         self._write_down()
+        per_epoch = _length(self._loader)[0]
+        self._ledger.pacer.plan(None if per_epoch is None else epochs * per_epoch)
         self._trace.write(events.Planned(self.now(), epochs))
 
     def _warn(self, text: str) -> None:
@@ -305,8 +307,7 @@ class LonePace(Alone):
                 tensor.copy_(weights[name])
         import_state(optimizer, tensors, state.optimizer)
         self._resumed, self._repeats, self._steps = state, True, state.steps
-        self._ledger.resume_at(state.samples, 0)
-        self._ledger.pacer.resume(state.version)
+        self._ledger.resume_at(state.version, state.samples, 0, state.steps)
 
 
 class _Counted:

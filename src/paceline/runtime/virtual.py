@@ -46,6 +46,7 @@ class VirtualLoop:
         self._heap: list[tuple[float, int, int, Kind, int, m.Push | None]] = []
         self._sequence = count()
         self._store_free = 0.0
+        self._timer_at: float | None = None
 
     def attach(self, owner: Owner, workers: list[tuple[Channel, int]]) -> None:
         """The run to attend to."""
@@ -71,6 +72,7 @@ class VirtualLoop:
             self._at(event.at_s, "kill", event.rank)
         while self._owner.living and self._owner.halted is None:
             self._turn()
+            self._set_timer()
         self._drain()
 
     def _turn(self) -> None:
@@ -82,13 +84,24 @@ class VirtualLoop:
         self.now, _, _, kind, rank, push = heapq.heappop(self._heap)
         member = self._owner.members[rank]
         if kind == "timer":
-            self._owner.timer()
+            self._ring()
         elif kind == "kill" and not member.gone:
             self._kill(member)
         elif kind == "ask" and not member.gone:
             self._ask(member)
         elif kind == "push" and push is not None and not member.gone:
             self._arrive(member, push)
+
+    def _set_timer(self) -> None:
+        at = self._owner.ask_at
+        if at is not None and at != self._timer_at:
+            self._at(at, "timer", 0)
+        self._timer_at = at
+
+    def _ring(self) -> None:
+        """Unless the protocol has been asked meanwhile, and named another time."""
+        if self._owner.ask_at is not None and self._owner.ask_at <= self.now:
+            self._owner.timer()
 
     def _ask(self, member: Member) -> None:
         """Wait, in real time, for what a released worker says next."""
@@ -129,8 +142,6 @@ class VirtualLoop:
             return
         self._store_free = self.now + self._cluster.apply_s
         self._owner.handle(member, push, [])
-        if self._owner.ask_again_s is not None:
-            self._at(self.now + self._owner.ask_again_s, "timer", member.rank)
 
     def _released(self, rank: int) -> None:
         self._at(max(self.now, self._store_free), "ask", rank)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
+from math import inf
 
 from paceline.errors import RunError
 from paceline.protocols import PROTOCOLS, Decision, Pacer, Pacing
@@ -21,8 +22,9 @@ from paceline.sim.record import Reason, Record
 from paceline.sim.timing import Timing
 from paceline.sim.work import Work
 
-# Priorities within one moment: losses first, pushes before the timer that would give them up.
-KILL, JOIN, STORE_FREE, ARRIVAL, TIMER = range(5)
+# Priorities within one moment: losses first, pushes before the timer that would give them up. What
+# happens at the very moment a run is stopped still counts.
+KILL, JOIN, STORE_FREE, ARRIVAL, TIMER, STOP = range(6)
 
 Event = tuple[float, int, int, int, float, int]
 """Time, priority, sequence number, worker; of an arrival also its compute seconds and position."""
@@ -61,9 +63,12 @@ class Loop:
         self._now = 0.0
         self._timer: Event | None = None
         self._idle_timers = 0
+        self._stopped = False
 
-    def run(self, progress: Callable[[float], None]) -> None:
-        """From the first join to the last event."""
+    def run(self, progress: Callable[[float], None], until_s: float | None = None) -> None:
+        """From the first join to the last event, or to `until_s` if that comes first."""
+        if until_s is not None:
+            self._plan(until_s, STOP, 0)
         for event in self._cluster.event:
             self._plan(event.at_s, JOIN if event.kill is None else KILL, event.rank)
         absent = self._cluster.absent_at_start()
@@ -72,7 +77,7 @@ class Loop:
                 self._join(worker, 0.0)
         while self._heap:
             self._some_events()
-            progress(self._pacer.clocks.pushes / self._work.total)
+            progress(max(self._pacer.clocks.pushes / self._work.total, self._now / (until_s or inf)))
         self._end()
 
     def _some_events(self) -> None:
@@ -101,6 +106,8 @@ class Loop:
         elif kind == STORE_FREE:
             self._now = time
             self._serve_next()
+        elif kind == STOP:
+            self._stop(time)
         elif event is self._timer and self._pacer.clocks.active:
             self._ring(time)
 
@@ -203,7 +210,7 @@ class Loop:
 
     def _kill(self, worker: int, time: float) -> None:
         """A worker is lost; what it was computing is dispensed again, to one that had finished if need be."""
-        if worker not in self._pacer.clocks.active:
+        if not self._pacer.clocks.is_present(worker):
             self._idle.pop(worker, None)
             return
         self._now = time
@@ -217,9 +224,22 @@ class Loop:
 
     # The end.
 
+    def _stop(self, time: float) -> None:
+        """The run ends here, whoever computes or waits: nobody is asked any more."""
+        clocks, more_to_come = self._pacer.clocks, bool(self._heap)
+        self._heap.clear()
+        if clocks.active or (more_to_come and self._work.undone):
+            self._now, self._stopped = time, True
+        for worker in sorted([*clocks.active, *clocks.benched]):
+            unfinished = 0 if clocks.is_waiting(worker) else self._batch
+            self._record.left(time, worker, "finished", unfinished)
+
     def _end(self) -> None:
+        if self._stopped:
+            self._record.ended(self._now, "finished", "")
+            return
         clocks, work = self._pacer.clocks, self._work
-        if clocks.active:
+        if clocks.active or clocks.benched:
             self._fail(
                 f"protocol {name_of(self._pacer.protocol)!r} lets nobody run: all {clocks.waiting_count} "
                 "workers wait and nothing is under way. Its decide() has to release one of them."

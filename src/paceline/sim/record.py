@@ -13,7 +13,16 @@ from typing import Literal, Protocol
 import numpy as np
 
 from paceline.protocols import Clocks, Decision, Fate
-from paceline.trace.events import AnyEvent, Decided, Progress, RunEnded, Totals, WorkerJoined, WorkerLeft
+from paceline.trace.events import (
+    AnyEvent,
+    Decided,
+    Note,
+    Progress,
+    RunEnded,
+    Totals,
+    WorkerJoined,
+    WorkerLeft,
+)
 
 Emit = Callable[[AnyEvent], None]
 Reason = Literal["finished", "died"]
@@ -84,9 +93,11 @@ class Full:
                 work=((0, position * self._batch, self._batch),),
             )
         )
+        _tell(self._emit, now, decision)
 
     def asked(self, now: float, decision: Decision) -> None:
         if not decision.flushed and not decision.release:
+            _tell(self._emit, now, decision)
             return
         self._emit(
             Decided(
@@ -100,6 +111,7 @@ class Full:
                 gap=decision.gap,
             )
         )
+        _tell(self._emit, now, decision)
 
     def ended(self, now: float, status: Status, detail: str) -> None:
         self._emit(RunEnded(now, status, detail))
@@ -140,12 +152,15 @@ class Summary:
         else:
             self._waits_since[worker] = now
             self._released(now, decision)
+        if decision.note:
+            _tell(self._emit, now, decision)
         if len(self._pushed) == self._every:
             self._add_up()
             self._emit(self._progress(now))
 
     def asked(self, now: float, decision: Decision) -> None:
         self._released(now, decision)
+        _tell(self._emit, now, decision)
 
     def ended(self, now: float, status: Status, detail: str) -> None:
         self._add_up()
@@ -189,6 +204,11 @@ class Summary:
             clocks.fastest,
             clocks.waiting_count,
         )
+
+
+def _tell(emit: Emit, now: float, decision: Decision) -> None:
+    if decision.note:
+        emit(Note(now, "info", decision.note))
 
 
 def _left(now: float, worker: int, reason: Reason, unfinished: int) -> WorkerLeft:

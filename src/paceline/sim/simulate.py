@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from math import inf
 
 from paceline.protocols import Pacer, Pacing
 from paceline.protocols.settings import resolved
@@ -29,6 +30,7 @@ def simulate(
     cluster: Cluster,
     *,
     iterations: int,
+    until_s: float | None = None,
     seed: int = 0,
     equal_shards: bool = False,
     summarise: bool | None = None,
@@ -40,14 +42,18 @@ def simulate(
     """Run `iterations` per worker, on average, and add up what happened.
 
     The budget of workers x iterations is shared, so that fast workers do more, unless
-    `equal_shards`. `trace` takes every event (`TraceWriter.write`), `progress` the share done.
-    The protocol given is not touched: the run works on a copy with a memory of its own.
+    `equal_shards`. With `until_s` the run stops at that time even if there is work left, and tells
+    how far each worker got by then. `trace` takes every event (`TraceWriter.write`), `progress` the
+    share done. The protocol given is not touched: the run works on a copy with a memory of its own.
     """
     require(iterations >= 1, "iterations must be >= 1", iterations, "Use --iterations 100, say.")
+    ok = until_s is None or 0 < until_s < inf
+    require(ok, "until_s must be > 0", until_s, "Leave it out to run all iterations.")
     workers = cluster.workers
     total = workers * iterations
     summarised = total > SUMMARISE_ABOVE if summarise is None else summarise
     tally, pacer = Tally(), Pacer(deepcopy(protocol))
+    pacer.plan(total * cluster.batch)
     emit = _emit_to(tally, trace)
     for event in _opening(protocol, cluster, run, started_at, seed, summarised):
         emit(event)
@@ -59,7 +65,7 @@ def simulate(
     else:
         exchange_s = [timing.pull_s(w) + timing.push_s(w) + cluster.apply_s for w in range(workers)]
         record = Full(emit, pacer.clocks, cluster.batch, exchange_s)
-    Loop(pacer, cluster, timing, work, record).run(progress or (lambda share: None))
+    Loop(pacer, cluster, timing, work, record).run(progress or (lambda share: None), until_s)
     return tally
 
 

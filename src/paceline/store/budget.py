@@ -36,6 +36,15 @@ class Source(msgspec.Struct, frozen=True):
     units: int
     batch: int
     drop_last: bool = False
+    whole: bool = False
+    """Whether units are whole batches, of whatever size."""
+
+    @property
+    def samples(self) -> int | None:
+        """Samples per epoch; None if they cannot be known."""
+        if self.whole:
+            return None
+        return self.batches * self.batch if self.drop_last else self.units
 
     @property
     def batches(self) -> int:

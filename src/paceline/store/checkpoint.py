@@ -21,6 +21,14 @@ VERSION = 1
 T = TypeVar("T")
 
 
+class Rule(msgspec.Struct, frozen=True):
+    """A protocol, and what it remembers: of use only to the same protocol, set the same."""
+
+    protocol: str
+    settings: dict[str, Any]
+    memory: dict[str, Any]
+
+
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """Where a run stood, apart from its tensors."""
 
@@ -32,6 +40,10 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     budget: dict[str, Any] | None
     optimizer: dict[str, Any]
     """Optimizer state that is not a tensor."""
+    pushes: int = 0
+    rule: Rule | None = None
+    adjusted: dict[str, float] = {}
+    """Factors on the optimizer's settings that the protocol asked for."""
 
 
 def model_state(layout: Layout, weights: list[Tensor], segment: Tensor | None) -> dict[str, Tensor]:

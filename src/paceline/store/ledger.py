@@ -57,7 +57,7 @@ class Ledger:
         self.samples = 0
         self._units = 0
         self._work: tuple[Batch, ...] = ()
-        self._unapplied: dict[int, tuple[Batch, ...]] = {}
+        self._unapplied: dict[int, list[tuple[Batch, ...]]] = {}
         self._orphaned: list[Batch] = []
         self._last_epoch = -1
         write(run_started(config, name, resolved(protocol), simulated))
@@ -99,7 +99,7 @@ class Ledger:
         self._orphaned += lost
         count = sum(batch.count for batch in lost)
         self.write(events.WorkerLeft(now, worker, reason, detail, count))  # type: ignore[arg-type]
-        if worker not in self.pacer.clocks.active:
+        if not self.pacer.clocks.is_present(worker):
             return None
         return self._noted(self.pacer.leave(worker, now), now)
 
@@ -111,7 +111,7 @@ class Ledger:
         if self._work:
             self._units += sum(batch.count for batch in self._work)
             self._last_epoch = max([self._last_epoch, *(batch.epoch for batch in self._work)])
-            self._unapplied[worker] = self._unapplied.get(worker, ()) + self._work
+        self._unapplied.setdefault(worker, []).append(self._work)
         self.samples += samples
         return self.pacer.push(worker, now, samples, usable=usable)
 
@@ -119,13 +119,13 @@ class Ledger:
         """The gradients a decision took are in the weights now, or dropped."""
         for worker in decision.flushed:
             self._unapplied.pop(worker, None)
-        if decision.pushed is not None and decision.fate is not Fate.HOLD:
-            self._unapplied.pop(decision.pushed, None)
+        if decision.pushed in self._unapplied and decision.fate is not Fate.HOLD:
+            self._unapplied[decision.pushed].pop()
 
     @property
     def unapplied(self) -> list[Batch]:
         """Work whose gradients are not in the weights: a checkpoint has it done again."""
-        return [batch for work in self._unapplied.values() for batch in work]
+        return [batch for works in self._unapplied.values() for work in works for batch in work]
 
     def abandoned(self) -> list[Batch]:
         """What dead workers left of the epochs that were worked on, and nobody took over."""
@@ -136,6 +136,7 @@ class Ledger:
 
     def timer(self, now: float) -> Decision:
         """The time the protocol asked for has come."""
+        self.write(events.Asked(now))
         return self._noted(self.pacer.timer(now), now)
 
     def pushed(
@@ -174,6 +175,7 @@ class Ledger:
                 tuple([(b.epoch, b.first, b.count) for b in self._work]),
             )
         )
+        self._tell(decision, now)
 
     def position(self) -> int:
         """Where a prepared LR scheduler stands: by samples processed, or by updates."""
@@ -184,9 +186,15 @@ class Ledger:
             return clocks.pushes // self.config.workers
         return self._units // (self.budget.source.batch * self.config.workers)
 
-    def resume_at(self, samples: int, units: int) -> None:
+    def plan(self, epochs: int) -> None:
+        """The script means to run this many epochs."""
+        per_epoch = self.budget.source.samples if self.budget else None
+        self.pacer.plan(None if per_epoch is None else epochs * per_epoch)
+
+    def resume_at(self, version: int, samples: int, units: int, pushes: int) -> None:
         """Go on from a checkpoint's counts."""
         self.samples, self._units = samples, units
+        self.pacer.resume(version, samples, pushes)
 
     @property
     def units(self) -> int:
@@ -207,4 +215,9 @@ class Ledger:
                     gap=decision.gap,
                 )
             )
+        self._tell(decision, now)
         return decision
+
+    def _tell(self, decision: Decision, now: float) -> None:
+        if decision.note:
+            self.write(events.Note(now, "info", decision.note))

@@ -8,6 +8,7 @@ no sparse gradients; a class of somebody else's does not, and is refused with th
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -95,6 +96,24 @@ def apply_settings(optimizer: torch.optim.Optimizer, settings: list[GroupSetting
         for key, value in _retupled(new).items():
             if key not in ("fused", "foreach", "capturable", "differentiable"):
                 group[key] = value
+
+
+def adjust(settings: list[GroupSettings], factors: Mapping[str, float]) -> list[GroupSettings]:
+    """The settings with factors on them. `momentum` is a group's momentum, or the first of Adam's betas."""
+    if all(factor == 1.0 for factor in factors.values()):
+        return settings
+    return [_adjusted(group, factors) for group in settings]
+
+
+def _adjusted(group: GroupSettings, factors: Mapping[str, float]) -> GroupSettings:
+    changed = dict(group)
+    for name, factor in factors.items():
+        if name == "momentum" and "betas" in group:
+            first, *others = group["betas"]
+            changed["betas"] = [first * factor, *others]
+        elif name in group:
+            changed[name] = group[name] * factor
+    return changed
 
 
 def export_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -9,7 +9,7 @@ pass over memory. Nothing is applied before it is known to be finite.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -20,6 +20,7 @@ from paceline.store.layout import Layout
 from paceline.store.optimizers import (
     GroupSettings,
     OptimizerSpec,
+    adjust,
     apply_settings,
     build_optimizer,
 )
@@ -64,6 +65,8 @@ class ParameterStore:
         self._trained = trained
         self._flats = [region.flat(weights, region.weights) for region in layout.regions]
         self._lanes = Lanes()
+        self.adjusted: dict[str, float] = {}
+        """Factors on the optimizer's settings that the protocol asked for."""
         self._even = fast and Pieces.suit(layout, spec)
         self._pieces: Pieces | None = None
 
@@ -90,6 +93,7 @@ class ParameterStore:
         """One optimizer step with these gradients, the learning rate scaled."""
         if clip is not None:
             self._clip(gradients, clip, norm)
+        settings = adjust(settings, self.adjusted)
         pieces = self._whole(gradients)
         if pieces is None:
             self._step_parameters(gradients, settings, scale)
@@ -116,12 +120,11 @@ class ParameterStore:
             group["lr"] = group["lr"] * scale
         optimizer.step()
 
-    def reduce(self, contributions: Mapping[int, tuple[Gradients, float]]) -> tuple[Gradients, float]:
-        """Weighted sum of several workers' gradients, into the first one's memory, and its norm.
+    def reduce(self, parts: Sequence[tuple[Gradients, float]]) -> tuple[Gradients, float]:
+        """Weighted sum of several gradients, into the first one's memory, and its norm.
 
         A parameter counts as missing only if it is missing from all.
         """
-        parts = list(contributions.values())
         first = parts[0][0]
         places = range(len(first.chunks))
         squares = self._lanes.map(lambda i: _reduce([(g.chunks[i], share) for g, share in parts]), places)
@@ -199,11 +202,10 @@ def _square(flat: Tensor) -> float:
     return float(flat.abs().double().square().sum())
 
 
-def shares(weights: Mapping[int, float], samples: Mapping[int, int], mean: bool) -> dict[int, float]:
+def shares(weights: Sequence[float], samples: Sequence[int], mean: bool) -> list[float]:
     """Each contribution's factor in a flush: by samples for a mean, so that it equals the large batch."""
     if not mean:
-        return dict(weights)
-    total = sum(weights[w] * samples[w] for w in weights)
-    if total <= 0:
-        return {w: 1.0 / len(weights) for w in weights}
-    return {w: weights[w] * samples[w] / total for w in weights}
+        return list(weights)
+    parts = [weight * count for weight, count in zip(weights, samples, strict=True)]
+    total = sum(parts)
+    return [part / total for part in parts] if total > 0 else [1.0 / len(parts)] * len(parts)

@@ -92,7 +92,7 @@ class Decided(Event, frozen=True, gc=False, tag="decided"):
     """Optimizer steps made, after this verdict."""
     fate: Literal["apply", "hold", "drop", "skip"] | None = None
     """`skip`: the gradient was not finite and the run was told to skip such gradients."""
-    flush: Literal["mean", "sum"] | None = None
+    flush: Literal["mean", "part", "sum"] | None = None
     flushed: tuple[int, ...] = ()
     release: tuple[int, ...] = ()
     clock: int = 0
@@ -110,6 +110,10 @@ class Decided(Event, frozen=True, gc=False, tag="decided"):
     simulation the pushing worker's links and the store."""
     work: tuple[tuple[int, int, int], ...] = ()
     """Batches behind the push: (epoch, first position in the epoch's order, count)."""
+
+
+class Asked(Event, frozen=True, gc=False, tag="asked"):
+    """The time had come that the protocol had asked for; a `Decided` follows if it changed anything."""
 
 
 class Planned(Event, frozen=True, gc=False, tag="planned"):
@@ -192,6 +196,7 @@ AnyEvent = (
     | WorkerJoined
     | WorkerLeft
     | Decided
+    | Asked
     | Planned
     | Reported
     | Evaluated

@@ -58,7 +58,7 @@ class Step:
     def share(self, active: int, contributors: int = 1, flushed: bool = False) -> float:
         """How much of a whole step an update counts."""
         config = RunConfig(run="", folder="", weighting=self.weighting)
-        return config.step_share(contributors, active, flushed)
+        return config.step_share(contributors, active, "mean" if flushed else None)
 
     def length(self, active: int) -> float:
         """The length of an update that applies one push."""
