@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import advise
+from paceline.cli import advise, tune
 from paceline.cli.bench import bench
 from paceline.cli.common import DEBUG
 from paceline.cli.compare import compare
@@ -45,6 +45,7 @@ def options(
 for command in (train, compare, simulate, replay, protocols, report, bench):
     app.command()(command)
 app.add_typer(advise.app, name="advise")
+app.add_typer(tune.app, name="tune")
 
 
 def main() -> None:
