@@ -30,7 +30,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     weighting: Weighting = "mean"
     """How far one push moves the weights. `mean`: an epoch moves them equally far under every protocol
     (a push applied alone counts 1/active of a step, a flush of all counts as one step, a flush of
-    some in between); `sum`: every push counts as a whole step; a number: that much of a step."""
+    some in between); `sum`: every push counts as a whole step; a number: that much of a step. With
+    `balance` a push of n samples counts as n / the loader's batch size pushes, so that an epoch moves
+    the weights as far however its samples are split."""
     damping: Literal["none", "inverse", "sqrt", "exponential"] = "none"
     """How a stale gradient's step shrinks, for pushes that are applied at once: not at all, by
     1/staleness, 1/sqrt(staleness), or exp(-staleness/active workers)."""
@@ -45,6 +47,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What to do when a worker dies: go on with the others, or stop the run."""
     shards: Literal["shared", "equal"] = "shared"
     """`shared`: whoever is ready takes the next batch; `equal`: every worker has an equal share."""
+    balance: bool = False
+    """Give every worker a batch in proportion to its measured speed, whatever the protocol; the sizes
+    add up to workers x the loader's batch size. Gradients count by their samples, which is right for a
+    loss that averages over its batch, as PyTorch's do, and wrong for one that sums: that cannot be seen
+    from outside. Needs a map-style dataset, its loader's own batches, and shared work."""
     private_weights: bool = False
     """Give every worker its own copy even in lockstep, so that scripts may write to parameters."""
     slow: dict[int, float] = {}
@@ -75,6 +82,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_positive("clip norm", self.clip_norm)
         if not isinstance(self.weighting, str):
             _check_positive("weighting must be 'mean' or 'sum', or it", self.weighting)
+        if self.balance and self.shards == "equal":
+            raise ConfigError(
+                "balance gives a slow worker less to do, but shards 'equal' gives everybody the same. "
+                "Use shards 'shared', or leave --balance out."
+            )
         if not 0 <= self.jitter < 1:
             raise ConfigError(f"jitter must be in [0, 1), got {self.jitter:g}.")
         if self.target is not None and not math.isfinite(self.target):
@@ -107,13 +119,13 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             return math.exp(-staleness / max(active, 1))
         return 1.0 / (staleness if self.damping == "inverse" else math.sqrt(staleness))
 
-    def step_share(self, gradients: int, active: int, flush: str | None = None) -> float:
+    def step_share(self, batches: float, active: int, flush: str | None = None) -> float:
         """How much of a full step an update counts: of one gradient, or of a flush of several."""
         whole = flush in ("mean", "sum")
         if self.weighting == "mean":
-            return 1.0 if whole else gradients / max(active, 1)
+            return 1.0 if whole else batches / max(active, 1)
         each = 1.0 if self.weighting == "sum" else float(self.weighting)
-        return each if flush == "sum" else each * gradients
+        return each if flush == "sum" else each * batches
 
 
 def _check_positive(what: str, value: float | None, unit: str = "") -> None:

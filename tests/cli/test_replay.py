@@ -12,10 +12,24 @@ SCRIPT = SCRIPTS / "train.py"
 ARGS = ("--", "momentum", "--samples", 64, "--epochs", 2)
 
 
-@pytest.mark.parametrize("protocol", ["asp", "ssp", "dssp", "bsp"])
-def test_a_replayed_run_arrives_at_the_same_weights_bit_for_bit(shell: Shell, protocol: str) -> None:
-    recorded = shell("train", SCRIPT, "-p", protocol, "-n", 3, "--slow", "2:2", "--device-time", 0.004, *ARGS)
-    assert recorded.code == 0
+PROTOCOLS = {
+    **dict.fromkeys(("asp", "ssp", "dssp", "bsp", "elastic_bsp", "psp", "backup_bsp"), ()),
+    "hybrid_sgd": ("threshold=constant", "first=2", "wait=never"),
+    "bounded_ps": ("buffered=true", "resync=2"),
+    "sync_switch": ("phases=bsp@0.4,asp", "momentum=scaled"),
+}
+POLLING = ("psp", "resample=poll", "poll_s=0.003")
+
+
+@pytest.mark.parametrize(
+    "asked", [*((name, *each) for name, each in PROTOCOLS.items()), POLLING], ids=" ".join
+)
+def test_a_replayed_run_arrives_at_the_same_weights_bit_for_bit(shell: Shell, asked: tuple[str, ...]) -> None:
+    protocol, *settings = asked
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    unequal = ("-n", 3, "--slow", "2:2", "--device-time", 0.004)
+    recorded = shell("train", SCRIPT, "-p", protocol, *flags, *unequal, *ARGS)
+    assert recorded.code == 0, recorded.err
     again = shell("replay", recorded.out.strip(), "--json")
     assert again.code == 0, again.err
     assert again.json["identical"] is True

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from e2e.scripts.cases import CASES
+from paceline.trace.events import Note
 from support.runs import Lab, Run, once
 
 EPOCHS, SAMPLES, BATCH, WORKERS = 3, 96, 4, 4
@@ -153,6 +154,40 @@ def test_in_lockstep_a_sum_loses_nothing_either(lab: Lab, workers: int) -> None:
     model, _ = CASES["exact"].build()
     x, _ = CASES["exact"].samples(SAMPLES)
     assert torch.equal(run.weights["w"], model.state_dict()["w"] - EPOCHS * x.sum(0))
+
+
+@pytest.mark.parametrize(
+    ("protocol", "settings"),
+    [
+        ("elastic_bsp", {"lookahead": 1, "monitor": "off"}),
+        ("hybrid_sgd", {"threshold": "constant", "first": WORKERS}),
+        ("bounded_ps", {"staleness": 0, "buffered": True, "resync": 0}),
+        ("backup_bsp", {"backups": 0}),
+        ("sync_switch", {"phases": "bsp"}),
+        ("sync_switch", {"phases": "bsp@1,asp"}),
+    ],
+)
+def test_at_its_limit_a_protocol_is_bsp_bit_for_bit(
+    lab: Lab, protocol: str, settings: dict[str, Any]
+) -> None:
+    dials = {"workers": WORKERS, "device_time_s": 0.002, "slow": {3: 2.0}}
+    args = ("train.py", "momentum", *SIZES, "--shuffle")
+    limit = lab.trained(*args, protocol=protocol, settings=settings, **dials)
+    bsp = lab.trained(*args, protocol="bsp", **dials)
+    assert limit.result.updates == bsp.result.updates
+    assert all(torch.equal(limit.weights[name], bsp.weights[name]) for name in bsp.weights)
+
+
+def test_a_phase_after_lockstep_may_have_less_momentum(lab: Lab) -> None:
+    moved = {}
+    for policy in ("keep", "zero"):
+        settings = {"phases": "bsp@0.5,asp", "momentum": policy}
+        run = lab.trained(
+            "train.py", "momentum", *SIZES, workers=2, protocol="sync_switch", settings=settings
+        )
+        assert any("phase 2 of 2 (asp) begins" in note.text for note in run.of(Note))
+        moved[policy] = run.weights
+    assert any(not torch.equal(moved["keep"][name], moved["zero"][name]) for name in moved["keep"])
 
 
 def test_a_copy_of_the_weights_for_each_worker_changes_nothing_in_lockstep(lab: Lab) -> None:

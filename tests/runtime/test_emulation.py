@@ -92,3 +92,11 @@ def test_a_device_slower_than_it_pretends_to_be_is_told_after_the_warm_up(clock:
     compute(emulation, clock, 0.75)
     assert emulation.warning() is not None
     assert "in 1 of 11 iterations" in (emulation.warning() or "")
+
+
+def test_device_time_is_that_of_one_batch_and_what_was_measured_is_not_scaled_again(clock: Clock) -> None:
+    padded, stretched = device(3, device_time_s=0.5, slow={3: 2.0}), device(1, slow={1: 4.0})
+    for emulation, real_s, expected in ((padded, 0.0, 1.5), (stretched, 0.25, 1.0)):
+        emulation.begin()
+        clock.now += real_s
+        assert emulation.finish(batches=1.5) == expected

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from paceline.errors import ConfigError
 from paceline.store.optimizers import (
     OptimizerSpec,
+    adjust,
     apply_settings,
     build_optimizer,
     describe_optimizer,
@@ -157,3 +158,14 @@ def test_a_setting_that_is_not_plain_data_is_refused_by_name() -> None:
 def test_a_name_that_is_no_optimizer_is_not_built(name: str) -> None:
     with pytest.raises(ConfigError, match="no optimizer"):
         build_optimizer(OptimizerSpec(name, ()), [], fast=True)
+
+
+def test_factors_on_settings_leave_the_settings_themselves_alone() -> None:
+    sgd, adam = {"lr": 0.1, "momentum": 0.8}, {"lr": 0.1, "betas": [0.9, 0.999]}
+    assert adjust([sgd, adam], {}) == [sgd, adam]
+    assert adjust([sgd, adam], {"momentum": 0.5}) == [
+        {"lr": 0.1, "momentum": 0.4},
+        {"lr": 0.1, "betas": [0.45, 0.999]},
+    ]
+    assert adjust([sgd], {"weight_decay": 2.0}) == [sgd]
+    assert (sgd["momentum"], adam["betas"]) == (0.8, [0.9, 0.999])

@@ -80,6 +80,16 @@ def test_no_speedup_without_a_bsp_run_of_the_same_clock() -> None:
     assert speedups(mixed)[1] is None
 
 
+def test_a_balanced_run_is_named_so_and_never_the_one_to_compare_with() -> None:
+    balanced = result("bsp", samples_per_s=300.0, balance=True)
+    plain = result("bsp", samples_per_s=100.0)
+    found = compare([balanced, plain])
+    assert [(row.label, row.speedup) for row in found.rows] == [("bsp + balance", "3.00×"), ("bsp", "1.00×")]
+    assert "Balance: batches in proportion to each worker's speed." in found.caption
+    assert "Balance" not in compare([plain]).caption
+    assert text(summary(balanced)).startswith("bsp + balance")
+
+
 def test_waiting_is_written_per_worker_and_for_many_as_mean_and_max() -> None:
     few = result(waiting_share=[0.58, 0.56, None, 0.0])
     many = result(waiting_share=[0.2] * 8 + [0.65])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -18,6 +18,8 @@ from paceline.cli.common import (
 )
 from paceline.cli.train import checked_protocol, make_config, warn_if_crowded
 
+BALANCED = "+balance"
+
 
 def compare(
     script: o.Script,
@@ -25,7 +27,8 @@ def compare(
     protocols: Annotated[
         str,
         typer.Option(
-            help="Comma separated; settings after colons, for instance bsp,ssp:staleness=5,dssp,asp."
+            help="Comma separated; settings after colons, +balance for balanced batches, for instance "
+            "bsp,bsp+balance,ssp:staleness=5,dssp,asp."
         ),
     ] = "bsp,ssp,dssp,asp",
     workers: o.Workers = 4,
@@ -39,6 +42,15 @@ def compare(
     schedule: o.Schedule = "samples",
     clip_norm: o.ClipNorm = None,
     shards: o.Shards = "shared",
+    balance: Annotated[
+        bool,
+        typer.Option(
+            "--balance",
+            help="One more run at the end, bsp+balance: every worker's batch in proportion to its "
+            "measured speed (see train --help).",
+            rich_help_panel=o.NUMBERS,
+        ),
+    ] = False,
     bad_gradient: o.BadGradient = "stop",
     on_failure: o.OnFailure = "continue",
     report: Annotated[Path | None, typer.Option(help="Where to write the HTML report.")] = None,
@@ -54,8 +66,10 @@ def compare(
     with errors_for_people():
         check_script(script)
         wanted = [parse_protocol(text) for text in protocols.split(",") if text.strip()]
-        for name, settings in wanted:
-            checked_protocol(name, settings)
+        lockstep = Wanted("bsp", {}, balance=True)
+        wanted += [lockstep] if balance and lockstep not in wanted else []
+        for each in wanted:
+            checked_protocol(each.name, each.settings)
         shared = {
             "script": str(script),
             "args": tuple(args or ()),
@@ -77,15 +91,29 @@ def compare(
         _compare(shared, wanted, runs, report, json)
 
 
-def parse_protocol(text: str) -> tuple[str | None, dict[str, Any]]:
-    """`ssp:staleness=5` is a protocol with settings."""
-    name, *settings = text.strip().split(":")
-    return name, parse_settings(settings)
+class Wanted(NamedTuple):
+    """One of several runs."""
+
+    name: str | None
+    settings: dict[str, Any]
+    balance: bool = False
+
+    @property
+    def title(self) -> str:
+        """As it would be typed, without its settings."""
+        return (self.name or "") + (BALANCED if self.balance else "")
+
+
+def parse_protocol(text: str) -> Wanted:
+    """`ssp:staleness=5` is a protocol with settings; with `+balance` at its end, batches are balanced."""
+    text = text.strip()
+    name, *settings = text.removesuffix(BALANCED).split(":")
+    return Wanted(name, parse_settings(settings), text.endswith(BALANCED))
 
 
 def _compare(
     shared: dict[str, Any],
-    wanted: list[tuple[str | None, dict[str, Any]]],
+    wanted: list[Wanted],
     runs: Path,
     report: Path | None,
     json: bool,
@@ -100,9 +128,10 @@ def _compare(
     console = Console(stderr=True)
     results, folders = [], []
     with LocalEngine(shared["script"]) as engine:
-        for number, (name, settings) in enumerate(wanted, 1):
-            config = make_config(shared | {"protocol": name, "settings": settings}, runs)
-            console.print(f"[bold]{number}/{len(wanted)} {name}[/]", highlight=False)
+        for number, each in enumerate(wanted, 1):
+            own = {"protocol": each.name, "settings": each.settings, "balance": each.balance}
+            config = make_config(shared | own, runs)
+            console.print(f"[bold]{number}/{len(wanted)} {each.title}[/]", highlight=False)
             results.append(conduct(engine, config))
             folders.append(config.path)
     page = write_report(folders, report or folders[-1].parent / "report.html")

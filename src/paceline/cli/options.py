@@ -77,6 +77,16 @@ Shards = Annotated[
         rich_help_panel=NUMBERS,
     ),
 ]
+Balance = Annotated[
+    bool,
+    typer.Option(
+        "--balance/--no-balance",
+        help="Give every worker a batch in proportion to its measured speed; together they stay workers x "
+        "the loader's batch size. Gradients count by their samples, so the loss has to average over its "
+        "batch, as PyTorch's do by default: one that sums would count wrongly, and nobody could tell.",
+        rich_help_panel=NUMBERS,
+    ),
+]
 BadGradient = Annotated[
     str,
     typer.Option(

@@ -20,11 +20,11 @@ from paceline.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from paceline.cli.compare import Wanted
     from paceline.sim.request import ClusterRequest
     from paceline.trace import Result
 
 CLUSTER = "The cluster"
-Wanted = list[tuple[str | None, dict[str, Any]]]
 
 
 def simulate(
@@ -38,7 +38,8 @@ def simulate(
         typer.Option(
             "--protocol",
             "-p",
-            help="One or several, comma separated; settings after colons. Default: the script's, else dssp.",
+            help="One or several, comma separated; settings after colons, +balance for balanced batches. "
+            "Default: the script's, else dssp.",
         ),
     ] = None,
     set_: o.Set = None,
@@ -81,6 +82,7 @@ def simulate(
     weighting: o.Weighting = "mean",
     damping: o.Damping = "none",
     shards: o.Shards = "shared",
+    balance: o.Balance = False,
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report.")] = None,
     runs: o.Runs = Path("runs"),
     json: o.Json = False,
@@ -94,7 +96,7 @@ def simulate(
     """
     with errors_for_people():
         from paceline.cli.common import parse_settings
-        from paceline.cli.compare import parse_protocol
+        from paceline.cli.compare import Wanted, parse_protocol
         from paceline.sim.request import ClusterRequest
 
         request = ClusterRequest(
@@ -112,8 +114,8 @@ def simulate(
         )
         extra = parse_settings(set_ or [])
         named = protocol or ("dssp" if script is None else "")
-        wanted = [parse_protocol(text) for text in named.split(",") if text.strip()] or [(None, {})]
-        wanted = [(name, settings | extra) for name, settings in wanted]
+        wanted = [parse_protocol(text) for text in named.split(",") if text.strip()] or [Wanted(None, {})]
+        wanted = [Wanted(x.name, x.settings | extra, x.balance or balance) for x in wanted]
         common = {"seed": seed, "shards": shards, "target": target, "damping": damping}
         common["weighting"] = parse_weighting(weighting)
         if script is None:
@@ -125,7 +127,7 @@ def simulate(
 
 def _timing_only(
     request: ClusterRequest,
-    wanted: Wanted,
+    wanted: list[Wanted],
     iterations: int,
     common: dict[str, Any],
     runs: Path,
@@ -134,21 +136,25 @@ def _timing_only(
     from paceline.cli.virtual_bar import virtual_bar
     from paceline.protocols.settings import make
     from paceline.sim import simulate as run_simulation
+    from paceline.sim.balanced import check_balance
     from paceline.trace import TraceWriter
 
     cluster = request.cluster()
-    protocols = [(name, make(name, settings)) for name, settings in wanted if name is not None]
+    if any(each.balance for each in wanted):
+        check_balance(cluster.batch, common["shards"] == "equal")
+    protocols = [(x, make(x.name, x.settings)) for x in wanted if x.name is not None]
     done = []
-    for name, protocol in protocols:
-        run, folder = new_run(runs, f"sim-{name}")
+    for each, protocol in protocols:
+        run, folder = new_run(runs, f"sim-{each.name}")
         trace = TraceWriter(folder / "trace.jsonl")
-        with virtual_bar(f"simulating {name}") as progress:
+        with virtual_bar(f"simulating {each.title}") as progress:
             run_simulation(
                 protocol,
                 cluster,
                 iterations=iterations,
                 seed=common["seed"],
                 equal_shards=common["shards"] == "equal",
+                balance=each.balance,
                 trace=trace.write,
                 progress=progress,
                 run=run,
@@ -163,7 +169,7 @@ def _exact(
     script: Path,
     args: tuple[str, ...],
     request: ClusterRequest,
-    wanted: Wanted,
+    wanted: list[Wanted],
     common: dict[str, Any],
     runs: Path,
 ) -> list[tuple[Result, Path]]:
@@ -174,15 +180,16 @@ def _exact(
     from paceline.engines.local import LocalEngine
 
     check_script(script)
-    for name, settings in wanted:
-        checked_protocol(name, settings)
+    for each in wanted:
+        checked_protocol(each.name, each.settings)
     workers = request.cluster().workers
     plain = msgspec.to_builtins(request, str_keys=True)
     shared = common | {"script": str(script), "args": args, "workers": workers, "cluster": plain}
     done = []
     with LocalEngine(str(script)) as engine:
-        for name, settings in wanted:
-            config = make_config(shared | {"protocol": name, "settings": settings}, runs)
+        for each in wanted:
+            own = {"protocol": each.name, "settings": each.settings, "balance": each.balance}
+            config = make_config(shared | own, runs)
             done.append((conduct(engine, config), config.path))
     return done
 

@@ -1,7 +1,8 @@
 """Emulated devices: on a machine with fewer cores than workers, each worker gets a device of its own.
 
 `device_time_s` pads a worker's compute to that time, times its `slow` factor, with seeded jitter;
-`slow` alone stretches the compute as it was measured. Padding sleeps, so four workers on two cores
+`slow` alone stretches the compute as it was measured. In a balanced run the device time is that of a
+batch of the loader's size, and scales with the samples. Padding sleeps, so four workers on two cores
 behave as four devices. Whatever is injected stands in config, trace and report as *emulated*.
 """
 
@@ -32,12 +33,12 @@ class Emulation:
         if self._began is None:
             self._began = time.perf_counter()
 
-    def finish(self) -> float:
-        """Compute is over: sleep for what the emulated device would still need. Returns all of it."""
+    def finish(self, batches: float = 1.0) -> float:
+        """So many batches are computed: sleep for what the device would still need. Returns all of it."""
         if self._began is None:
             return 0.0
         real = time.perf_counter() - self._began
-        missing = self._wanted(real) - real if self._stretches else 0.0
+        missing = self._wanted(real, batches) - real if self._stretches else 0.0
         if missing > 0:
             time.sleep(missing)
         elif self._device_time_s is not None and self.iterations:  # the first one warms up
@@ -55,6 +56,7 @@ class Emulation:
             "iterations. Raise --device-time for a fair comparison."
         )
 
-    def _wanted(self, real: float) -> float:
+    def _wanted(self, real: float, batches: float) -> float:
         spread = 1.0 + self._jitter * self._random.uniform(-1, 1) if self._jitter else 1.0
-        return (real if self._device_time_s is None else self._device_time_s) * self._factor * spread
+        usual = real if self._device_time_s is None else self._device_time_s * batches
+        return usual * self._factor * spread

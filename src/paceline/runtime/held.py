@@ -7,14 +7,14 @@ the store's own, because the worker is about to overwrite it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 
 from paceline.fabric.segment import check_room
 from paceline.store.layout import Layout
-from paceline.store.parameters import Gradients
+from paceline.store.parameters import Gradients, shares
 
 
 class Held(NamedTuple):
@@ -24,6 +24,12 @@ class Held(NamedTuple):
     gradients: Gradients
     weight: float
     samples: int
+
+
+def contributions(parts: Sequence[Held], mean: bool) -> list[tuple[Gradients, float]]:
+    """Each gradient with its factor in a flush."""
+    factors = shares([part.weight for part in parts], [part.samples for part in parts], mean)
+    return list(zip([part.gradients for part in parts], factors, strict=True))
 
 
 class HeldGradients:

@@ -19,16 +19,16 @@ from typing import Literal
 from paceline.config import RunConfig
 from paceline.errors import ConfigError, PacelineError, RunError, WorkerFailed
 from paceline.fabric.channel import Channel
-from paceline.protocols import Decision, Fate, Flush
+from paceline.protocols import Decision
 from paceline.runtime import messages as m
+from paceline.runtime.carrying import Carrier
 from paceline.runtime.dispensing import Dispenser
 from paceline.runtime.gathering import Assembly, Gathering, run_state
-from paceline.runtime.held import Held
-from paceline.runtime.member import Member, bad_gradient
+from paceline.runtime.member import Member
 from paceline.store.budget import Batch
 from paceline.store.checkpoint import model_state, save_checkpoint, save_weights
 from paceline.store.ledger import run_started
-from paceline.store.parameters import Gradients, shares
+from paceline.store.parameters import Gradients
 from paceline.trace import TraceWriter, events
 
 NEVER_PREPARED = "the script ended without pace.prepare(model, optimizer, loader), so nothing was trained."
@@ -82,6 +82,10 @@ class Owner:
     def ending(self) -> bool:
         """Whether the run is over, or about to be."""
         return self.halted is not None or self._stopping is not None
+
+    def batches(self, samples: int) -> float:
+        """How many of the loader's batches a push of so many samples counts for."""
+        return self._started.ledger.batches([samples])
 
     def now(self) -> float:
         """Seconds since training began."""
@@ -191,47 +195,14 @@ class Owner:
 
     def _carry_out(self, decision: Decision) -> float:
         """Gradient, flush, releases: in this order, so that a release contains what caused it."""
-        run, clocks = self._started, self._started.ledger.pacer.clocks
-        scale, again_s = 1.0, decision.ask_again_s
+        run, again_s = self._started, decision.ask_again_s
         self.ask_at = None if again_s is None else self.now() + again_s
         run.store.use_cores(self._idle_cores(len(decision.release)))
-        if decision.pushed is not None:
-            member = self.members[decision.pushed]
-            pushed = Held(member.rank, member.pushed, decision.weight, member.samples)
-            if decision.fate is Fate.APPLY:
-                scale = decision.lr_scale * self.config.step_share(1, len(clocks.active))
-                scale *= self.config.damped(decision.staleness, len(clocks.active))
-                self._apply(pushed.gradients, [pushed], scale, run.store.norm(pushed.gradients))
-            elif decision.fate is Fate.HOLD:
-                run.held.hold(pushed)
-        if decision.flush is not None:
-            scale = self._flush(decision, decision.flush)
-        run.store.adjusted |= decision.adjust or {}
-        run.ledger.carried_out(decision)
+        scale = Carrier(self.config, run, self.members).carry_out(decision)
         for rank in sorted(decision.release):
             run.held.set_aside(rank)
             self._release(self.members[rank])
         return scale
-
-    def _flush(self, decision: Decision, flush: Flush) -> float:
-        """One step with all that is held."""
-        run, active = self._started, len(self._started.ledger.pacer.clocks.active)
-        parts = run.held.take()
-        weights, samples = [part.weight for part in parts], [part.samples for part in parts]
-        factors = shares(weights, samples, mean=flush is not Flush.SUM)
-        gradients = [part.gradients for part in parts]
-        total, norm = run.store.reduce(list(zip(gradients, factors, strict=True)))
-        scale = decision.lr_scale * self.config.step_share(decision.gradients, active, flush.value)
-        self._apply(total, parts, scale, norm)
-        run.held.done(parts)
-        return scale
-
-    def _apply(self, gradients: Gradients, sources: list[Held], scale: float, norm: float) -> None:
-        run = self._started
-        if not math.isfinite(norm):
-            raise bad_gradient(sources, run.store.layout)
-        settings = self.members[sources[0].rank].settings
-        run.store.apply(gradients, settings, scale, norm, self.config.clip_norm)
 
     def _release(self, member: Member) -> None:
         """Fresh weights into the sleeping worker's memory, then wake it."""
@@ -344,7 +315,7 @@ class Owner:
             save_checkpoint(self.config.path / "checkpoint", run.store, memory, state)
         weights = model_state(run.store.layout, run.store.views, memory)
         save_weights(self.config.path / "weights.safetensors", weights)
-        lost = sum(batch.count for batch in run.ledger.abandoned())
+        lost = run.ledger.abandoned()
         if lost and self.halted is None:
             self.note("warning", f"{lost} samples were left by workers that died when nobody else was there")
         if self._skipped:
@@ -376,9 +347,6 @@ class Owner:
     def _steps_aside(self) -> bool:
         """Whether an evaluating lead leaves the table. In virtual time evaluation takes no time."""
         return not self._started.ledger.pacer.in_lockstep and not self._simulated
-
-    def _waits(self, member: Member) -> bool:
-        return self._started.ledger.pacer.clocks.is_waiting(member.rank)
 
     def _idle_cores(self, released: int) -> int:
         """Cores on which no worker computes: the released ones sleep until they are told."""

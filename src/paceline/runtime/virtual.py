@@ -131,7 +131,7 @@ class VirtualLoop:
 
     def _under_way(self, rank: int, push: m.Push) -> None:
         begin = self.now + self._timing.pull_s(rank)
-        compute_s = self._timing.compute_s(rank, begin)
+        compute_s = self._timing.compute_s(rank, begin, self._owner.batches(push.samples))
         arrival = begin + compute_s + self._timing.push_s(rank)
         self._at(arrival, "push", rank, msgspec.structs.replace(push, compute_s=compute_s))
 

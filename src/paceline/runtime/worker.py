@@ -31,6 +31,7 @@ class WorkerPace(Pace):
         self._used: list[Batch] = []
         self._samples = 0
         self._fed = False
+        self._batch: int | None = None
         self._position = 0
         self._resumed = False
 
@@ -41,6 +42,7 @@ class WorkerPace(Pace):
             raise ConfigError("the optimizer has taken steps already. Prepare it fresh, or use --resume.")
         self._sent = [group.settings for group in spec.groups]
         source, sampler, whole = source_of(loader) if loader is not None else (None, None, False)
+        self._batch = source.batch if source is not None and self._link.config.balance else None
         ready = self._link.register(self._binding, spec, source)
         self._position, self._resumed = ready.position, ready.epoch > 0
         replace_step(optimizer, self._step)
@@ -86,7 +88,7 @@ class WorkerPace(Pace):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        compute_s = self._emulation.finish()
+        compute_s = self._emulation.finish(1.0 if self._batch is None else self._samples / self._batch)
         missing = self._binding.collect()
         release = self._link.push(self._push(compute_s, missing))
         self._binding.fresh()

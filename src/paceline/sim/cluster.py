@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from paceline.errors import ConfigError
-from paceline.sim.compute import Compute, Fixed, Lognormal, Recorded, require
+from paceline.sim.compute import Compute, Fixed, Lognormal, Recorded, require, with_batches_alike
 from paceline.trace import read_trace
 from paceline.trace.events import Decided, ModelReady, RunStarted
 
@@ -163,7 +163,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_run(cls, run: Path) -> Cluster:
         """The cluster a run was made on, as far as its trace tells: compute times, size, batch."""
-        events = list(read_trace(run))
+        events = with_batches_alike(read_trace(run))
         workers = [event.workers for event in events if isinstance(event, RunStarted)]
         require(bool(workers), "a run to take a cluster from needs a trace", str(run), "Record a run first.")
         sizes = [event.gradient_bytes for event in events if isinstance(event, ModelReady)]

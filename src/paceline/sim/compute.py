@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import ConfigError
 from paceline.trace import read_trace
-from paceline.trace.events import AnyEvent, Decided
+from paceline.trace.events import AnyEvent, Decided, RunStarted
 
 Times = NDArray[np.float64]
 
@@ -152,7 +152,7 @@ class Recorded(Compute, frozen=True):
     @classmethod
     def from_trace(cls, run: Path) -> Recorded:
         """The profile of a run folder or trace file."""
-        return cls.from_events(str(run), read_trace(run))
+        return cls.from_events(str(run), with_batches_alike(read_trace(run)))
 
     @classmethod
     def from_events(cls, run: str, events: Iterable[AnyEvent]) -> Recorded:
@@ -163,6 +163,23 @@ class Recorded(Compute, frozen=True):
                 times.setdefault(event.pushed, []).append(event.compute_s)
         ranks = range(max(times, default=-1) + 1)
         return cls(run, tuple(tuple(times.get(rank, ())) for rank in ranks))
+
+
+def with_batches_alike(events: Iterable[AnyEvent]) -> list[AnyEvent]:
+    """A run's events; of a balanced one, its pushes as they would be had all batches been of the mean size.
+
+    With balance all iterations take equally long: how fast a worker is stands in its time per sample.
+    """
+    told = list(events)
+    pushes = [event for event in told if isinstance(event, Decided) and event.samples]
+    if not pushes or not any(isinstance(event, RunStarted) and event.balance for event in told):
+        return told
+    batch = max(1, round(sum(push.samples for push in pushes) / len(pushes)))
+    return [_with_batch(e, batch) if isinstance(e, Decided) and e.samples else e for e in told]
+
+
+def _with_batch(push: Decided, batch: int) -> Decided:
+    return msgspec.structs.replace(push, samples=batch, compute_s=push.compute_s * batch / push.samples)
 
 
 KINDS: dict[str, type[Compute]] = {

@@ -50,6 +50,7 @@ class Loop:
         self._work = work
         self._record = record
         self._batch = cluster.batch
+        self._samples = work.samples
         self._apply_s = cluster.apply_s
         self._pull_s = [timing.pull_s(worker) for worker in workers]
         self._push_s = [timing.push_s(worker) for worker in workers]
@@ -77,7 +78,8 @@ class Loop:
                 self._join(worker, 0.0)
         while self._heap:
             self._some_events()
-            progress(max(self._pacer.clocks.pushes / self._work.total, self._now / (until_s or inf)))
+            done = self._pacer.clocks.total_samples / (self._work.total * self._batch)
+            progress(max(done, self._now / (until_s or inf)))
         self._end()
 
     def _some_events(self) -> None:
@@ -136,9 +138,12 @@ class Loop:
     def _serve(self, event: Event) -> None:
         now = self._now
         self._free_at = now + self._apply_s
-        decision = self._pacer.push(event[3], now, self._batch)
-        self._record.pushed(now, decision, event[3], event[4], event[5])
+        worker, compute_s = event[3], event[4]
+        samples = self._samples[worker]
+        decision = self._pacer.push(worker, now, samples)
+        self._record.pushed(now, decision, worker, compute_s, event[5])
         self._carry_out(decision)
+        self._work.pushed(worker, samples, compute_s)
 
     # Decisions.
 
@@ -160,7 +165,7 @@ class Loop:
                 self._leaving.append(worker)
                 continue
             begin = at + self._pull_s[worker]
-            compute_s = self._timing.compute_s(worker, begin)
+            compute_s = self._timing.compute_s(worker, begin, self._samples[worker] / self._batch)
             self._sequence = sequence = self._sequence + 1
             event = (begin + compute_s + self._push_s[worker], ARRIVAL, sequence, worker, compute_s, position)
             self._under_way[worker] = event
@@ -197,6 +202,7 @@ class Loop:
 
     def _leave(self, worker: int, reason: Reason, unfinished: int) -> None:
         self._record.left(self._now, worker, reason, unfinished)
+        self._work.leave(worker)
         decision = self._pacer.leave(worker, self._now)
         self._record.asked(self._now, decision)
         self._carry_out(decision)
@@ -218,7 +224,7 @@ class Loop:
         if lost is not None:
             self._work.give_back(worker, lost[5])
         self._under_way[worker] = None
-        self._leave(worker, "died", self._batch if lost else 0)
+        self._leave(worker, "died", self._samples[worker] if lost else 0)
         if lost and self._idle:
             self._join(next(iter(self._idle)), time)
 
@@ -231,7 +237,7 @@ class Loop:
         if clocks.active or (more_to_come and self._work.undone):
             self._now, self._stopped = time, True
         for worker in sorted([*clocks.active, *clocks.benched]):
-            unfinished = 0 if clocks.is_waiting(worker) else self._batch
+            unfinished = 0 if clocks.is_waiting(worker) else self._samples[worker]
             self._record.left(time, worker, "finished", unfinished)
 
     def _end(self) -> None:

@@ -59,10 +59,14 @@ class Record(Protocol):
 class Full:
     """Writes every decision."""
 
-    def __init__(self, emit: Emit, clocks: Clocks, batch: int, exchange_s: list[float]) -> None:
+    def __init__(
+        self, emit: Emit, clocks: Clocks, samples: list[int], unit: int, exchange_s: list[float]
+    ) -> None:
+        """`samples`: behind each worker's push, as they are by then; a position counts `unit` of them."""
         self._emit = emit
         self._clocks = clocks
-        self._batch = batch
+        self._samples = samples
+        self._unit = unit
         self._exchange_s = exchange_s
 
     def joined(self, now: float, worker: int) -> None:
@@ -83,14 +87,14 @@ class Full:
                 flushed=tuple(decision.flushed),
                 release=decision.release,
                 clock=self._clocks.clock(worker),
-                samples=self._batch,
+                samples=self._samples[worker],
                 read=decision.read,
                 staleness=decision.staleness,
                 gap=decision.gap,
                 lr_scale=decision.lr_scale,
                 compute_s=compute_s,
                 exchange_s=self._exchange_s[worker],
-                work=((0, position * self._batch, self._batch),),
+                work=((0, position * self._unit, self._samples[worker]),),
             )
         )
         _tell(self._emit, now, decision)
@@ -120,10 +124,9 @@ class Full:
 class Summary:
     """Adds decisions up and writes where the run stands from time to time."""
 
-    def __init__(self, emit: Emit, clocks: Clocks, batch: int, workers: int, total: int) -> None:
+    def __init__(self, emit: Emit, clocks: Clocks, workers: int, total: int) -> None:
         self._emit = emit
         self._clocks = clocks
-        self._batch = batch
         self._every = max(1, total // PROGRESS_EVENTS)
         self._gaps: set[int] = set()
         self._staleness: Counter[int] = Counter()
@@ -169,7 +172,7 @@ class Summary:
         clocks = self._clocks
         compute_s, wait_s = tuple(self._compute_s.tolist()), tuple(self._wait_s)
         self._emit(self._progress(now))
-        samples, max_gap = clocks.pushes * self._batch, max(self._gaps, default=None)
+        samples, max_gap = clocks.total_samples, max(self._gaps, default=None)
         self._emit(Totals(now, clocks.pushes, samples, max_gap, self._staleness, compute_s, wait_s))
         self._emit(RunEnded(now, status, detail))
 
@@ -198,7 +201,7 @@ class Summary:
         return Progress(
             now,
             clocks.pushes,
-            clocks.pushes * self._batch,
+            clocks.total_samples,
             clocks.version,
             clocks.slowest,
             clocks.fastest,

@@ -12,6 +12,7 @@ from math import inf
 
 from paceline.protocols import Pacer, Pacing
 from paceline.protocols.settings import resolved
+from paceline.sim.balanced import BalancedWork, check_balance
 from paceline.sim.cluster import Cluster
 from paceline.sim.compute import require
 from paceline.sim.loop import Loop, name_of
@@ -19,7 +20,7 @@ from paceline.sim.record import Emit, Full, Record, Summary
 from paceline.sim.timing import Timing
 from paceline.sim.work import EqualShards, SharedBudget, Work
 from paceline.trace import Tally
-from paceline.trace.events import SCHEMA, AnyEvent, ModelReady, RunStarted
+from paceline.trace.events import SCHEMA, AnyEvent, ModelReady, Note, RunStarted
 
 SUMMARISE_ABOVE = 200_000
 """Pushes beyond which a run is summed up instead of written decision by decision."""
@@ -33,6 +34,7 @@ def simulate(
     until_s: float | None = None,
     seed: int = 0,
     equal_shards: bool = False,
+    balance: bool = False,
     summarise: bool | None = None,
     trace: Emit | None = None,
     progress: Callable[[float], None] | None = None,
@@ -42,9 +44,10 @@ def simulate(
     """Run `iterations` per worker, on average, and add up what happened.
 
     The budget of workers x iterations is shared, so that fast workers do more, unless
-    `equal_shards`. With `until_s` the run stops at that time even if there is work left, and tells
-    how far each worker got by then. `trace` takes every event (`TraceWriter.write`), `progress` the
-    share done. The protocol given is not touched: the run works on a copy with a memory of its own.
+    `equal_shards`. With `balance` every worker's batch follows its speed, and its compute time its
+    batch. With `until_s` the run stops at that time even if there is work left, and tells how far
+    each worker got by then. `trace` takes every event (`TraceWriter.write`), `progress` the share
+    done. The protocol given is not touched: the run works on a copy with a memory of its own.
     """
     require(iterations >= 1, "iterations must be >= 1", iterations, "Use --iterations 100, say.")
     ok = until_s is None or 0 < until_s < inf
@@ -55,18 +58,33 @@ def simulate(
     tally, pacer = Tally(), Pacer(deepcopy(protocol))
     pacer.plan(total * cluster.batch)
     emit = _emit_to(tally, trace)
-    for event in _opening(protocol, cluster, run, started_at, seed, summarised):
+    for event in _opening(protocol, cluster, run, started_at, seed, summarised, balance):
         emit(event)
-    work: Work = EqualShards(workers, iterations) if equal_shards else SharedBudget(total)
+    work = _work(
+        cluster, total, equal_shards, balance, lambda text: emit(Note(pacer.clocks.now, "info", text))
+    )
     timing = Timing(cluster, seed)
     record: Record
     if summarised:
-        record = Summary(emit, pacer.clocks, cluster.batch, workers, total)
+        record = Summary(emit, pacer.clocks, workers, total)
     else:
         exchange_s = [timing.pull_s(w) + timing.push_s(w) + cluster.apply_s for w in range(workers)]
-        record = Full(emit, pacer.clocks, cluster.batch, exchange_s)
+        record = Full(emit, pacer.clocks, work.samples, 1 if balance else cluster.batch, exchange_s)
     Loop(pacer, cluster, timing, work, record).run(progress or (lambda share: None), until_s)
     return tally
+
+
+def _work(
+    cluster: Cluster, total: int, equal_shards: bool, balance: bool, tell: Callable[[str], None]
+) -> Work:
+    workers, batch = cluster.workers, cluster.batch
+    if not balance:
+        samples = [batch] * workers
+        return (
+            EqualShards(workers, total // workers, samples) if equal_shards else SharedBudget(total, samples)
+        )
+    check_balance(batch, equal_shards)
+    return BalancedWork(total, workers, batch, tell)
 
 
 def _emit_to(tally: Tally, trace: Emit | None) -> Emit:
@@ -81,7 +99,7 @@ def _emit_to(tally: Tally, trace: Emit | None) -> Emit:
 
 
 def _opening(
-    protocol: Pacing, cluster: Cluster, run: str, started_at: str, seed: int, summarised: bool
+    protocol: Pacing, cluster: Cluster, run: str, started_at: str, seed: int, summarised: bool, balance: bool
 ) -> list[AnyEvent]:
     start = RunStarted(
         0.0,
@@ -94,6 +112,7 @@ def _opening(
         simulated=True,
         started_at=started_at,
         emulated=cluster.describe(),
+        balance=balance,
         summarised=summarised,
     )
     size = cluster.model_bytes

@@ -34,14 +34,14 @@ class Timing:
         self._rows = np.frombuffer(self._times).reshape(cluster.workers, BLOCK)
         self._next = bytearray([BLOCK]) * cluster.workers
 
-    def compute_s(self, worker: int, now: float) -> float:
-        """How long the worker's next iteration takes if it begins now."""
+    def compute_s(self, worker: int, now: float, batches: float = 1.0) -> float:
+        """How long the worker's next iteration takes if it begins now, with so many batches' samples."""
         at = self._next[worker]
         if at == BLOCK:
             self._refill(worker)
             at = 0
         self._next[worker] = at + 1
-        work = self._times[worker * BLOCK + at]
+        work = self._times[worker * BLOCK + at] * batches
         phases = self._phases[worker]
         return work if phases is None else phases.stretched(work, now)
 

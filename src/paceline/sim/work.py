@@ -15,6 +15,8 @@ class Work(Protocol):
 
     total: int
     """Pushes in all, if nobody is lost."""
+    samples: list[int]
+    """Behind the push that each worker drew last."""
 
     @property
     def undone(self) -> int:
@@ -33,12 +35,31 @@ class Work(Protocol):
         """A worker was lost before it pushed that position."""
         ...
 
+    def pushed(self, worker: int, samples: int, compute_s: float) -> None:
+        """A worker pushed; carried out already, so that it may have drawn anew."""
+        ...
 
-class SharedBudget:
+    def leave(self, worker: int) -> None:
+        """A worker takes part no longer."""
+        ...
+
+
+class Unmeasured:
+    """Work that does not depend on how fast workers are."""
+
+    def pushed(self, worker: int, samples: int, compute_s: float) -> None:
+        pass
+
+    def leave(self, worker: int) -> None:
+        pass
+
+
+class SharedBudget(Unmeasured):
     """Positions in order, to whoever is ready; what a lost worker did not finish comes first."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, samples: list[int]) -> None:
         self.total = total
+        self.samples = samples
         self._next = 0
         self._returned: list[int] = []
 
@@ -62,13 +83,14 @@ class SharedBudget:
         heappush(self._returned, position)
 
 
-class EqualShards:
+class EqualShards(Unmeasured):
     """The same number for each; the shard of a worker that is lost for good is not done."""
 
     undone = 0
 
-    def __init__(self, workers: int, each: int) -> None:
+    def __init__(self, workers: int, each: int, samples: list[int]) -> None:
         self.total = workers * each
+        self.samples = samples
         self._each = each
         self._done = [0] * workers
 

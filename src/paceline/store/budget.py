@@ -29,6 +29,23 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     first: int
     count: int
 
+    @property
+    def end(self) -> int:
+        """The position after the last."""
+        return self.first + self.count
+
+    def split(self, count: int) -> tuple[Batch, Batch]:
+        """The first `count` positions, and the others."""
+        taken = min(count, self.count)
+        rest = Batch(self.epoch, self.first + taken, self.count - taken)
+        return Batch(self.epoch, self.first, taken), rest
+
+    def overlap(self, other: Batch) -> int:
+        """How many positions both have."""
+        if self.epoch != other.epoch:
+            return 0
+        return max(0, min(self.end, other.end) - max(self.first, other.first))
+
 
 class Source(msgspec.Struct, frozen=True):
     """What a loader offers. Units are samples, or whole batches for a batch sampler of the user's."""
@@ -104,7 +121,7 @@ class Budget:
         rest = [self._batch(epoch, index) for epoch, share in shares for index in share]
         for epoch in list(self._queues):
             self._close(epoch)
-        self._returned = deque(sorted([*self._returned, *unfinished, *rest], key=_place))
+        self._returned = self._in_order([*self._returned, *unfinished, *rest])
         return unfinished
 
     def has_returned(self, epoch: int) -> bool:
@@ -128,13 +145,22 @@ class Budget:
             for queue in queues.values()
             for index in queue
         ]
-        pending = sorted([*self._outstanding(), *rest, *unapplied], key=_place)
-        return {"opened": self._opened, "returned": msgspec.to_builtins(pending)}
+        pending = self._in_order([*self._outstanding(), *rest, *unapplied])
+        return {"opened": self._opened, "returned": msgspec.to_builtins(list(pending))}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken."""
+        """Go on where `state` was taken, be it by a budget of another kind."""
         self._opened = state["opened"]
-        self._returned = deque(msgspec.convert(state["returned"], list[Batch]))
+        self._returned = self._in_order(msgspec.convert(state["returned"], list[Batch]))
+
+    def _in_order(self, work: Iterable[Batch]) -> deque[Batch]:
+        """Work to dispense again, as it is going to be: no batch larger than the loader's."""
+        pieces = deque[Batch]()
+        for rest in sorted(work, key=place):
+            while rest.count:
+                piece, rest = rest.split(self.source.batch)
+                pieces.append(piece)
+        return pieces
 
     def _outstanding(self) -> list[Batch]:
         return [*self._returned, *(b for drawn in self._drawn.values() for b in drawn)]
@@ -171,5 +197,6 @@ class Budget:
         return Batch(epoch, first, min(self.source.batch, self.source.units - first))
 
 
-def _place(batch: Batch) -> tuple[int, int]:
+def place(batch: Batch) -> tuple[int, int]:
+    """Where a batch stands in the order of all epochs."""
     return batch.epoch, batch.first

@@ -13,7 +13,9 @@ from typing import Any
 
 from paceline.config import RunConfig
 from paceline.protocols import Decision, Fate, Pacer, Pacing
+from paceline.protocols.balance import Balancer, told
 from paceline.protocols.settings import resolved
+from paceline.store.balanced import BalancedBudget, check_divisible
 from paceline.store.budget import Batch, Budget, Source
 from paceline.store.recorded import RecordedBudget
 from paceline.trace import events, read_trace
@@ -35,6 +37,7 @@ def run_started(config: RunConfig, name: str, settings: dict[str, Any], simulate
         script=config.script,
         target=config.target,
         emulated=config.emulated,
+        balance=config.balance,
     )
 
 
@@ -54,6 +57,8 @@ class Ledger:
         self.pacer = Pacer(protocol)
         self.write = write
         self.budget: Budget | None = None
+        self._balancer: Balancer | None = None
+        self._told = 0
         self.samples = 0
         self._units = 0
         self._work: tuple[Batch, ...] = ()
@@ -64,8 +69,13 @@ class Ledger:
 
     def offer(self, source: Source | None, present: Collection[int]) -> None:
         """The work there is, for the ranks that are there."""
+        if self.config.balance:
+            source = check_divisible(source)
         if source is not None and self.config.replay is not None:
             self.budget = RecordedBudget(source, self.config.workers, read_trace(Path(self.config.replay)))
+        elif source is not None and self.config.balance:
+            self._balancer = Balancer(source.batch)
+            self.budget = BalancedBudget(source, self.config.workers, self._balancer)
         elif source is not None:
             self.budget = Budget(source, self.config.workers, self.config.shards)
             for absent in set(range(self.config.workers)).difference(present):
@@ -88,6 +98,8 @@ class Ledger:
     def join(self, worker: int, now: float, pid: int | None = None) -> Decision:
         """A worker takes part from now on."""
         self.write(events.WorkerJoined(now, worker, pid))
+        if self._balancer is not None:
+            self._balancer.join(worker)
         return self._noted(self.pacer.join(worker, now), now)
 
     def leave(self, worker: int, now: float, reason: str, detail: str = "") -> Decision | None:
@@ -95,6 +107,8 @@ class Ledger:
         unfinished: Iterable[Batch] = ()
         if self.budget is not None and reason != "away":
             unfinished = self.budget.give_back(worker)
+        if self._balancer is not None and reason not in ("away", "stopped"):  # these are to come back
+            self._balancer.leave(worker)
         lost = list(unfinished) if reason in ("died", "failed") else []
         self._orphaned += lost
         count = sum(batch.count for batch in lost)
@@ -127,12 +141,11 @@ class Ledger:
         """Work whose gradients are not in the weights: a checkpoint has it done again."""
         return [batch for works in self._unapplied.values() for work in works for batch in work]
 
-    def abandoned(self) -> list[Batch]:
-        """What dead workers left of the epochs that were worked on, and nobody took over."""
-        if self.budget is None:
-            return []
-        left = self.budget.returned
-        return [b for b in self._orphaned if b in left and b.epoch <= self._last_epoch]
+    def abandoned(self) -> int:
+        """Samples dead workers left of the epochs that were worked on, and nobody took over."""
+        left = () if self.budget is None else self.budget.returned
+        lost = [batch for batch in dict.fromkeys(self._orphaned) if batch.epoch <= self._last_epoch]
+        return sum(batch.overlap(rest) for batch in lost for rest in left)
 
     def timer(self, now: float) -> Decision:
         """The time the protocol asked for has come."""
@@ -176,6 +189,27 @@ class Ledger:
             )
         )
         self._tell(decision, now)
+        self._balance(worker, now, samples, compute_s)
+
+    def batches(self, samples: Collection[int]) -> float:
+        """How many of the loader's batches pushes of so many samples count for.
+
+        One each, unless batches are balanced and the samples known.
+        """
+        if not self.config.balance or self.budget is None:
+            return float(len(samples))
+        usual = self.budget.source.batch
+        return sum(count or usual for count in samples) / usual
+
+    def _balance(self, worker: int, now: float, samples: int, compute_s: float) -> None:
+        """Learn from a push how fast its worker is; a change of sizes goes on record."""
+        balancer = self._balancer
+        if balancer is None:
+            return
+        balancer.measured(worker, samples, compute_s)
+        if balancer.revision != self._told:
+            self._told = balancer.revision
+            self.write(events.Note(now, "info", told(balancer.sizes)))
 
     def position(self) -> int:
         """Where a prepared LR scheduler stands: by samples processed, or by updates."""

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from paceline.store.budget import Batch, Budget, Source
 from paceline.trace.events import AnyEvent, Decided
 
-AFTER_THE_END = 1 << 40
-"""An epoch nobody reaches: a worker that is granted work of it knows that its own loop is over."""
+AFTER_THE_END = Batch(1 << 40, 0, 0)
+"""Of an epoch nobody reaches: a worker that is granted it knows that its own loop is over."""
 
 
 class RecordedBudget(Budget):
@@ -22,9 +22,18 @@ class RecordedBudget(Budget):
             if isinstance(event, Decided) and event.pushed is not None:
                 self._planned.setdefault(event.pushed, deque()).extend(Batch(*part) for part in event.work)
 
-    def _next(self, worker: int) -> Batch:
+    def draw(self, worker: int) -> Batch:
+        """What the worker pushed next; sizes and who took over from whom are on record, too."""
         planned = self._planned.get(worker)
-        return planned.popleft() if planned else Batch(AFTER_THE_END, 0, 0)
+        if not planned:
+            return AFTER_THE_END
+        batch = planned.popleft()
+        self._drawn.setdefault(worker, []).append(batch)
+        return batch
+
+    def has_returned(self, epoch: int) -> bool:
+        """Nothing is to be dispensed but what the record says."""
+        return False
 
     def holds(self, worker: int, epoch: int) -> bool:
         """Nobody has to stay for work that a dying worker might leave: the record says who took it over."""

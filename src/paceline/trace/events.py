@@ -50,6 +50,8 @@ class RunStarted(Event, frozen=True, gc=False, tag="run_started"):
     emulated: dict[str, Any] | None = None
     """Slow-downs and device times that were injected, or the cluster that was simulated; None when
     every worker ran as it was."""
+    balance: bool = False
+    """Whether every worker's batch was in proportion to its speed."""
     summarised: bool = False
     """True when decisions are summed up in `Progress` and `Totals` instead of written one by one."""
 

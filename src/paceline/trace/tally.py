@@ -69,6 +69,8 @@ class Result(msgspec.Struct, frozen=True):
     bytes_received: int | None
     emulated: dict[str, Any] | None
     failures: list[Failure]
+    balance: bool = False
+    """Whether every worker's batch was in proportion to its speed."""
 
 
 class Tally:
@@ -160,6 +162,7 @@ class Tally:
             bytes_received=self.pushes * model.weight_bytes if model else None,
             emulated=start.emulated,
             failures=list(self.failures),
+            balance=start.balance,
         )
 
     def _decided(self, event: Decided) -> None:

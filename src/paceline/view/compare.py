@@ -58,7 +58,7 @@ def compare(results: Sequence[Result]) -> Comparison:
 
 def labels(results: Sequence[Result]) -> list[str]:
     """A name for each run that tells it from the others; its status unless it simply finished."""
-    titles = [figures.title(r.protocol, unusual_settings(r.protocol, r.settings)) for r in results]
+    titles = [figures.title(r.protocol, unusual_settings(r.protocol, r.settings), r.balance) for r in results]
     common = Counter(titles)
     named = [
         f"{title} ({result.run})" if common[title] > 1 else title
@@ -79,14 +79,14 @@ def unusual_settings(protocol: str, settings: Mapping[str, Any]) -> dict[str, An
 
 
 def speedups(results: Sequence[Result]) -> list[Speedup | None]:
-    """Each run against the first BSP run on the same kind of clock: real or simulated.
+    """Each run against the first plain BSP run on the same kind of clock: real or simulated.
 
     Time to target is what counts; where one of the two never got there, the time that the same
     number of samples takes stands in for it.
     """
     baselines: dict[bool, Result] = {}
     for result in results:
-        if result.protocol == BASELINE:
+        if result.protocol == BASELINE and not result.balance:
             baselines.setdefault(result.simulated, result)
     return [_speedup(baselines.get(result.simulated), result) for result in results]
 
@@ -131,6 +131,8 @@ def _caption(results: Sequence[Result], bases: set[Literal["target", "samples"]]
     if any(len(result.waiting_share) > figures.MANY_WORKERS for result in results):
         sentences = ["Waiting: share of the workers' time."]
     sentences.append("Staleness: mean / max. Gap: largest lead over the slowest.")
+    if any(result.balance for result in results):
+        sentences.append("Balance: batches in proportion to each worker's speed.")
     if bases:
         sentences.append(f"Speed-up over {BASELINE} by {_basis(bases)}.")
     sentences += [f"{kind[0].upper()}{kind[1:]}." for kind in figures.kinds(results)]

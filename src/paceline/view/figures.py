@@ -104,9 +104,9 @@ def settings(values: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={_plain(value)}" for key, value in values.items())
 
 
-def title(protocol: str, values: Mapping[str, Any]) -> str:
-    """A protocol with its settings."""
-    return f"{protocol} {settings(values)}".strip()
+def title(protocol: str, values: Mapping[str, Any], balance: bool = False) -> str:
+    """A protocol with its settings, and whether batches were balanced."""
+    return f"{protocol} {settings(values)}".strip() + (" + balance" if balance else "")
 
 
 def emulation(emulated: Mapping[str, Any]) -> str:

@@ -114,6 +114,7 @@ def _facts(record: Record) -> dict[str, str]:
         "protocol": start.protocol,
         "settings": figures.settings(start.settings) or "none",
         "workers": figures.count(start.workers),
+        "batches": "balanced: in proportion to each worker's speed" if start.balance else "alike",
         "clock": f"virtual, on a simulated cluster ({emulated})" if start.simulated else "real",
         "emulated": "nothing" if start.simulated else emulated,
         "status": result.status,
@@ -163,6 +164,7 @@ _READING = {
     "protocol": "The rule by which workers keep step; its settings follow.",
     "to target": "Seconds until an evaluation first reached the target accuracy. This is what a protocol is "
     "for: more samples per second help only if each still teaches as much.",
+    "balance": "Every worker's batch was in proportion to its measured speed; each change of sizes is noted.",
     "waiting": "The share of a worker's time in which it had pushed a gradient and was held back for others.",
     "staleness": "Optimizer steps made between reading the weights and pushing the gradient computed on "
     "them. Older gradients can slow learning down.",

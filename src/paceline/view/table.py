@@ -38,7 +38,7 @@ def comparison(results: Sequence[Result]) -> Table:
 def summary(result: Result) -> RenderableType:
     """What one run came to, in a few lines."""
     head = Text.assemble(
-        _label(result.protocol, figures.title(result.protocol, result.settings)),
+        _label(result.protocol, figures.title(result.protocol, result.settings, result.balance)),
         f" · {figures.plural(result.workers, 'worker')} · ",
         (result.status, "green" if result.status == "finished" else "bold red"),
         f" after {figures.seconds(result.seconds)}",

@@ -1,0 +1,67 @@
+"""Carries verdicts out on the store: one gradient at once, or all that are held together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from paceline.config import RunConfig
+from paceline.protocols import Decision, Fate, Flush
+from paceline.runtime.gathering import Assembly
+from paceline.runtime.held import Held, contributions
+from paceline.runtime.member import Member, bad_gradient
+from paceline.store.parameters import Gradients
+
+
+class Carrier:
+    """Moves the weights of one run as its verdicts say. Who is released is not its business."""
+
+    def __init__(self, config: RunConfig, run: Assembly, members: Mapping[int, Member]) -> None:
+        self._config = config
+        self._run = run
+        self._members = members
+
+    def carry_out(self, decision: Decision) -> float:
+        """The gradient, then the flush, then factors for later steps. Returns how much the step counted."""
+        scale = 1.0
+        if decision.pushed is not None:
+            member = self._members[decision.pushed]
+            pushed = Held(member.rank, member.pushed, decision.weight, member.samples)
+            if decision.fate is Fate.APPLY:
+                scale = self._alone(decision, pushed)
+            elif decision.fate is Fate.HOLD:
+                self._run.held.hold(pushed)
+        if decision.flush is not None:
+            scale = self._flush(decision, decision.flush)
+        self._run.store.adjusted |= decision.adjust or {}
+        self._run.ledger.carried_out(decision)
+        return scale
+
+    def _alone(self, decision: Decision, pushed: Held) -> float:
+        batches, active = self._run.ledger.batches([pushed.samples]), self._active
+        scale = decision.lr_scale * self._config.step_share(batches, active)
+        scale *= self._config.damped(decision.staleness, active)
+        self._apply(pushed.gradients, [pushed], scale, self._run.store.norm(pushed.gradients))
+        return scale
+
+    def _flush(self, decision: Decision, flush: Flush) -> float:
+        """One step with all that is held."""
+        run = self._run
+        parts = run.held.take()
+        total, norm = run.store.reduce(contributions(parts, mean=flush is not Flush.SUM))
+        batches = run.ledger.batches([part.samples for part in parts])
+        scale = decision.lr_scale * self._config.step_share(batches, self._active, flush.value)
+        self._apply(total, parts, scale, norm)
+        run.held.done(parts)
+        return scale
+
+    def _apply(self, gradients: Gradients, sources: list[Held], scale: float, norm: float) -> None:
+        store = self._run.store
+        if not math.isfinite(norm):
+            raise bad_gradient(sources, store.layout)
+        settings = self._members[sources[0].rank].settings
+        store.apply(gradients, settings, scale, norm, self._config.clip_norm)
+
+    @property
+    def _active(self) -> int:
+        return len(self._run.ledger.pacer.clocks.active)

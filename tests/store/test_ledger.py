@@ -1,0 +1,59 @@
+"""The books: what a push counts, and what dead workers left behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.config import RunConfig, Weighting
+from paceline.protocols.asp import ASP
+from paceline.store.budget import Batch, Source
+from paceline.store.ledger import Ledger
+from paceline.trace.events import Event
+
+BATCH, WORKERS = 10, 4
+
+
+def ledger(balance: bool, weighting: Weighting = "mean", written: list[Event] | None = None) -> Ledger:
+    config = RunConfig(run="r", folder="f", workers=WORKERS, balance=balance, weighting=weighting)
+    books = Ledger(config, "asp", ASP(), (written if written is not None else []).append)
+    books.offer(Source(80, BATCH), range(WORKERS))
+    for rank in range(WORKERS):
+        books.join(rank, 0.0)
+    return books
+
+
+@pytest.mark.parametrize("weighting", ["mean", "sum", 0.5])
+def test_with_balance_steps_add_up_to_the_same_however_samples_are_split(weighting: Weighting) -> None:
+    plain, balanced = ledger(False, weighting), ledger(True, weighting)
+
+    def moved(books: Ledger, sizes: list[int]) -> float:
+        return sum(books.config.step_share(books.batches([n]), WORKERS, flushed=False) for n in sizes)
+
+    whole = moved(plain, [BATCH] * 8)
+    for sizes in ([BATCH] * 8, [16, 16, 4, 4, 16, 16, 4, 4], [1] * 80):
+        assert moved(balanced, sizes) == pytest.approx(whole)
+    together = balanced.config.step_share(balanced.batches([16, 16, 4, 4]), WORKERS, flushed=True)
+    assert together == plain.config.step_share(plain.batches([BATCH] * 4), WORKERS, flushed=True)
+
+
+def test_without_balance_every_push_counts_the_same_also_a_short_one() -> None:
+    assert ledger(False).batches([BATCH, 3, 0]) == 3
+
+
+def test_a_push_of_unknown_samples_counts_as_a_usual_one() -> None:
+    assert ledger(True).batches([0]) == 1
+    assert ledger(True).batches([5, 0]) == 1.5
+
+
+def test_what_a_dead_worker_left_is_abandoned_as_far_as_nobody_took_it_over() -> None:
+    books = ledger(True)
+    assert books.budget is not None
+    books.budget.draw(0)
+    books.push(1, 1.0, BATCH, [books.budget.draw(1)])
+    books.leave(0, 2.0, "died")
+    assert books.abandoned() == BATCH
+    for rank in (1, 2, 3):
+        books.leave(rank, 2.0, "finished")
+    assert books.abandoned() == BATCH
+    assert books.budget.draw(1) == Batch(0, 0, BATCH)
+    assert books.abandoned() == 0
