@@ -27,13 +27,13 @@ def test_with_balance_steps_add_up_to_the_same_however_samples_are_split(weighti
     plain, balanced = ledger(False, weighting), ledger(True, weighting)
 
     def moved(books: Ledger, sizes: list[int]) -> float:
-        return sum(books.config.step_share(books.batches([n]), WORKERS, flushed=False) for n in sizes)
+        return sum(books.config.step_share(books.batches([n]), WORKERS) for n in sizes)
 
     whole = moved(plain, [BATCH] * 8)
     for sizes in ([BATCH] * 8, [16, 16, 4, 4, 16, 16, 4, 4], [1] * 80):
         assert moved(balanced, sizes) == pytest.approx(whole)
-    together = balanced.config.step_share(balanced.batches([16, 16, 4, 4]), WORKERS, flushed=True)
-    assert together == plain.config.step_share(plain.batches([BATCH] * 4), WORKERS, flushed=True)
+    together = balanced.config.step_share(balanced.batches([16, 16, 4, 4]), WORKERS, "mean")
+    assert together == plain.config.step_share(plain.batches([BATCH] * 4), WORKERS, "mean")
 
 
 def test_without_balance_every_push_counts_the_same_also_a_short_one() -> None:

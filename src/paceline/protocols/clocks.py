@@ -136,9 +136,12 @@ class Clocks:
 
     def waiting(self, up_to: int | None = None) -> tuple[int, ...]:
         """Waiting workers whose clock is at most `up_to`: lowest clock first, then who waited first."""
-        if self._newcomer is not None:
-            self._line_up(self._newcomer)
-        clocks = self._waiting_clocks
+        newcomer, clocks = self._newcomer, self._waiting_clocks
+        if not clocks or (up_to is not None and clocks[0] > up_to):  # nobody but the newcomer, if at all
+            alone = newcomer is not None and (up_to is None or self._completed[newcomer] <= up_to)
+            return (newcomer,) if alone else ()  # type: ignore[return-value]
+        if newcomer is not None:
+            self._line_up(newcomer)
         end = len(clocks) if up_to is None else bisect_right(clocks, up_to)
         return tuple(worker for clock in clocks[:end] for worker in self._waiting[clock])
 
@@ -261,6 +264,7 @@ class ClockTable(Clocks):
     def rebase(self) -> None:
         """Let all active workers have the clock of the fastest; who waits keeps its place in the row."""
         waiting, level = self.waiting(), self.fastest
+        self._newcomer = None
         for worker in self._completed:
             self._completed[worker] = level
         if self._completed:

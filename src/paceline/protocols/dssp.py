@@ -86,7 +86,7 @@ class DSSP:
             self._forget(clocks, clocks.left)
         ok = [] if pushed is None else self._answer(clocks, pushed)
         freed = clocks.waiting(up_to=clocks.slowest + self.lower)
-        return Verdict(release=tuple(dict.fromkeys((*freed, *ok))))
+        return Verdict(release=tuple(dict.fromkeys((*freed, *ok))) if freed and ok else freed or tuple(ok))
 
     def _answer(self, clocks: Clocks, pushed: int) -> list[int]:
         ok = [worker for worker in self._waited_for(clocks, pushed) if self._wait_over(clocks, worker)]
@@ -127,7 +127,9 @@ class DSSP:
 
     def _waited_for(self, clocks: Clocks, slow: int) -> list[int]:
         """Who still waits for this worker's push (an entry outlives a wait that ended otherwise)."""
-        entries = dict.fromkeys(self.awaited_by.pop(slow, ()))
+        if slow not in self.awaited_by:
+            return []
+        entries = dict.fromkeys(self.awaited_by.pop(slow))
         return [w for w in entries if self.waits_for.get(w) == slow and clocks.is_waiting(w)]
 
     def _wait_over(self, clocks: Clocks, worker: int) -> bool:
