@@ -21,7 +21,7 @@ from paceline.protocols.psp import PSP, Resample
 from paceline.protocols.psp_distributed import PeerBarrier
 from paceline.protocols.ssp import SSP
 from paceline.sim import Cluster, Exponential, Membership, Timing, load_cluster, simulate
-from paceline.sim.psp_peers import Look, PeerRun, simulate_peers
+from paceline.sim.psp_peers import Look, PeerRun, simulate_barriers
 
 TASK = Exponential(mean_s=2.0, spread=0.5)
 REFERENCE = Cluster(workers=200, compute=TASK)
@@ -142,7 +142,7 @@ def test_drawing_anew_at_every_event_looks_at_a_hundred_times_as_many_clocks(
 
 def peers(resample: Any, **more: Any) -> PeerRun:
     settings = {"until_s": 60.0, "seed": 1, **more}
-    return simulate_peers(PeerBarrier(0, 10, 0, resample, poll_s=0.25), FEW, **settings)
+    return simulate_barriers(PeerBarrier(0, 10, 0, resample, poll_s=0.25), FEW, **settings)
 
 
 def in_the_middle(**settings: Any) -> float:
@@ -178,7 +178,7 @@ def test_control_messages_are_fewest_with_a_fixed_sample_and_most_with_a_new_one
 def looks(resample: Any, latency_s: float, staleness: int) -> list[Look]:
     found: list[Look] = []
     barrier = PeerBarrier(0, 4, staleness, resample, poll_s=0.25)
-    simulate_peers(barrier, FEW, until_s=60.0, latency_s=latency_s, heard=found.append)
+    simulate_barriers(barrier, FEW, until_s=60.0, latency_s=latency_s, heard=found.append)
     return found
 
 
@@ -216,7 +216,7 @@ def test_the_same_seed_gives_the_same_run_of_peers() -> None:
 
 
 def test_a_sample_of_nobody_never_waits_and_asks_nothing() -> None:
-    ran = simulate_peers(PeerBarrier(0, sample=0), FEW, until_s=50.0)
+    ran = simulate_barriers(PeerBarrier(0, sample=0), FEW, until_s=50.0)
     assert (sum(ran.wait_s), ran.queries) == (0.0, 0)
     asp = simulate(ASP(), FEW, iterations=1000, until_s=50.0).clock
     assert ran.steps == [asp[worker] for worker in range(60)]
@@ -232,4 +232,4 @@ def test_a_sample_of_nobody_never_waits_and_asks_nothing() -> None:
 )
 def test_impossible_runs_of_peers_are_refused(cluster: Cluster, settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        simulate_peers(PeerBarrier(0), cluster, **settings)
+        simulate_barriers(PeerBarrier(0), cluster, **settings)

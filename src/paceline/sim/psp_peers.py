@@ -50,7 +50,7 @@ class PeerRun(msgspec.Struct):
         return sum(self.asked)
 
 
-def simulate_peers(
+def simulate_barriers(
     barrier: PeerBarrier,
     cluster: Cluster,
     *,
