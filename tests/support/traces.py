@@ -12,6 +12,7 @@ from paceline.trace.events import (
     Asked,
     Decided,
     Evaluated,
+    Exchanged,
     ModelReady,
     Note,
     Planned,
@@ -34,7 +35,7 @@ def started(workers: int = 2, **more: Any) -> RunStarted:
 
 
 ONE_OF_EACH: list[AnyEvent] = [
-    started(script="digits.py", target=0.9, emulated={"slow": {"3": 2.5}}, summarised=True),
+    started(script="digits.py", target=0.9, emulated={"slow": {"3": 2.5}}, summarised=True, family="peer"),
     ModelReady(0.1, 1000, 4000, 4000, samples_per_epoch=1797, batches_per_epoch=57),
     ModelReady(0.1, 1000, 4000, 4000),
     WorkerJoined(0.2, 0, pid=4711),
@@ -60,6 +61,7 @@ ONE_OF_EACH: list[AnyEvent] = [
     ),
     Decided(1.5, number=4, pushed=None, version=2),
     Asked(0.25),
+    Exchanged(1.6, "average", (0, 1), 4096, seconds=0.25),
     Planned(0.3, 3),
     Reported(2.0, 0, 5, {"loss": 0.5, "any name": -1e300}),
     Evaluated(2.5, 0, 9, 288, {"accuracy": 0.75}, seconds=0.125),

@@ -16,6 +16,7 @@ from paceline.trace.events import (
     AnyEvent,
     Decided,
     Evaluated,
+    Exchanged,
     ModelReady,
     Progress,
     Reported,
@@ -216,3 +217,18 @@ def waits_of(events: list[AnyEvent], rank: int) -> float:
         if since is not None and (ended or left):
             waited, since = waited + event.t - since, None
     return waited
+
+
+def test_peers_move_what_they_exchange_and_not_what_they_compute() -> None:
+    events = [
+        started(3, family="peer"),
+        ModelReady(0.0, 10, 40, 40),
+        *(WorkerJoined(0.0, rank) for rank in range(3)),
+        Decided(1.0, 1, 0, 0, fate="hold", release=(0,), samples=4),
+        Exchanged(2.0, "average", (0, 1, 2), 40),
+        Exchanged(3.0, "agree", (1, 2), 1),
+        RunEnded(4.0, "finished"),
+    ]
+    total = tally(events)
+    assert dict(total.exchanged_bytes) == {0: 40, 1: 41, 2: 41}
+    assert total.result().bytes_sent == total.result().bytes_received == 122

@@ -93,9 +93,8 @@ def _finish(config: RunConfig, ended: Ended) -> Result:
     if total.end.user_mistake:
         raise ConfigError(total.end.detail)
     if result.status == "stopped":
-        raise RunStopped(
-            f"{total.end.detail}. Go on with: paceline train {config.script} --resume {config.path}"
-        )
+        go_on = f" Go on with: paceline train {config.script} --resume {config.path}"
+        raise RunStopped(f"{total.end.detail}.{go_on if (config.path / 'checkpoint').exists() else ''}")
     killed = "".join(f" Rank {rank} ended by {_signal_name(number)}." for rank, number in signals.items())
     why = _why(total.failures, total.end.detail)
     raise RunError(f"{total.end.detail.rstrip('.')}{why}.{killed} {logs}")

@@ -20,12 +20,13 @@ def protocols(
     """List the protocols: name, family, paper, what each promises, and its settings."""
     with errors_for_people():
         from paceline.errors import unknown
-        from paceline.protocols import PROTOCOLS
+        from paceline.protocols import PEERS, PROTOCOLS
         from paceline.protocols.settings import about
 
-        if name is not None and name not in PROTOCOLS:
-            raise unknown("protocol", name, PROTOCOLS)
-        entries = [about(each) for each in ([name] if name else sorted(PROTOCOLS))]
+        names = [*sorted(PROTOCOLS), *sorted(PEERS)]
+        if name is not None and name not in names:
+            raise unknown("protocol", name, names)
+        entries = [about(each) for each in ([name] if name else names)]
         if json:
             print_json(entries[0] if name else entries)
         else:

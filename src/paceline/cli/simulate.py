@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -134,33 +135,37 @@ def _timing_only(
 ) -> list[tuple[Result, Path]]:
     from paceline.cli.conduct import write_result
     from paceline.cli.virtual_bar import virtual_bar
-    from paceline.protocols.settings import make
+    from paceline.protocols import Peer
+    from paceline.protocols.settings import make_any
     from paceline.sim import simulate as run_simulation
+    from paceline.sim import simulate_peers
     from paceline.sim.balanced import check_balance
     from paceline.trace import TraceWriter
 
     cluster = request.cluster()
     if any(each.balance for each in wanted):
         check_balance(cluster.batch, common["shards"] == "equal")
-    protocols = [(x, make(x.name, x.settings)) for x in wanted if x.name is not None]
+    protocols = [(x, make_any(x.name, x.settings)) for x in wanted if x.name is not None]
     done = []
     for each, protocol in protocols:
         run, folder = new_run(runs, f"sim-{each.name}")
-        trace = TraceWriter(folder / "trace.jsonl")
-        with virtual_bar(f"simulating {each.title}") as progress:
-            run_simulation(
-                protocol,
-                cluster,
-                iterations=iterations,
-                seed=common["seed"],
-                equal_shards=common["shards"] == "equal",
-                balance=each.balance,
-                trace=trace.write,
-                progress=progress,
-                run=run,
-                started_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            )
-        trace.close()
+        with (
+            closing(TraceWriter(folder / "trace.jsonl")) as trace,
+            virtual_bar(f"simulating {each.title}") as progress,
+        ):
+            told: dict[str, Any] = {
+                "iterations": iterations,
+                "seed": common["seed"],
+                "trace": trace.write,
+                "progress": progress,
+                "run": run,
+                "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            }
+            if isinstance(protocol, Peer):
+                simulate_peers(protocol, cluster, **told)
+            else:
+                equal = common["shards"] == "equal"
+                run_simulation(protocol, cluster, equal_shards=equal, balance=each.balance, **told)
         done.append((write_result(folder), folder))
     return done
 

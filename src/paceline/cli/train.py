@@ -168,10 +168,10 @@ def _check_words(asked: dict[str, Any]) -> None:
 
 def checked_protocol(name: str | None, settings: dict[str, Any]) -> None:
     """Find a misspelt protocol or setting before anything is started."""
-    from paceline.protocols.settings import make
+    from paceline.protocols.settings import make_any
 
     if name is not None:
-        make(name, settings)
+        make_any(name, settings)
 
 
 def find_checkpoint(run: Path) -> Path:

@@ -11,13 +11,16 @@ import inspect
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
 from paceline.errors import ConfigError, unknown
-from paceline.protocols import PROTOCOLS
+from paceline.protocols import PEERS, PROTOCOLS
 from paceline.protocols.base import Pacing
+from paceline.protocols.peer import Peer
+
+T = TypeVar("T", bound=Pacing | Peer)
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -41,31 +44,54 @@ class About(msgspec.Struct, frozen=True):
 
 
 def make(name: str, settings: Mapping[str, Any] | None = None) -> Pacing:
-    """Build a protocol. Values may be strings, as `--set` gives them."""
-    if name not in PROTOCOLS:
-        raise unknown("protocol", name, PROTOCOLS)
-    cls = PROTOCOLS[name]
+    """Build a paced protocol. Values may be strings, as `--set` gives them."""
+    if name in PEERS:
+        raise ConfigError(
+            f"protocol {name!r} is of the peer family, and a paced one is needed here. "
+            f"Use one of: {', '.join(sorted(PROTOCOLS))}."
+        )
+    return _build(name, _named(name, PROTOCOLS), settings)
+
+
+def make_peer(name: str, settings: Mapping[str, Any] | None = None) -> Peer:
+    """Build a peer protocol."""
+    return _build(name, _named(name, PEERS), settings)
+
+
+def make_any(name: str, settings: Mapping[str, Any] | None = None) -> Pacing | Peer:
+    """Build a protocol of whichever family it is."""
+    return make_peer(name, settings) if name in PEERS else make(name, settings)
+
+
+def _named(name: str, family: Mapping[str, type[T]]) -> type[T]:
+    if name not in family:
+        raise unknown("protocol", name, {**PROTOCOLS, **PEERS})
+    return family[name]
+
+
+def _build(name: str, cls: type[T], settings: Mapping[str, Any] | None) -> T:
     types = _setting_types(cls)
     values = {key: _convert(name, key, value, types) for key, value in (settings or {}).items()}
     return cls(**values)
 
 
-def resolved(protocol: Pacing) -> dict[str, Any]:
+def resolved(protocol: Pacing | Peer) -> dict[str, Any]:
     """The settings a protocol really has, defaults included."""
     return {f.name: getattr(protocol, f.name) for f in fields(protocol) if f.init}  # type: ignore[arg-type]
 
 
 def about(name: str) -> About:
     """Name, paper, promise and settings, read from the protocol's own file."""
-    cls = PROTOCOLS[name]
+    family = "peer" if name in PEERS else "paced"
+    cls: type[Pacing | Peer] = PEERS[name] if name in PEERS else PROTOCOLS[name]
     doc = inspect.getdoc(sys.modules[cls.__module__]) or ""
     title = doc.split("\n", 1)[0]
-    return About(name, "paced", title, _paragraph(doc, "Paper"), _paragraph(doc, "Promise"), _settings(cls))
+    return About(name, family, title, _paragraph(doc, "Paper"), _paragraph(doc, "Promise"), _settings(cls))
 
 
-def _setting_types(cls: type[Pacing]) -> dict[str, Any]:
+def _setting_types(cls: type[Any]) -> dict[str, Any]:
     hints = get_type_hints(cls)
-    return {f.name: hints[f.name] for f in fields(cls) if f.init}  # type: ignore[arg-type]
+    return {f.name: hints[f.name] for f in fields(cls) if f.init}
 
 
 def _convert(protocol: str, key: str, value: Any, types: dict[str, Any]) -> Any:
@@ -79,10 +105,10 @@ def _convert(protocol: str, key: str, value: Any, types: dict[str, Any]) -> Any:
         raise ConfigError(f"setting {key}={value!r} of protocol {protocol!r}: {error}.") from None
 
 
-def _settings(cls: type[Pacing]) -> tuple[Setting, ...]:
+def _settings(cls: type[Any]) -> tuple[Setting, ...]:
     docs, hints = _field_docs(cls), _setting_types(cls)
     out = []
-    for f in fields(cls):  # type: ignore[arg-type]
+    for f in fields(cls):
         if f.init:
             default = None if f.default is MISSING else f.default
             hint = hints[f.name]

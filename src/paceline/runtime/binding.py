@@ -94,6 +94,25 @@ class Binding:
             self._to_host()
         return tuple(i for i in range(len(rose)) if i not in self._present)
 
+    def show_gradients(self, views: list[Tensor] | None, missing: frozenset[int] = frozenset()) -> None:
+        """Let parameters have these gradients; None: those of the segment."""
+        views = self._gradients if views is None else views
+        for i, (parameter, view) in enumerate(zip(self._trained, views, strict=True)):
+            parameter.grad = None if i in missing else view
+
+    def bad_parameter(self) -> str | None:
+        """The first parameter whose gradient in the segment is not finite."""
+        named = zip(self.layout.trained, self._gradients, strict=True)
+        return next((slot.name for slot, view in named if not bool(torch.isfinite(view).all())), None)
+
+    def require_cpu(self) -> None:
+        """Refuse a model that does not lie in main memory."""
+        if self._device.type != "cpu":
+            raise ConfigError(
+                f"the model is on {self._device}; peer protocols train models on the CPU only, so far. "
+                "Use a paced protocol, such as bsp."
+            )
+
     def pull(self) -> None:
         """New weights have arrived."""
         if self._device.type != "cpu":

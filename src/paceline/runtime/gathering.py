@@ -15,9 +15,9 @@ from torch import Tensor
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
 from paceline.fabric.segment import Segment, check_room
-from paceline.protocols import Pacing
+from paceline.protocols import Pacing, Peer
 from paceline.protocols.base import memory, restore
-from paceline.protocols.settings import make, resolved
+from paceline.protocols.settings import make, make_any, resolved
 from paceline.runtime import messages as m
 from paceline.runtime.held import HeldGradients
 from paceline.runtime.member import Member
@@ -39,10 +39,10 @@ class Gathering:
         """What people should be told once there is a trace to write it to."""
 
     @property
-    def protocol(self) -> tuple[str, Pacing]:
+    def protocol(self) -> tuple[str, Pacing | Peer]:
         """The protocol as command and script came to agree on it."""
         name = self._name or "bsp"
-        return name, make(name, self._settings)
+        return name, make_any(name, self._settings)
 
     def hello(self, member: Member, message: m.Hello) -> None:
         """A script named a protocol, or none; the command's word wins."""
@@ -74,8 +74,9 @@ class Gathering:
         if lead.registered is None or lead.initial is None:
             raise ConfigError("rank 0 ended before training began, and its initial weights with it.")
         layout = lead.registered.layout
-        _check_same(lead, members)
-        name, protocol = self.protocol
+        check_same(lead, members)
+        name = self._name or "bsp"
+        protocol = make(name, self._settings)
         shared = protocol.lockstep and not self._config.private_weights
         _check_memory(layout, len(members), shared)
         weights = Segment.create(layout.weights_bytes, "weights")
@@ -86,7 +87,7 @@ class Gathering:
         ledger.offer(lead.registered.source, {member.rank for member in members})
         buffers = _resume(self._config.resume, store, ledger)
         for member in members:
-            _equip(member, store, lead.initial, shared, buffers)
+            equip(member, store, lead.initial, shared, buffers)
         ledger.model(sum(v.numel() for v in store.views), layout.weights_bytes, layout.gradient_bytes)
         if shared:
             weights.seal_for_readers()
@@ -105,6 +106,10 @@ class Assembly:
         self.weights = weights
         self.shared = shared
         self.held = HeldGradients(store.layout)
+
+    def further_fds(self, member: Member) -> tuple[int, ...]:
+        """What a worker is given beside its segment and weights."""
+        return ()
 
 
 def run_state(ledger: Ledger, store: ParameterStore) -> RunState:
@@ -144,7 +149,8 @@ def _same(one: Rule, other: Rule) -> bool:
     return (one.protocol, one.settings) == (other.protocol, other.settings)
 
 
-def _check_same(lead: Member, members: list[Member]) -> None:
+def check_same(lead: Member, members: list[Member]) -> None:
+    """Refuse workers that do not train the same."""
     assert lead.registered is not None
     for member in members:
         assert member.registered is not None
@@ -165,7 +171,7 @@ def _check_memory(layout: Layout, workers: int, shared: bool) -> None:
     check_room(layout.weights_bytes + workers * each, f"the store for {workers} workers")
 
 
-def _equip(
+def equip(
     member: Member, store: ParameterStore, initial: Segment, shared: bool, buffers: dict[str, Tensor]
 ) -> None:
     """Give a worker its segment, with rank 0's buffers, and its weights."""

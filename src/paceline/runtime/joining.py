@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.protocols.settings import make
+from paceline.protocols import PEERS
+from paceline.protocols.settings import make_any, make_peer
 from paceline.runtime import seat
 from paceline.runtime.link import StoreLink
 from paceline.runtime.pace import Pace
+from paceline.runtime.peer_worker import PeerPace
 from paceline.runtime.solo import Alone, LonePace
 from paceline.runtime.worker import WorkerPace
 
@@ -24,7 +26,7 @@ def join(protocol: str | None = None, **settings: Any) -> Pace:
     if _joined is not None:
         raise ConfigError("join was called twice in one process. Keep what the first call returned.")
     if protocol is not None:
-        make(protocol, settings)
+        make_any(protocol, settings)
     elif settings:
         raise ConfigError(
             f"join got settings {sorted(settings)} without a protocol. Name one: join('ssp', ...)."
@@ -44,4 +46,8 @@ def _take_part(protocol: str | None, settings: dict[str, Any]) -> Pace:
         return Alone()
     if place.channel is None:
         return LonePace(place.config, protocol, settings)
-    return WorkerPace(StoreLink(place.channel, protocol, settings))
+    link = StoreLink(place.channel, protocol, settings)
+    name = link.config.protocol or protocol
+    if name not in PEERS:
+        return WorkerPace(link)
+    return PeerPace(link, make_peer(name, (settings if name == protocol else {}) | link.config.settings))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from paceline.config import RunConfig
-from paceline.errors import ConfigError, RunError, RunStopped
+from paceline.errors import BadGradient, ConfigError, RunError, RunStopped
 from paceline.fabric.channel import Channel
 from paceline.fabric.segment import Segment
 from paceline.runtime import messages as m
 from paceline.runtime.binding import Binding
 from paceline.store.budget import Batch, Source
 from paceline.store.optimizers import OptimizerSpec
+from paceline.store.replicas import answer_bytes
 
 T = TypeVar("T")
 
@@ -25,6 +26,8 @@ class StoreLink:
         self._channel = channel
         self._granted: deque[Batch] = deque()
         self._over = False
+        self.segments: list[Segment] = []
+        """This worker's segment, its weights, and what else it was given."""
         self._send(m.Hello(os.getpid(), protocol, settings))
         welcome, _ = self._expect(m.Welcome)
         self.config: RunConfig = welcome.config
@@ -40,8 +43,10 @@ class StoreLink:
         ready, received = self._expect(m.Ready)
         segment = Segment(received[0], binding.layout.segment_bytes)
         weights = Segment(received[1], binding.layout.weights_bytes, writable=not ready.shared)
-        segment.close_fd()
-        weights.close_fd()
+        further = [Segment(fd, answer_bytes(binding.layout), writable=False) for fd in received[2:]]
+        self.segments = [segment, weights, *further]
+        for each in self.segments:
+            each.close_fd()
         binding.attach(segment, weights)
         self._take(ready.batch)
         return ready
@@ -52,6 +57,18 @@ class StoreLink:
         release, _ = self._expect(m.Release)
         self._take(release.batch)
         return release
+
+    def meet(self, message: m.Meet, fds: tuple[int, ...] = ()) -> m.Met:
+        """Come to a joint operation, sleep until it is carried out."""
+        self._send(message, fds)
+        met, _ = self._expect(m.Met)
+        if met.release is not None:
+            self._take(met.release.batch)
+        return met
+
+    def begin(self, message: m.Meet, fds: tuple[int, ...] = ()) -> None:
+        """Tell of a joint operation, and go on."""
+        self._send(message, fds)
 
     @property
     def granted(self) -> int:
@@ -100,7 +117,7 @@ class StoreLink:
         """Tell why the script ended."""
         if not self._over:
             self._over = True
-            self._send(m.Failed("config" if isinstance(error, ConfigError) else "error", text))
+            self._send(m.Failed(_kind(error), text))
 
     def _take(self, batch: Batch | None) -> None:
         if batch is not None:
@@ -123,3 +140,9 @@ class StoreLink:
         if not isinstance(message, kind):
             raise RunError(f"expected {kind.__name__} from the store, got {type(message).__name__}.")
         return message, fds
+
+
+def _kind(error: BaseException) -> Literal["config", "error", "fatal"]:
+    if isinstance(error, ConfigError):
+        return "config"
+    return "fatal" if isinstance(error, BadGradient) else "error"

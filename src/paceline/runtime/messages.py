@@ -7,6 +7,8 @@ from typing import Any, Literal
 import msgspec
 
 from paceline.config import RunConfig
+from paceline.protocols.meeting import Call
+from paceline.protocols.peer import Rule
 from paceline.store.budget import Batch, Source
 from paceline.store.layout import Layout
 from paceline.store.optimizers import GroupSettings, OptimizerSpec
@@ -65,6 +67,42 @@ class Back(msgspec.Struct, frozen=True, tag=True):
     seconds: float
 
 
+class Trade(msgspec.Struct, frozen=True):
+    """A one-sided exchange with a cell."""
+
+    rule: Rule
+    cell: int
+    other: int | None
+    rate: float
+
+
+class Meet(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """A peer has come to a joint operation, or to the end of an iteration without one, and sleeps.
+
+    Descriptors that come along are memory it lends, in the order of its places.
+    """
+
+    call: Call | None = None
+    place: int = 0
+    """Which of its memories holds the vector it brings."""
+    into: int = 0
+    """Where the answer to a started operation is to go."""
+    wait: int = 0
+    """The lane of a started operation that it waits for."""
+    test: bool = False
+    """Whether it only wants to know if that one is complete."""
+    retires: bool = False
+    """Whether it has done its last iteration; not answered."""
+    trade: Trade | None = None
+    missing: tuple[int, ...] = ()
+    push: Push | None = None
+    """What is to be put on record, with the first word of an iteration."""
+    model: int = 0
+    """Which of its memories holds what stands for it when the run is evaluated."""
+    cell: int | None = None
+    """The cell that does so instead."""
+
+
 class Leave(msgspec.Struct, frozen=True, tag=True):
     """I am done."""
 
@@ -74,7 +112,8 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """My script raised."""
 
-    kind: Literal["config", "error"]
+    kind: Literal["config", "error", "fatal"]
+    """`fatal`: nobody is to go on without me."""
     text: str
 
 
@@ -91,7 +130,7 @@ class Say(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-FromWorker = Hello | Register | Push | Draw | Linger | Away | Back | Leave | Failed | Plan | Say
+FromWorker = Hello | Register | Push | Draw | Linger | Away | Back | Meet | Leave | Failed | Plan | Say
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
@@ -121,6 +160,19 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     batch: Batch | None = None
 
 
+class Met(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """What you came for is done, as far as you are concerned."""
+
+    outcome: bool | float | None = None
+    shared: bool = False
+    """Whether the vector lies in the memory all read, or in your own."""
+    norm: float | None = None
+    missing: tuple[int, ...] = ()
+    members: tuple[int, ...] = ()
+    release: Release | None = None
+    """With the first answer of an iteration."""
+
+
 class Grant(msgspec.Struct, frozen=True, tag=True):
     """A batch, or (to `Linger`) leave to go on."""
 
@@ -134,7 +186,7 @@ class Halt(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-FromStore = Welcome | Ready | Release | Grant | Halt
+FromStore = Welcome | Ready | Release | Met | Grant | Halt
 
 worker_decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 store_decoder: msgspec.msgpack.Decoder[FromStore] = msgspec.msgpack.Decoder(FromStore)

@@ -21,10 +21,12 @@ from paceline.errors import ConfigError, PacelineError, RunError, WorkerFailed
 from paceline.fabric.channel import Channel
 from paceline.protocols import Decision
 from paceline.runtime import messages as m
+from paceline.runtime.assembling import PeerAssembly, assemble
 from paceline.runtime.carrying import Carrier
 from paceline.runtime.dispensing import Dispenser
 from paceline.runtime.gathering import Assembly, Gathering, run_state
 from paceline.runtime.member import Member
+from paceline.runtime.peering import Peering
 from paceline.store.budget import Batch
 from paceline.store.checkpoint import model_state, save_checkpoint, save_weights
 from paceline.store.ledger import run_started
@@ -55,6 +57,7 @@ class Owner:
         self._simulated = exchange_s is not None
         self._gathering = Gathering(config)
         self._run: Assembly | None = None
+        self._peering: Peering | None = None
         self._stopping: m.Halt | None = None
         self._planned_epochs: int | None = None
         self._skipped = 0
@@ -81,7 +84,12 @@ class Owner:
     @property
     def ending(self) -> bool:
         """Whether the run is over, or about to be."""
-        return self.halted is not None or self._stopping is not None
+        return self.last_word is not None
+
+    @property
+    def last_word(self) -> m.Halt | None:
+        """What workers are told that ask for more, once the run is over or about to be."""
+        return self.halted or self._stopping
 
     def batches(self, samples: int) -> float:
         """How many of the loader's batches a push of so many samples counts for."""
@@ -96,6 +104,8 @@ class Owner:
     def handle(self, member: Member, message: m.FromWorker, fds: list[int]) -> None:
         """Act on one message; an error ends the run, not the owner."""
         self._guarded(lambda: self._dispatch(member, message, fds))
+        if self._peering is not None and self.halted is None:
+            self._guarded(self._peering.look)
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:
@@ -120,6 +130,9 @@ class Owner:
                 self._send(member, self.halted)
             case m.Push():
                 self._push(member, message)
+            case m.Meet() if self._peering is not None:
+                self._peering.meet(member, message, fds)
+                self._work.answer()
             case m.Draw():
                 member.draws = True
                 self._work.answer()
@@ -144,7 +157,10 @@ class Owner:
 
     def _begin(self) -> None:
         members = self.living
-        run = self._run = self._gathering.begin(members, self.trace.write, self._simulated)
+        run = assemble(self._gathering, self.config, members, self.trace.write, self._simulated)
+        self._run = run
+        if isinstance(run, PeerAssembly):
+            self._peering = Peering(run, self, self._send, lambda x: self._work.draw(x), self._report)
         for text in self._gathering.remarks:
             self.note("info", text)
         if self._planned_epochs is not None:
@@ -158,7 +174,7 @@ class Owner:
             assert member.segment is not None
             epoch = run.ledger.budget.epoch if run.ledger.budget else 0
             ready = m.Ready(run.shared, epoch, run.ledger.position(), batch)
-            self._send(member, ready, (member.segment.fd, weights.fd))
+            self._send(member, ready, (member.segment.fd, weights.fd, *run.further_fds(member)))
             self.on_release(member.rank)
         self.trace.flush()
 
@@ -195,6 +211,8 @@ class Owner:
 
     def _carry_out(self, decision: Decision) -> float:
         """Gradient, flush, releases: in this order, so that a release contains what caused it."""
+        if self._peering is not None:  # peers carry out by themselves what the books say
+            return 1.0
         run, again_s = self._started, decision.ask_again_s
         self.ask_at = None if again_s is None else self.now() + again_s
         run.store.use_cores(self._idle_cores(len(decision.release)))
@@ -224,6 +242,9 @@ class Owner:
     def _away(self, member: Member) -> None:
         """The lead evaluates what it is given now; outside of lockstep nobody waits for it."""
         run = self._started
+        if self._peering is not None:
+            self._peering.away(member)
+            return
         member.snapshot = (self.now(), run.ledger.pacer.clocks.version, run.ledger.samples)
         if self._steps_aside:
             self._follow(run.ledger.leave(member.rank, self.now(), "away"))
@@ -233,7 +254,8 @@ class Owner:
         run = self._started
         t, version, samples = member.snapshot
         seconds = 0.0 if self._simulated else message.seconds
-        self.trace.write(events.Evaluated(t, member.rank, version, samples, message.values, seconds))
+        values = message.values | (self._peering.distance if self._peering is not None else {})
+        self.trace.write(events.Evaluated(t, member.rank, version, samples, values, seconds))
         if not run.ledger.pacer.clocks.is_present(member.rank):
             self._follow(run.ledger.join(member.rank, self.now(), member.pid))
         self._refresh(member)
@@ -241,7 +263,7 @@ class Owner:
     def _refresh(self, member: Member) -> None:
         """Fresh weights outside of an iteration."""
         run = self._started
-        if member.weights is not None:
+        if member.weights is not None and self._peering is None:
             run.store.copy_weights(member.weights.bytes)
         self._send(member, m.Release(run.ledger.pacer.clocks.version, run.ledger.position()))
 
@@ -253,6 +275,8 @@ class Owner:
     def _script_failed(self, member: Member, message: m.Failed) -> None:
         if message.kind == "config":
             self.halt("config", message.text)
+        elif message.kind == "fatal":
+            self.halt("failed", message.text)
         self._gone(member, "stopped" if self.ending else "failed", message.text)
 
     def _gone(self, member: Member, reason: str, detail: str) -> None:
@@ -266,6 +290,9 @@ class Owner:
             self._maybe_begin()
             return
         self._follow(self._run.ledger.leave(member.rank, self.now(), reason, detail))
+        if self._peering is not None and self.halted is None:
+            self._peering.leave(member)
+            self._peering.look()
         if self.halted is None:
             self._work.answer()
         if member.lost and self.config.on_failure == "stop":
@@ -293,7 +320,7 @@ class Owner:
     def close(self) -> None:
         """Write what remains of the run: weights, a checkpoint if it did not finish, the trace's end."""
         run = self._run
-        self.halted = self.halted or self._stopping
+        self.halted = self.last_word
         if self._failures == self.config.workers and self.halted is None:
             self.halted = m.Halt("failed", "every worker failed")
         if run is None:
@@ -310,7 +337,9 @@ class Owner:
     def _save(self, run: Assembly) -> None:
         lead = min(self.members.values(), key=lambda member: (member.lost, member.rank))
         memory = lead.segment.bytes if lead.segment else None
-        if self.halted is not None:
+        if self._peering is not None:
+            self._peering.conclude(lead)
+        elif self.halted is not None:
             state = run_state(run.ledger, run.store)
             save_checkpoint(self.config.path / "checkpoint", run.store, memory, state)
         weights = model_state(run.store.layout, run.store.views, memory)
@@ -346,7 +375,8 @@ class Owner:
     @property
     def _steps_aside(self) -> bool:
         """Whether an evaluating lead leaves the table. In virtual time evaluation takes no time."""
-        return not self._started.ledger.pacer.in_lockstep and not self._simulated
+        lockstep = self._peering is not None or self._started.ledger.pacer.in_lockstep
+        return not lockstep and not self._simulated
 
     def _idle_cores(self, released: int) -> int:
         """Cores on which no worker computes: the released ones sleep until they are told."""

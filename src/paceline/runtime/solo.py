@@ -22,8 +22,10 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.config import RunConfig
-from paceline.errors import BadGradient, RunStopped
-from paceline.protocols.settings import make
+from paceline.errors import BadGradient, ConfigError, RunStopped
+from paceline.protocols import Pacing, Peer
+from paceline.protocols.bsp import BSP
+from paceline.protocols.settings import make_any, resolved
 from paceline.runtime.emulation import Emulation
 from paceline.runtime.loader import count_samples
 from paceline.runtime.pace import Pace, catch_up, replace_step
@@ -99,10 +101,11 @@ class LonePace(Alone):
     def __init__(self, config: RunConfig, protocol: str | None, settings: dict[str, Any]) -> None:
         super().__init__()
         self._config = config
-        self._trace = TraceWriter(config.path / "trace.jsonl")
         name = config.protocol or protocol or "bsp"
-        given = (settings if name == protocol else {}) | config.settings
-        self._ledger = Ledger(config, name, make(name, given), self._trace.write)
+        asked = make_any(name, (settings if name == protocol else {}) | config.settings)
+        pacing = _alone(name, asked)
+        self._trace = TraceWriter(config.path / "trace.jsonl")
+        self._ledger = Ledger(config, name, pacing, self._trace.write, settings=resolved(asked))
         self._emulation = Emulation(config, 0)
         self._zero_s = time.monotonic()
         self._flush_at = 0.0
@@ -324,6 +327,18 @@ class _Counted:
 
     def __iter__(self) -> Iterator[Any]:
         return self._pace.batches(self._loader)
+
+
+def _alone(name: str, protocol: Pacing | Peer) -> Pacing:
+    """What keeps the books of one worker; a peer with nobody to meet just trains, if that is its way."""
+    if not isinstance(protocol, Peer):
+        return protocol
+    if not protocol.plain_alone:
+        raise ConfigError(
+            f"one worker under {name!r} would not train as plain PyTorch does, and has nobody to meet. "
+            "Use --workers 2 or more, or another protocol."
+        )
+    return BSP()
 
 
 def _dense(gradient: Tensor) -> Tensor:

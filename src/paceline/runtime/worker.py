@@ -17,7 +17,7 @@ from paceline.runtime.loader import Dispensed, Orders, PacedLoader, StridedLoade
 from paceline.runtime.messages import Push
 from paceline.runtime.pace import Pace, catch_up, replace_step
 from paceline.store.budget import Batch
-from paceline.store.optimizers import GroupSettings, describe_optimizer, group_settings
+from paceline.store.optimizers import GroupSettings, OptimizerSpec, describe_optimizer, group_settings
 
 
 class WorkerPace(Pace):
@@ -37,17 +37,14 @@ class WorkerPace(Pace):
 
     def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Any:
         self._binding = Binding(model, optimizer)
-        spec = describe_optimizer(optimizer, self._binding.index)
+        spec = self._describe(optimizer)
         if optimizer.state:
             raise ConfigError("the optimizer has taken steps already. Prepare it fresh, or use --resume.")
-        self._sent = [group.settings for group in spec.groups]
         source, sampler, whole = source_of(loader) if loader is not None else (None, None, False)
         self._batch = source.batch if source is not None and self._link.config.balance else None
         ready = self._link.register(self._binding, spec, source)
         self._position, self._resumed = ready.position, ready.epoch > 0
-        replace_step(optimizer, self._step)
-        optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
-        optimizer.register_state_dict_pre_hook(self._state_is_elsewhere)
+        self._take_over(optimizer)
         if loader is None:
             self._emulation.begin()
             return None
@@ -55,6 +52,18 @@ class WorkerPace(Pace):
             return StridedLoader(loader, self.rank, self.size, self._arrived)
         orders = Orders(sampler, source.units, self._link.config.seed)
         return PacedLoader(loader, Dispensed(self._link, orders, source, whole, ready.epoch), self._arrived)
+
+    def _describe(self, optimizer: torch.optim.Optimizer) -> OptimizerSpec:
+        """The optimizer as the store is to have it."""
+        spec = describe_optimizer(optimizer, self._binding.index)
+        self._sent = [group.settings for group in spec.groups]
+        return spec
+
+    def _take_over(self, optimizer: torch.optim.Optimizer) -> None:
+        """From now on steps are taken in the store."""
+        replace_step(optimizer, self._step)
+        optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
+        optimizer.register_state_dict_pre_hook(self._state_is_elsewhere)
 
     def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
         """Let the scheduler stand where the run's samples (or updates) say, whoever processed them."""
@@ -89,29 +98,33 @@ class WorkerPace(Pace):
             with torch.enable_grad():
                 loss = closure()
         compute_s = self._emulation.finish(1.0 if self._batch is None else self._samples / self._batch)
-        missing = self._binding.collect()
-        release = self._link.push(self._push(compute_s, missing))
+        self._iterate(compute_s, self._binding.collect())
         self._binding.fresh()
-        self._position = release.position
         if not self._fed:
             self._emulation.begin()  # no prepared loader: compute begins with the release
         self._used, self._samples, self._fed = [], 0, False
         return loss
 
-    def _push(self, compute_s: float, missing: tuple[int, ...]) -> Push:
+    def _iterate(self, compute_s: float, missing: tuple[int, ...]) -> None:
+        """The gradient is complete: push it, and sleep until released."""
+        release = self._link.push(self._push(compute_s, missing, self._changed()))
+        self._position = release.position
+
+    def _changed(self) -> list[GroupSettings] | None:
+        """The optimizer's settings, if a scheduler has changed them."""
         assert self._optimizer is not None
         settings = group_settings(self._optimizer)
         if len(settings) != len(self._sent):
             raise ConfigError("the optimizer got another parameter group after prepare. Add it before.")
         changed, self._sent = settings != self._sent, settings
+        return settings if changed else None
+
+    def _push(
+        self, compute_s: float, missing: tuple[int, ...], settings: list[GroupSettings] | None = None
+    ) -> Push:
+        want = self._fed and self._link.granted == 0
         return Push(
-            compute_s,
-            self._samples,
-            tuple(self._used),
-            settings if changed else None,
-            missing,
-            self._reported(),
-            want=self._fed and self._link.granted == 0,
+            compute_s, self._samples, tuple(self._used), settings, missing, self._reported(), want=want
         )
 
     def _zero_grad(self, set_to_none: bool = True) -> None:

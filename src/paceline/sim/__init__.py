@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.sim.cluster import Cluster, Group, Link, Membership, Transient
 from paceline.sim.compute import Exponential, Fixed, Lognormal, Normal, Pareto, Recorded
+from paceline.sim.peers import simulate_peers
 from paceline.sim.simulate import simulate
 from paceline.sim.timing import Timing
 from paceline.sim.toml import load_cluster
@@ -23,4 +24,5 @@ __all__ = [
     "Transient",
     "load_cluster",
     "simulate",
+    "simulate_peers",
 ]

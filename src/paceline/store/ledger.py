@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config import RunConfig
-from paceline.protocols import Decision, Fate, Pacer, Pacing
+from paceline.protocols import PEERS, Decision, Fate, Pacer, Pacing
 from paceline.protocols.balance import Balancer, told
 from paceline.protocols.settings import resolved
 from paceline.store.balanced import BalancedBudget, check_divisible
@@ -38,6 +38,7 @@ def run_started(config: RunConfig, name: str, settings: dict[str, Any], simulate
         target=config.target,
         emulated=config.emulated,
         balance=config.balance,
+        family="peer" if name in PEERS else "paced",
     )
 
 
@@ -52,7 +53,9 @@ class Ledger:
         write: Callable[[Event], None],
         *,
         simulated: bool = False,
+        settings: dict[str, Any] | None = None,
     ) -> None:
+        """`settings`: those to put on record, if they are not the pacing protocol's own."""
         self.config = config
         self.pacer = Pacer(protocol)
         self.write = write
@@ -65,7 +68,7 @@ class Ledger:
         self._unapplied: dict[int, list[tuple[Batch, ...]]] = {}
         self._orphaned: list[Batch] = []
         self._last_epoch = -1
-        write(run_started(config, name, resolved(protocol), simulated))
+        write(run_started(config, name, resolved(protocol) if settings is None else settings, simulated))
 
     def offer(self, source: Source | None, present: Collection[int]) -> None:
         """The work there is, for the ranks that are there."""

@@ -54,6 +54,8 @@ class RunStarted(Event, frozen=True, gc=False, tag="run_started"):
     """Whether every worker's batch was in proportion to its speed."""
     summarised: bool = False
     """True when decisions are summed up in `Progress` and `Totals` instead of written one by one."""
+    family: Literal["paced", "peer"] = "paced"
+    """Whether a store decides, or workers meet among themselves."""
 
 
 class ModelReady(Event, frozen=True, gc=False, tag="model_ready"):
@@ -116,6 +118,16 @@ class Decided(Event, frozen=True, gc=False, tag="decided"):
 
 class Asked(Event, frozen=True, gc=False, tag="asked"):
     """The time had come that the protocol had asked for; a `Decided` follows if it changed anything."""
+
+
+class Exchanged(Event, frozen=True, gc=False, tag="exchanged"):
+    """Peers have met, the last of them at `t`: each gave away so many bytes, and got as many."""
+
+    operation: Literal["average", "mix", "agree", "exchange"]
+    workers: tuple[int, ...]
+    bytes: int
+    seconds: float = 0.0
+    """What carrying it out took, from then on."""
 
 
 class Planned(Event, frozen=True, gc=False, tag="planned"):
@@ -199,6 +211,7 @@ AnyEvent = (
     | WorkerLeft
     | Decided
     | Asked
+    | Exchanged
     | Planned
     | Reported
     | Evaluated

@@ -14,6 +14,7 @@ from paceline.trace.events import (
     AnyEvent,
     Decided,
     Evaluated,
+    Exchanged,
     ModelReady,
     Progress,
     Reported,
@@ -94,6 +95,8 @@ class Tally:
         self.present_s: dict[int, float] = {}
         self._since: dict[int, float] = {}
         self._losses: deque[float] = deque(maxlen=50)
+        self.exchanged_bytes: Counter[int] = Counter()
+        """Among peers: what each worker gave away, and got."""
 
     @property
     def loss(self) -> float | None:
@@ -114,6 +117,8 @@ class Tally:
         match event:
             case Decided():
                 self._decided(event)
+            case Exchanged():
+                self.exchanged_bytes.update(dict.fromkeys(event.workers, event.bytes))
             case Reported():
                 if "loss" in event.values:
                     self._losses.append(event.values["loss"])
@@ -138,7 +143,7 @@ class Tally:
         """The figures so far."""
         start = self.start
         assert start is not None, "a trace begins with run_started"
-        model = self.model
+        sent, received = self._moved()
         return Result(
             run=start.run,
             protocol=start.protocol,
@@ -158,12 +163,20 @@ class Tally:
             max_clock_gap=self.max_gap,
             staleness=self._staleness_summary(),
             waiting_share=[self._waiting_share(rank) for rank in range(start.workers)],
-            bytes_sent=self.pushes * model.gradient_bytes if model else None,
-            bytes_received=self.pushes * model.weight_bytes if model else None,
+            bytes_sent=sent,
+            bytes_received=received,
             emulated=start.emulated,
             failures=list(self.failures),
             balance=start.balance,
         )
+
+    def _moved(self) -> tuple[int | None, int | None]:
+        """Bytes from workers and to workers, all together."""
+        if self.start is not None and self.start.family == "peer":
+            return self.exchanged_bytes.total(), self.exchanged_bytes.total()
+        if self.model is None:
+            return None, None
+        return self.pushes * self.model.gradient_bytes, self.pushes * self.model.weight_bytes
 
     def _decided(self, event: Decided) -> None:
         self.version = event.version

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from paceline.protocols import PROTOCOLS
+from paceline.protocols import PEERS, PROTOCOLS
 from paceline.protocols.settings import about
 from paceline.trace import Result
 from paceline.view import figures
@@ -72,7 +72,7 @@ def labels(results: Sequence[Result]) -> list[str]:
 
 def unusual_settings(protocol: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that are not the protocol's defaults: a table has no room for the others."""
-    if protocol not in PROTOCOLS:
+    if protocol not in PROTOCOLS and protocol not in PEERS:
         return dict(settings)
     usual = {setting.name: setting.default for setting in about(protocol).settings}
     return {name: value for name, value in settings.items() if usual.get(name) != value}

@@ -75,6 +75,11 @@ def noisy() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
 
 
+def normed() -> nn.Module:
+    """BatchNorm keeps buffers, and nothing is drawn at random."""
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
 class Sum(nn.Module):
     """The gradient of one sample is the sample itself."""
 
@@ -373,6 +378,7 @@ CASES = {
     "adamw": Case(optimizer=adamw),
     "sgd": Case(optimizer=plain_sgd),
     "noisy": Case(noisy, dtype=torch.float32),
+    "normed": Case(normed),
     "noisy_adamw": Case(noisy, adamw, dtype=torch.float32),
     "single": Case(dtype=torch.float32),
     "tightly_clipped": Case(iteration=tightly_clipped),

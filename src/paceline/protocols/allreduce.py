@@ -1,0 +1,28 @@
+"""All-reduce: every gradient is averaged over all workers before anybody steps.
+
+Paper: Valiant, "A Bridging Model for Parallel Computation", CACM 1990, without a server; as in
+PyTorch's DistributedDataParallel (Li et al., VLDB 2020).
+
+Promise: no staleness; every step equals one process with the batches of all workers as one.
+
+Invariant: all replicas are equal after every iteration. The mean is weighted by the samples behind
+each gradient, so that uneven batches change nothing. Unlike `bsp`, every worker runs the optimizer
+itself, with a state of its own (the same on all), and any optimizer will do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from paceline.protocols.peer import Average, Compute, Me, Peer, Step, Steps
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce(Peer):
+    agrees: ClassVar[bool] = True
+
+    def iteration(self, me: Me) -> Steps:
+        gradient = yield Compute()
+        mean = yield Average(gradient, weight=me.samples)
+        yield Step(mean)

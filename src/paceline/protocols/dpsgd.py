@@ -1,0 +1,58 @@
+"""Decentralised parallel SGD: every worker mixes its model with its neighbours' only.
+
+Paper: Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NeurIPS 2017;
+random matching as in Zhang et al., arXiv 2112.01433.
+
+Promise: mixing never changes the mean of all replicas; each exchanges with few neighbours per step.
+
+Invariant: the mean follows the mean of the gradients exactly, whatever the topology: rows and columns of
+the mixing matrix sum to 1 at every step, also after a worker died. `combine_then_adapt` is the paper's:
+the gradient is taken at the replica's own weights while they are mixed. `adapt_then_combine` mixes what
+the step has made of them; on a complete graph that is BSP for SGD (the other order is not). Whatever
+the optimizer, its step is added to the mixture as a displacement. Workers wait for those they mix with,
+directly or over others; in a random matching that is one. Float buffers stay each worker's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.errors import ConfigError
+from paceline.protocols.peer import Compute, Me, Mix, Peer, Step, Steps
+from paceline.protocols.topology import Kind, Topology, check_graph, parse_graph
+
+
+@dataclass(frozen=True, slots=True)
+class DPSGD(Peer):
+    topology: Kind = "ring"
+    """Who mixes: ring, exponential (1, 2, 4, ... ranks away), one_peer (one of these, by turns), matching
+    (pairs drawn at random), complete, or the `graph` given."""
+    order: Literal["combine_then_adapt", "adapt_then_combine"] = "combine_then_adapt"
+    """Whether a step is added to the mixture, or mixed along."""
+    graph: str = ""
+    """Edges of a graph of your own, as 0-1,1-2,2-0; a share of its own after a colon, as 0-1:0.25."""
+
+    def __post_init__(self) -> None:
+        if (self.topology == "graph") != bool(self.graph):
+            raise ConfigError(
+                f"topology={self.topology!r} and graph={self.graph!r} do not fit: "
+                "give edges with topology=graph, and only then."
+            )
+        parse_graph(self.graph)
+
+    def check(self, workers: int) -> None:
+        if self.topology == "graph":
+            check_graph(parse_graph(self.graph), workers)
+
+    def iteration(self, me: Me) -> Steps:
+        topology = Topology(self.topology, me.seed, parse_graph(self.graph))
+        gradient = yield Compute()
+        if self.order == "adapt_then_combine":
+            yield Step(gradient)
+            me.parameters[:] = yield Mix(me.parameters, topology, me.count)
+            return
+        mixed = yield Mix(me.parameters, topology, me.count)
+        before = me.parameters.clone()
+        yield Step(gradient)
+        me.parameters[:] = mixed + (me.parameters - before)

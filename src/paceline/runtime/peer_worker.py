@@ -1,0 +1,364 @@
+"""A worker among peers: its model and optimizer are its own, and it drives its protocol by itself.
+
+`optimizer.step()` hands the gradient to the protocol and carries out what that asks for, up to where the
+next gradient is needed. Parameters, gradients and buffers lie in memory that the meeting place reads, so
+giving a vector away copies nothing; only what a protocol has computed itself is copied there first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+from torch import Tensor
+
+from paceline.errors import BadGradient, RunError
+from paceline.fabric.segment import Segment
+from paceline.protocols.meeting import SETTLING, call_of
+from paceline.protocols.peer import (
+    Agree,
+    Average,
+    Compute,
+    Done,
+    Exchange,
+    Handle,
+    Me,
+    Mix,
+    Operation,
+    Peer,
+    Reset,
+    Start,
+    Step,
+    Test,
+    Wait,
+    life,
+    settles,
+)
+from paceline.runtime.link import StoreLink
+from paceline.runtime.messages import Meet, Met, Push, Trade
+from paceline.runtime.pace import replace_step
+from paceline.runtime.worker import WorkerPace
+from paceline.store.optimizers import OptimizerSpec
+from paceline.store.replicas import (
+    LENT,
+    answer_bytes,
+    answer_parts,
+    buffer_parts,
+    gradient_parts,
+    is_buffers,
+    parameter_parts,
+)
+from paceline.store.vector import FlatVector
+
+LEAVE_GRADIENTS_ALONE = ("SGD", "Adam", "AdamW")
+"""Optimizers of torch whose plain and fused forms only read gradients: these may lie where all read them."""
+
+
+T = TypeVar("T")
+Halves = tuple[FlatVector, FlatVector]
+"""Memory for a vector of parameters, and for one of buffers."""
+
+
+class PeerPace(WorkerPace):
+    """One of several workers without a store."""
+
+    def __init__(self, link: StoreLink, protocol: Peer) -> None:
+        super().__init__(link)
+        self._protocol = protocol
+        self._record: Push | None = None
+        self._skipped = 0
+        self._lent: list[Segment] = []
+        self._unsent: list[Segment] = []
+        self._places: dict[int, int] = {}
+        self._scratch: Halves | None = None
+        self._lane = 0
+        self._lanes = 0
+        self._free: list[tuple[Halves, Halves]] = []
+        self._under_way: dict[int, tuple[tuple[Halves, Halves], FlatVector]] = {}
+
+    # -- preparing ----------------------------------------------------------------------------
+
+    def _describe(self, optimizer: torch.optim.Optimizer) -> OptimizerSpec:
+        """It stays here, so its class and settings are nobody else's business."""
+        return OptimizerSpec(type(optimizer).__name__, ())
+
+    def _take_over(self, optimizer: torch.optim.Optimizer) -> None:
+        self._binding.require_cpu()
+        self._plain_step: Callable[[], Any] = optimizer.step
+        layout = self._layout = self._binding.layout
+        segment, weights, common, own = (each.bytes for each in self._link.segments)
+        self._gradient = gradient_parts(layout, segment)
+        parameters = FlatVector(parameter_parts(layout, weights))
+        buffers = FlatVector(buffer_parts(layout, segment))
+        self._answers = {True: common, False: own}
+        self._shown: dict[int, list[Tensor]] = {}
+        hasten(optimizer)
+        for place, parts in enumerate((parameters.parts, self._gradient, buffers.parts)):
+            self._know(parts, place)
+        config = self._link.config
+        self._me = Me(
+            self.rank, self.size, config.seed, parameters, buffers, self._keep, tuple(range(self.size))
+        )
+        self._life = life(self._protocol, self._me)
+        replace_step(optimizer, self._step)
+        optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
+        self._advance(None)
+
+    # -- one iteration ------------------------------------------------------------------------
+
+    def _iterate(self, compute_s: float, missing: tuple[int, ...]) -> None:
+        """The gradient is complete: go on to where the next one is needed."""
+        gradient = FlatVector(self._gradient, frozenset(missing))
+        if self._link.config.bad_gradient == "skip" and not math.isfinite(gradient.dot(gradient)):
+            gradient = self._nothing()
+        self._record = self._push(compute_s, ())
+        self._me.samples = 0 if gradient.norm == 0.0 else self._samples
+        self._advance(gradient)
+
+    def _nothing(self) -> FlatVector:
+        """A gradient that takes no part: it was not finite."""
+        self._skipped += 1
+        for part in self._gradient:
+            part.zero_()
+        nothing = FlatVector(self._gradient, frozenset(range(len(self._layout.trained))))
+        nothing.norm = 0.0
+        return nothing
+
+    def _advance(self, answer: Any) -> None:
+        """Carry out the protocol's operations until it computes."""
+        while not isinstance(operation := self._life.send(answer), Compute):
+            answer = self._carry_out(operation)
+
+    def _carry_out(self, operation: Operation | Done) -> Any:
+        match operation:
+            case Step():
+                assert isinstance(operation.gradient, FlatVector)
+                return self._apply(operation.gradient)
+            case Reset():
+                assert self._optimizer is not None
+                self._optimizer.state.clear()
+            case Average() | Mix():
+                assert isinstance(operation.vector, FlatVector)
+                return self._exchange(operation, operation.vector)
+            case Agree():
+                return self._meet(Meet(call_of(operation, self._lane), push=self._told())).outcome
+            case Exchange():
+                return self._trade(operation)
+            case Start():
+                return self._start(operation.operation)
+            case Test():
+                return self._meet(Meet(wait=operation.handle.lane, test=True)).outcome
+            case Wait():
+                return self._wait(operation.handle)
+            case Done() if self._record is not None:
+                self._meet(Meet(push=self._told()))
+        return None
+
+    # -- stepping -----------------------------------------------------------------------------
+
+    def _apply(self, gradient: FlatVector) -> None:
+        norm = math.sqrt(gradient.dot(gradient)) if gradient.norm is None else gradient.norm
+        if not math.isfinite(norm):
+            return self._refuse()
+        clip = self._link.config.clip_norm
+        if clip is not None and norm > clip:
+            gradient = gradient * (clip / (norm + 1e-6))
+        self._binding.show_gradients(self._visible(gradient), gradient.missing)
+        self._plain_step()
+        self._binding.show_gradients(None)
+        return None
+
+    def _visible(self, gradient: FlatVector) -> list[Tensor] | None:
+        """The gradients that the optimizer is to read; None: those of this worker's segment."""
+        start = gradient.parts[0].data_ptr()
+        if start == self._gradient[0].data_ptr():
+            return None
+        memory = next((each for each in self._answers.values() if each.data_ptr() == start), None)
+        if memory is None or not self._reads_only:
+            FlatVector(self._gradient)[:] = gradient
+            return None
+        if start not in self._shown:
+            self._shown[start] = [slot.view(memory, slot.offset) for slot in self._layout.trained]
+        return self._shown[start]
+
+    @property
+    def _reads_only(self) -> bool:
+        """Whether the optimizer leaves gradients as they are."""
+        optimizer = self._optimizer
+        name = type(optimizer).__name__
+        if optimizer is None or type(optimizer) is not getattr(torch.optim, name, None):
+            return False
+        return name in LEAVE_GRADIENTS_ALONE and not any(g.get("foreach") for g in optimizer.param_groups)
+
+    def _refuse(self) -> None:
+        """What was to be applied is not finite."""
+        if self._link.config.bad_gradient == "skip":
+            self._skipped += 1
+            return
+        name = self._binding.bad_parameter()
+        raise BadGradient(
+            f"rank {self.rank} has NaN or infinity in the gradient of {name!r}; nothing was applied. "
+            "Lower the learning rate, clip (--clip-norm), or use --bad-gradient skip."
+        )
+
+    # -- meeting ------------------------------------------------------------------------------
+
+    def _exchange(self, operation: Average | Mix, vector: FlatVector) -> FlatVector:
+        call, place = call_of(operation, self._lane), self._placed(vector)
+        missing = tuple(sorted(vector.missing))
+        met = self._meet(Meet(call, place, missing=missing, push=self._told()))
+        return _answered(answer_parts(self._layout, self._answers[met.shared])[is_buffers(place)], met)
+
+    def _start(self, operation: Average | Mix) -> Handle:
+        """Send off a copy, so that the worker may go on; the answer gets memory of its own."""
+        vector, self._lanes = operation.vector, self._lanes + 1
+        assert isinstance(vector, FlatVector)
+        slot = self._free.pop() if self._free else (self._lend("what is sent off"), self._lend("answers"))
+        half = not self._like_parameters(vector)
+        there, back = slot[0][half], slot[1][half]
+        there[:] = vector
+        place, into = (self._places[each.parts[0].data_ptr()] for each in (there, back))
+        call, missing = call_of(operation, self._lanes), tuple(sorted(vector.missing))
+        self._say(Meet(call, place, into, missing=missing), self._link.begin)
+        self._under_way[self._lanes] = slot, back
+        return Handle(self._lanes)
+
+    def _trade(self, operation: Exchange) -> FlatVector:
+        vector = operation.vector
+        assert isinstance(vector, FlatVector)
+        trade = Trade(operation.rule, operation.cell, operation.other, operation.rate)
+        place = self._placed(vector)
+        met = self._meet(Meet(trade=trade, place=place, push=self._told()))
+        return _answered(answer_parts(self._layout, self._answers[False])[is_buffers(place)], met)
+
+    def _wait(self, handle: Handle) -> FlatVector:
+        met = self._meet(Meet(wait=handle.lane, push=self._told()))
+        slot, back = self._under_way.pop(handle.lane)
+        self._free.append(slot)
+        return _answered(back.parts, met)
+
+    def _say(self, message: Meet, how: Callable[[Meet, tuple[int, ...]], T]) -> T:
+        """Tell it to the meeting place, with memory that is lent from now on, and what stands for us."""
+        fds, self._unsent = self._unsent, []
+        cell = self._protocol.cell(self._me)
+        message = msgspec.structs.replace(message, model=self._model_place(), cell=cell)
+        told = how(message, tuple(each.fd for each in fds))
+        for each in fds:
+            each.close_fd()
+        return told
+
+    def _meet(self, message: Meet) -> Met:
+        met = self._say(message, self._link.meet)
+        self._me.members = met.members
+        if met.release is not None:
+            self._position = met.release.position
+        return met
+
+    def _told(self) -> Push | None:
+        """What is to be put on record, once."""
+        record, self._record = self._record, None
+        return record
+
+    def _placed(self, vector: FlatVector) -> int:
+        """The place a vector lies in; one that lies in none is copied to memory that is lent."""
+        place = self._places.get(vector.parts[0].data_ptr())
+        if place is not None:
+            return place
+        if self._scratch is None:
+            self._scratch = self._lend("vectors")
+        scratch = self._scratch[not self._like_parameters(vector)]
+        scratch[:] = vector
+        return self._places[scratch.parts[0].data_ptr()]
+
+    def _model_place(self) -> int:
+        model = self._protocol.model(self._me)
+        assert isinstance(model, FlatVector)
+        place = self._places.get(model.parts[0].data_ptr())
+        if place is None:
+            raise RunError(
+                f"{type(self._protocol).__name__}.model() gave a vector that the run cannot see. "
+                "Give parameters, or what me.keep() made."
+            )
+        return place
+
+    def _keep(self, vector: Any) -> FlatVector:
+        kept = self._lend("a protocol")[not self._like_parameters(vector)]
+        kept[:] = vector
+        return kept
+
+    def _like_parameters(self, vector: FlatVector) -> bool:
+        return [part.numel() for part in vector.parts] == [part.numel() for part in self._gradient]
+
+    def _lend(self, whom: str) -> Halves:
+        """Further memory that the meeting place can read; it hears of it with the next word."""
+        segment = Segment.create(answer_bytes(self._layout), f"{whom} of rank {self.rank}")
+        first = LENT + 2 * len(self._lent)
+        self._lent.append(segment)
+        self._unsent.append(segment)
+        halves = answer_parts(self._layout, segment.bytes)
+        for place, parts in enumerate(halves, first):
+            self._know(parts, place)
+        return FlatVector(halves[0]), FlatVector(halves[1])
+
+    def _know(self, parts: Any, place: int) -> None:
+        if parts:
+            self._places[parts[0].data_ptr()] = place
+
+    # -- evaluation and the end ---------------------------------------------------------------
+
+    def _away(self) -> None:
+        """Wear the mean of all models."""
+        if self._model is None:
+            return
+        self._link.away()
+        me = self._me
+        self._aside = me.parameters.clone(), me.buffers.clone()
+        mean = answer_parts(self._layout, self._answers[False])
+        me.parameters[:], me.buffers[:] = FlatVector(mean[0]), FlatVector(mean[1])
+
+    def _settle(self) -> None:
+        """Bring to an end what is under way, with everybody who has come to the end."""
+        self._say(Meet(retires=True), self._link.begin)
+        self._lane = SETTLING
+        steps, answer = self._protocol.settle(self._me), None
+        while True:
+            try:
+                operation = steps.send(answer)
+            except StopIteration:
+                return
+            answer = self._carry_out(operation)
+
+    def _back(self, values: dict[str, float], seconds: float) -> None:
+        if self._model is None:
+            return
+        self._me.parameters[:], self._me.buffers[:] = self._aside
+        self._link.back(values, seconds)
+
+    def _leave(self) -> None:
+        if self._model is not None and settles(self._protocol):
+            self._settle()
+        if self._skipped:
+            self._warn(f"rank {self.rank}: {self._skipped} gradients were not finite and were skipped")
+        super()._leave()
+
+
+def hasten(optimizer: torch.optim.Optimizer) -> None:
+    """Use torch's fused kernels unless the user chose otherwise: on CPU they are several times faster.
+
+    As in the store, they may differ from the plain ones in the last bit, and are not for 16-bit weights.
+    """
+    for group in optimizer.param_groups:
+        free = "fused" in group and group["fused"] is None
+        chosen = group.get("foreach") or group.get("differentiable") or group.get("capturable")
+        wide = all(p.dtype in (torch.float32, torch.float64) for p in group["params"])
+        if type(optimizer).__module__.startswith("torch.optim") and free and not chosen and wide:
+            group["fused"] = True
+
+
+def _answered(parts: Sequence[Tensor], met: Met) -> FlatVector:
+    answer = FlatVector(parts, frozenset(met.missing))
+    answer.norm = met.norm
+    return answer

@@ -1,0 +1,305 @@
+"""The owner's half of a peer run: the place where workers meet.
+
+A worker that comes to a joint operation sleeps until it is answered, so its memory lies still: the
+owner reads it there, adds up, and writes the answer to memory that its receivers read. One process
+carries every operation out, so all who take part see the same members and the same bits, and a worker
+killed at any instant is either in the sum or not.
+
+To be evaluated, the run needs all replicas at rest: from the moment the lead asks, whoever comes is
+kept asleep until everybody sleeps. Then the mean is taken, and all go on but the lead.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from math import isfinite
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from paceline.fabric.segment import Segment
+from paceline.protocols.meeting import Gathered, Meeting
+from paceline.protocols.roll import Roll
+from paceline.runtime import messages as m
+from paceline.runtime.assembling import PeerAssembly
+from paceline.runtime.held import Held
+from paceline.runtime.member import Member, bad_gradient
+from paceline.store.budget import Batch
+from paceline.store.cells import Cells
+from paceline.store.replicas import (
+    BUFFERS,
+    GRADIENTS,
+    PARAMETERS,
+    Brought,
+    Parts,
+    Replica,
+    Summing,
+    answer_bytes,
+    answer_parts,
+    buffer_parts,
+    is_buffers,
+    mean_of,
+    parameter_parts,
+)
+from paceline.trace import events
+
+if TYPE_CHECKING:
+    from paceline.runtime.owner import Owner
+
+LATE_ROUNDS = 2
+"""How many rounds the others may have gone on without a finished worker for its replica to count."""
+
+
+class Peering:
+    """One per run of peers."""
+
+    def __init__(
+        self,
+        run: PeerAssembly,
+        owner: Owner,
+        send: Callable[[Member, m.FromStore], None],
+        draw: Callable[[Member], Batch | None],
+        report: Callable[[Member, dict[str, float] | None], None],
+    ) -> None:
+        """Answers are sent, batches drawn and reports written as the owner does it for everybody."""
+        self._run, self._owner, self._members = run, owner, owner.members
+        self._send, self._draw, self._report = send, draw, report
+        self._layout = run.store.layout
+        roll = run.ledger.pacer.protocol
+        assert isinstance(roll, Roll)
+        self._roll = roll
+        self._meeting = Meeting()
+        self._summing = Summing()
+        self._common = answer_parts(self._layout, run.common.bytes)
+        self._cells = Cells(parameter_parts(self._layout, run.store.weights))
+        self._unreleased: set[int] = set()
+        self._held: dict[int, m.Met] = {}
+        self._ready: dict[tuple[int, int], m.Met] = {}
+        """Answers to started operations, by rank and lane."""
+        self._waiting: dict[int, int] = {}
+        """Who waits for one of these, and for which."""
+        self._evaluator: Member | None = None
+        self._left_at: dict[int, int] = {}
+        self._iterations: Counter[int] = Counter()
+        self.distance: dict[str, float] = {}
+        """How far apart the replicas were at the last evaluation, under its name."""
+        for rank in run.replicas:
+            self._meeting.join(rank)
+
+    # -- meeting ------------------------------------------------------------------------------
+
+    def meet(self, member: Member, message: m.Meet, fds: list[int]) -> None:
+        """A worker has come."""
+        replica = self._run.replicas[member.rank]
+        for fd in fds:
+            lent = Segment(fd, answer_bytes(self._layout))
+            lent.close_fd()
+            replica.lend(lent.bytes)
+        replica.model, replica.stand_in = message.model, None
+        if message.cell is not None:
+            replica.stand_in = self._cells[message.cell]
+        began = time.perf_counter()
+        if message.push is not None:
+            self._unreleased.add(member.rank)
+        if message.trade is not None:
+            answers = self._trade(member.rank, message.trade, message.place)
+        elif message.call is not None:
+            brought = Brought(message.place, message.into, frozenset(message.missing))
+            replica.bring(message.call.lane, brought)
+            member.asks = message.call.lane <= 0
+            answers = self._carry_out(self._meeting.arrive(member.rank, message.call))
+        elif message.retires:
+            member.asks = False
+            answers = self._carry_out(self._meeting.retire(member.rank))
+        else:
+            answers = self._started_before(member.rank, message)
+        self._book(member, message.push, set(answers), time.perf_counter() - began)
+        self._answer(answers)
+
+    def _trade(self, rank: int, trade: m.Trade, place: int) -> dict[int, m.Met]:
+        """An exchange that nobody has to come to."""
+        began, now = time.perf_counter(), self._owner.now()
+        replica = self._run.replicas[rank]
+        vector, there = replica.parts(place), self._meeting.active
+        other = trade.other if trade.other in there else None
+        self._cells.exchange(trade.rule, trade.cell, other, trade.rate, vector, replica.answer_like(place))
+        spent = time.perf_counter() - began
+        size = sum(part.numel() * part.element_size() for part in vector)
+        self._owner.trace.write(events.Exchanged(now, "exchange", (rank,), size, spent))
+        return {rank: m.Met()}
+
+    def _started_before(self, rank: int, message: m.Meet) -> dict[int, m.Met]:
+        """A worker asks for an operation it has started, or has come to the end of its iteration."""
+        key = rank, message.wait
+        if message.test:
+            return {rank: m.Met(key in self._ready)}
+        if message.wait == 0 or key in self._ready:
+            return {rank: self._ready.pop(key, m.Met())}
+        self._waiting[rank] = message.wait
+        return {}
+
+    def leave(self, member: Member) -> None:
+        """A worker is gone: whoever waited for it only need not wait any more."""
+        self._left_at[member.rank] = self._run.ledger.pacer.clocks.pushes
+        self._unreleased.discard(member.rank)
+        self._held.pop(member.rank, None)
+        self._waiting.pop(member.rank, None)
+        answers = self._carry_out(self._meeting.leave(member.rank))
+        self._book(None, None, set(answers), 0.0)
+        self._answer(answers)
+
+    def _carry_out(self, gathered: list[Gathered]) -> dict[int, m.Met]:
+        answers: dict[int, m.Met] = {}
+        for each in gathered:
+            began, now = time.perf_counter(), self._owner.now()
+            size = 1 if each.kind == "agree" else self._size(each)
+            if each.kind == "agree":
+                done = dict.fromkeys(each.receivers, m.Met(each.outcome))
+            else:
+                done = self._average(each) if each.kind == "average" else self._mix(each)
+            answers |= done if each.lane <= 0 else self._file(each, done)
+            spent = time.perf_counter() - began
+            self._owner.trace.write(events.Exchanged(now, each.kind, each.receivers, size, spent))
+        return answers
+
+    def _file(self, gathered: Gathered, done: dict[int, m.Met]) -> dict[int, m.Met]:
+        """Keep answers until they are asked for; those who wait for them get them now."""
+        lane = gathered.lane
+        for rank in {rank for row in gathered.rows.values() for rank in row}:
+            self._run.replicas[rank].forget(lane)
+        asked = {rank for rank in done if self._waiting.get(rank) == lane}
+        self._ready |= {(rank, lane): met for rank, met in done.items() if rank not in asked}
+        for rank in asked:
+            del self._waiting[rank]
+        return {rank: done[rank] for rank in asked}
+
+    def _average(self, gathered: Gathered) -> dict[int, m.Met]:
+        """One sum for all, in the memory all read if all are there to be answered, else in each one's own."""
+        lane, row = gathered.lane, gathered.rows[gathered.receivers[0]]
+        replicas = [self._run.replicas[rank] for rank in row]
+        like = replicas[0].brought(lane).place
+        shared = lane <= 0 and {member.rank for member in self._owner.living} == set(gathered.receivers)
+        into: list[Parts] = [self._common[is_buffers(like)]]
+        if not shared:
+            into = [self._run.replicas[rank].answer(lane) for rank in gathered.receivers]
+        self._use_cores(gathered)
+        shares = zip(replicas, row.values(), strict=True)
+        norm = self._summing.add_up([(each.vector(lane), share) for each, share in shares], into)
+        if not isfinite(norm) and like == GRADIENTS and self._owner.config.bad_gradient == "stop":
+            suspects = [Held(rank, self._members[rank].pushed, 1.0, 0) for rank in row]
+            raise bad_gradient(suspects, self._layout)
+        missing = frozenset.intersection(*(replica.brought(lane).missing for replica in replicas))
+        return dict.fromkeys(gathered.receivers, m.Met(None, shared, norm, tuple(sorted(missing))))
+
+    def _mix(self, gathered: Gathered) -> dict[int, m.Met]:
+        """A mixture for each."""
+        self._use_cores(gathered)
+        replicas, lane = self._run.replicas, gathered.lane
+        for rank in gathered.receivers:
+            parts = [(replicas[peer].vector(lane), share) for peer, share in gathered.rows[rank].items()]
+            self._summing.add_up(parts, [replicas[rank].answer(lane)])
+        return {rank: m.Met() for rank in gathered.receivers}
+
+    def _use_cores(self, gathered: Gathered) -> None:
+        busy = sum(not member.asks for member in self._owner.living)
+        self._summing.use_cores((os.cpu_count() or 1) - busy, self._size(gathered))
+
+    def _size(self, gathered: Gathered) -> int:
+        parts = self._run.replicas[gathered.receivers[0]].vector(gathered.lane)
+        return sum(part.numel() * part.element_size() for part in parts)
+
+    # -- the books ----------------------------------------------------------------------------
+
+    def _book(self, member: Member | None, push: m.Push | None, answered: set[int], spent: float) -> None:
+        """An iteration's first word is a push; its first answer is a release."""
+        ledger, now = self._run.ledger, self._owner.now()
+        self._roll.answered = answered & self._unreleased
+        if member is not None and push is not None:
+            member.samples, member.looping, member.wants = push.samples, True, push.want
+            self._iterations[member.rank] += 1
+            decision = ledger.push(member.rank, now, push.samples, push.used)
+            fresh = msgspec.structs.replace(decision, staleness=0, read=decision.version)
+            ledger.carried_out(fresh)
+            ledger.pushed(fresh, now, push.samples, push.compute_s, spent, 1.0)
+            self._report(member, push.values)
+        elif self._roll.answered:
+            ledger.carried_out(ledger.timer(now))
+
+    def _answer(self, answers: dict[int, m.Met]) -> None:
+        """Wake them, unless all are to sleep."""
+        if self._evaluator is not None:
+            self._held |= answers
+            return
+        for rank in sorted(answers):
+            self._wake(self._members[rank], answers[rank])
+
+    def _wake(self, member: Member, met: m.Met) -> None:
+        if member.gone:
+            return
+        halt = self._owner.last_word
+        if halt is not None:
+            self._send(member, halt)
+            return
+        release = None
+        if member.rank in self._unreleased:
+            self._unreleased.discard(member.rank)
+            clocks = self._run.ledger.pacer.clocks
+            batch = self._draw(member) if member.wants else None
+            release = m.Release(clocks.version, clocks.clock(member.rank), batch)
+        self._send(member, msgspec.structs.replace(met, members=self._meeting.active, release=release))
+
+    # -- evaluation and the end ---------------------------------------------------------------
+
+    def away(self, member: Member) -> None:
+        """The lead wants to evaluate the mean of all, as soon as all are at rest."""
+        self._evaluator = member
+
+    def look(self) -> None:
+        """See whether everybody sleeps that has to."""
+        lead = self._evaluator
+        if lead is None or not (lead.gone or all(member.asks for member in self._owner.living)):
+            return
+        self._evaluator = None
+        held, self._held = self._held, {}
+        if not lead.gone:
+            self._show(lead)
+        self._answer(held)
+
+    def _show(self, lead: Member) -> None:
+        """Put the mean of all models where the lead finds it."""
+        ledger = self._run.ledger
+        lead.snapshot = (self._owner.now(), ledger.pacer.clocks.version, ledger.samples)
+        target = self._run.replicas[lead.rank].answer_like
+        self.distance = {"consensus_distance": self._mean(target(PARAMETERS), target(BUFFERS))}
+        self._send(lead, m.Release(ledger.pacer.clocks.version, ledger.pacer.clocks.clock(lead.rank)))
+
+    def _mean(self, parameters: Parts, buffers: Parts) -> float:
+        """The run's own model, as it stands; how far the replicas are from it."""
+        stayed = self._stayed()
+        counted = stayed
+        if self._run.protocol.agrees:  # all are equal but for those who left before the last step
+            last = max(stayed, key=lambda rank: (self._iterations[rank], -rank))
+            counted = {last: stayed[last]}
+        self._summing.add_up(mean_of(counted), [parameters])
+        self._summing.add_up(mean_of(counted, BUFFERS), [buffers])
+        return self._summing.spread([each.parts(PARAMETERS) for each in stayed.values()], parameters)
+
+    def conclude(self, lead: Member) -> None:
+        """Put the mean of those who took part to the end into the store and the lead's buffers."""
+        assert lead.segment is not None
+        buffers = buffer_parts(self._layout, lead.segment.bytes)
+        mean = [part.clone() for part in buffers]
+        self._mean(parameter_parts(self._layout, self._run.store.weights), mean)
+        for part, value in zip(buffers, mean, strict=True):
+            part.copy_(value)
+
+    def _stayed(self) -> dict[int, Replica]:
+        """Whose models count: not the dead's, nor those of workers that left long before the others."""
+        pushes = self._run.ledger.pacer.clocks.pushes
+        late = LATE_ROUNDS * len(self._members)
+        there = [r for r, each in self._members.items() if not each.lost] or list(self._members)
+        stayed = [rank for rank in there if pushes - self._left_at.get(rank, pushes) < late]
+        return {rank: self._run.replicas[rank] for rank in stayed}

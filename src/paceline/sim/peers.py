@@ -1,0 +1,319 @@
+"""Peers in virtual time, sizes only: the protocol objects of a real run, and the place where they meet.
+
+An average among m workers costs what a ring all-reduce does, 2(m-1) messages of an m-th of the vector on
+the slowest link among them; a mixture costs a worker one message per neighbour, and the slowest link in
+its part counts; a vote costs an all-reduce of a few bytes, an exchange one message each way. Steps and
+copies cost nothing. What is started travels beside computing, as if on a network of its own. Work is dealt
+equally: every worker does its iterations, and what a lost one has not done stays undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from heapq import heappop, heappush
+from math import inf
+from typing import Any
+
+import msgspec
+
+from paceline.errors import RunError
+from paceline.protocols import PEERS, Decision, Pacer, Peer
+from paceline.protocols.meeting import SETTLING, Gathered, Meeting, call_of
+from paceline.protocols.peer import (
+    Agree,
+    Average,
+    Compute,
+    Done,
+    Exchange,
+    Handle,
+    Joint,
+    Me,
+    Mix,
+    Operation,
+    Start,
+    Test,
+    Wait,
+    life,
+    settles,
+)
+from paceline.protocols.roll import Roll
+from paceline.protocols.settings import resolved
+from paceline.sim.cluster import Cluster, Link
+from paceline.sim.compute import require
+from paceline.sim.phantom import Phantom
+from paceline.sim.record import Emit, Full, Reason, Record, Summary
+from paceline.sim.timing import Timing
+from paceline.trace import Tally
+from paceline.trace.events import SCHEMA, AnyEvent, Exchanged, ModelReady, RunStarted
+
+VOTE_BYTES = 8
+SUMMARISE_ABOVE = 200_000
+EVENTS_PER_REPORT = 4096
+KILL, WAKE = range(2)
+
+
+def simulate_peers(
+    protocol: Peer,
+    cluster: Cluster,
+    *,
+    iterations: int,
+    seed: int = 0,
+    summarise: bool | None = None,
+    trace: Emit | None = None,
+    progress: Callable[[float], None] | None = None,
+    run: str = "simulated",
+    started_at: str = "",
+) -> Tally:
+    """Let every worker complete so many iterations, and add up what happened."""
+    require(iterations >= 1, "iterations must be >= 1", iterations, "Use --iterations 100, say.")
+    late = [event for event in cluster.event if event.join is not None]
+    require(not late, "peers cannot join late yet, events", len(late), "Leave [[event]] join out.")
+    protocol.check(cluster.workers)
+    total = cluster.workers * iterations
+    summarised = total > SUMMARISE_ABOVE if summarise is None else summarise
+    tally = Tally()
+
+    def emit(event: AnyEvent) -> None:
+        tally.add(event)
+        if trace is not None:
+            trace(event)
+
+    emit(_started(protocol, cluster, run, started_at, seed, summarised))
+    if cluster.model_bytes is not None:
+        size = cluster.model_bytes
+        emit(ModelReady(0.0, size // 4, size, size))
+    PeerLoop(protocol, cluster, iterations, seed, emit, summarised).run(progress or (lambda share: None))
+    return tally
+
+
+class _Worker:
+    """One worker's way through its iterations."""
+
+    def __init__(self, protocol: Peer, rank: int, cluster: Cluster, seed: int) -> None:
+        size, everybody = cluster.workers, tuple(range(cluster.workers))
+        model = Phantom(cluster.model_bytes or 0)
+        self.me = Me(rank, size, seed, model, Phantom(0), members=everybody, samples=cluster.batch)
+        self.life: Generator[Operation | Done, Any, None] = life(protocol, self.me)
+        self.compute_s: float | None = None
+        """Of an iteration that is not on record yet."""
+        self.alive = True
+        self.lane = 0
+        self.started = 0
+        self.there_at: dict[int, float] = {}
+        """When the answers to started operations are there."""
+        self.waits_for: int | None = None
+
+
+class PeerLoop:
+    """Virtual time as a heap of wakings."""
+
+    def __init__(
+        self, protocol: Peer, cluster: Cluster, iterations: int, seed: int, emit: Emit, summarised: bool
+    ) -> None:
+        self._protocol, self._cluster, self._iterations, self._emit = protocol, cluster, iterations, emit
+        self._total = cluster.workers * iterations
+        self._links = [profile.link for profile in cluster.profiles()]
+        self._timing = Timing(cluster, seed)
+        self._roll = Roll()
+        self._pacer = Pacer(self._roll)
+        self._meeting = Meeting()
+        self._workers = [_Worker(protocol, rank, cluster, seed) for rank in range(cluster.workers)]
+        self._exchange_s = [0.0] * cluster.workers
+        self._sent = [0] * cluster.workers
+        self._summarised = summarised
+        clocks, batch = self._pacer.clocks, cluster.batch
+        self._record: Record = Full(emit, clocks, [batch] * cluster.workers, batch, self._exchange_s)
+        if summarised:
+            self._record = Summary(emit, clocks, cluster.workers, self._total)
+        self._heap: list[tuple[float, int, int, int, Any]] = []
+        self._sequence = 0
+        self._now = 0.0
+
+    def run(self, progress: Callable[[float], None]) -> None:
+        """Until everybody has done its share, or is lost."""
+        for event in self._cluster.event:
+            self._plan(event.at_s, KILL, event.rank)
+        for worker in self._workers:
+            rank = worker.me.rank
+            self._record.joined(0.0, rank)
+            self._pacer.join(rank, 0.0)
+            self._meeting.join(rank)
+            self._plan(0.0, WAKE, rank)
+        while self._heap:
+            self._now, kind, _, rank, answer = heappop(self._heap)
+            if kind == KILL and self._workers[rank].alive:
+                self._leave(rank, "died")
+            elif kind == WAKE and self._workers[rank].alive:
+                self._go_on(self._workers[rank], answer)
+            if self._sequence % EVENTS_PER_REPORT == 0:
+                progress(self._pacer.clocks.pushes / self._total)
+        self._end()
+
+    def _plan(self, time_s: float, kind: int, rank: int, answer: Any = None) -> None:
+        self._sequence += 1
+        heappush(self._heap, (time_s, kind, self._sequence, rank, answer))
+
+    # -- one worker ---------------------------------------------------------------------------
+
+    def _go_on(self, worker: _Worker, answer: Any) -> None:
+        """Up to where it computes, meets, waits or is done."""
+        while True:
+            try:
+                operation = worker.life.send(answer)
+            except StopIteration:
+                return self._leave(worker.me.rank, "finished")
+            answer = None
+            match operation:
+                case Compute():
+                    return self._compute(worker)
+                case Average() | Mix() | Agree():
+                    return self._meet(worker, operation, worker.lane)
+                case Wait():
+                    return self._wait(worker, operation.handle.lane)
+                case Exchange():
+                    return self._exchange(worker, operation.vector.size_bytes)
+                case Start():
+                    answer = self._start(worker, operation.operation)
+                case Test():
+                    answer = worker.there_at.get(operation.handle.lane, inf) <= self._now
+                case Done() if worker.compute_s is not None:
+                    self._book(worker, {worker.me.rank})
+
+    def _compute(self, worker: _Worker) -> None:
+        rank = worker.me.rank
+        if worker.me.count < self._iterations:
+            worker.compute_s = self._timing.compute_s(rank, self._now)
+            self._plan(self._now + worker.compute_s, WAKE, rank, worker.me.parameters)
+        elif settles(self._protocol):
+            worker.life, worker.lane = self._protocol.settle(worker.me), SETTLING
+            self._carry_out(self._meeting.retire(rank), worker.me.parameters.size_bytes, None)
+            self._plan(self._now, WAKE, rank)
+        else:
+            self._leave(rank, "finished")
+
+    def _meet(self, worker: _Worker, operation: Joint, lane: int) -> None:
+        call = call_of(operation, lane)
+        gathered = self._meeting.arrive(worker.me.rank, call)
+        self._carry_out(gathered, call.size_bytes, worker if lane <= 0 else None)
+
+    def _exchange(self, worker: _Worker, size_bytes: int) -> None:
+        """There and back, and nobody else is needed."""
+        rank = worker.me.rank
+        spent = self._exchange_s[rank] = 2 * self._links[rank].seconds(size_bytes)
+        self._sent[rank] += size_bytes
+        if not self._summarised:
+            self._emit(Exchanged(self._now, "exchange", (rank,), size_bytes, spent))
+        self._book(worker, {rank})
+        self._plan(self._now + spent, WAKE, rank, worker.me.parameters)
+
+    def _start(self, worker: _Worker, operation: Joint) -> Handle:
+        worker.started += 1
+        self._meet(worker, operation, worker.started)
+        return Handle(worker.started)
+
+    def _wait(self, worker: _Worker, lane: int) -> None:
+        """Sleep until the answer is there; if it is under way already, that is what it takes."""
+        rank, there_at = worker.me.rank, worker.there_at.pop(lane, None)
+        if there_at is None:
+            worker.waits_for = lane
+            self._book(worker, set())
+            return
+        self._exchange_s[rank] = max(0.0, there_at - self._now)
+        self._book(worker, {rank})
+        self._plan(max(self._now, there_at), WAKE, rank, worker.me.parameters)
+
+    def _carry_out(self, gathered: list[Gathered], size_bytes: int, worker: _Worker | None) -> None:
+        answered: set[int] = set()
+        for each in gathered:
+            size = VOTE_BYTES if each.kind == "agree" else size_bytes
+            spent = self._seconds(each, size)
+            value = each.outcome if each.kind == "agree" else Phantom(size_bytes)
+            for rank in each.receivers:
+                self._sent[rank] += size
+                if each.lane <= 0 or self._workers[rank].waits_for == each.lane:
+                    self._workers[rank].waits_for = None
+                    self._plan(self._now + spent, WAKE, rank, value)
+                    self._exchange_s[rank] = spent
+                    answered.add(rank)
+                else:
+                    self._workers[rank].there_at[each.lane] = self._now + spent
+            if not self._summarised:
+                self._emit(Exchanged(self._now, each.kind, each.receivers, size, spent))
+        self._book(worker, answered)
+
+    def _book(self, worker: _Worker | None, answered: set[int]) -> None:
+        """An iteration's first word is a push; its first answer is a release."""
+        self._roll.answered = answered
+        if worker is not None and worker.compute_s is not None:
+            rank, compute_s, worker.compute_s = worker.me.rank, worker.compute_s, None
+            decision = self._pacer.push(rank, self._now, self._cluster.batch)
+            position = rank * self._iterations + worker.me.count
+            self._record.pushed(self._now, _fresh(decision), rank, compute_s, position)
+        elif answered:
+            self._record.asked(self._now, self._pacer.timer(self._now))
+
+    # -- what it costs ------------------------------------------------------------------------
+
+    def _seconds(self, gathered: Gathered, size_bytes: int) -> float:
+        if gathered.kind == "mix":
+            rows = gathered.rows
+            return max(
+                (len(rows[rank]) - 1) * self._links[rank].seconds(size_bytes) for rank in gathered.receivers
+            )
+        return ring_s([self._links[rank] for rank in gathered.receivers], size_bytes)
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def _leave(self, rank: int, reason: Reason) -> None:
+        worker = self._workers[rank]
+        unfinished = self._cluster.batch if reason == "died" and worker.compute_s is not None else 0
+        worker.alive = False
+        worker.life.close()
+        self._record.left(self._now, rank, reason, unfinished)
+        self._record.asked(self._now, self._pacer.leave(rank, self._now))
+        size = worker.me.parameters.size_bytes
+        self._carry_out(self._meeting.leave(rank), size, None)
+
+    def _end(self) -> None:
+        waiting = [worker.me.rank for worker in self._workers if worker.alive]
+        if self._summarised:
+            for rank, sent in enumerate(self._sent):
+                self._emit(Exchanged(self._now, "average", (rank,), sent))
+        if waiting:
+            text = f"at {self._now:g} s of virtual time: ranks {waiting[:8]} wait for ever"
+            self._record.ended(self._now, "failed", text)
+            raise RunError(text)
+        self._record.ended(self._now, "finished", "")
+
+
+def ring_s(links: list[Link], size_bytes: int) -> float:
+    """How long a ring all-reduce takes: as long as the slowest link needs for its messages."""
+    others = len(links) - 1
+    if others <= 0:
+        return 0.0
+    return max(2 * others * link.seconds(-(-size_bytes // (others + 1))) for link in set(links))
+
+
+def _fresh(decision: Decision) -> Decision:
+    """Peers compute on their own replicas: nothing is stale."""
+    return msgspec.structs.replace(decision, staleness=0, read=decision.version)
+
+
+def _started(
+    protocol: Peer, cluster: Cluster, run: str, started_at: str, seed: int, summarised: bool
+) -> RunStarted:
+    names = (name for name, cls in PEERS.items() if type(protocol) is cls)
+    return RunStarted(
+        0.0,
+        SCHEMA,
+        run,
+        next(names, type(protocol).__name__.lower()),
+        resolved(protocol),
+        cluster.workers,
+        seed,
+        simulated=True,
+        started_at=started_at,
+        emulated=cluster.describe(),
+        summarised=summarised,
+        family="peer",
+    )

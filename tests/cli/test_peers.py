@@ -1,0 +1,81 @@
+"""Peer protocols through the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.protocols import PEERS
+from support.runs import SCRIPTS
+
+if TYPE_CHECKING:
+    from support.shell import Shell
+
+TRAIN = SCRIPTS / "train.py"
+
+
+def test_protocols_lists_both_families(shell: Shell) -> None:
+    listed = {entry["name"]: entry["family"] for entry in shell("protocols", "--json").json}
+    assert {name for name, family in listed.items() if family == "peer"} == set(PEERS)
+    assert listed["bsp"] == "paced"
+    assert "local_sgd (peer)" in shell("protocols", "local_sgd").out
+
+
+def test_train_takes_a_peer_protocol_with_its_settings(shell: Shell) -> None:
+    done = shell(
+        "train",
+        TRAIN,
+        "--workers",
+        2,
+        "--protocol",
+        "local_sgd",
+        "--set",
+        "period=3",
+        "--json",
+        "--",
+        "momentum",
+    )
+    assert done.code == 0, done.err
+    assert done.json["protocol"] == "local_sgd"
+    assert done.json["settings"]["period"] == 3
+    assert done.json["status"] == "finished"
+    assert done.json["bytes_sent"] > 0
+
+
+def test_compare_puts_both_families_side_by_side_and_writes_a_report(shell: Shell, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    protocols = "bsp,allreduce,local_sgd:period=4,dpsgd:topology=complete"
+    done = shell(
+        "compare", "--protocols", protocols, "--workers", 2, "--report", page, TRAIN, "--", "momentum"
+    )
+    assert done.code == 0, done.err
+    for name in ("bsp", "allreduce", "local_sgd", "dpsgd"):
+        assert name in done.err
+        assert name in page.read_text()
+
+
+def test_a_mistake_in_a_peer_protocols_settings_is_told_before_anything_starts(shell: Shell) -> None:
+    done = shell("train", TRAIN, "--protocol", "local_sgd", "--set", "period=0", "--", "momentum")
+    assert done.code == 2
+    assert "period must be >= 1" in done.error
+    assert not shell.runs.exists()
+
+
+def test_what_peers_cannot_do_yet_is_refused_with_the_reason(shell: Shell) -> None:
+    exact = shell("simulate", TRAIN, "--protocol", "local_sgd", "--workers", 2, "--", "momentum")
+    assert exact.code == 2
+    assert "simulated exactly" in exact.error
+    timing = shell("simulate", "--protocol", "selsync", "--workers", 2)
+    assert timing.code == 2
+    assert "values of its gradients" in timing.error
+
+
+def test_simulate_compares_both_families_in_virtual_time(shell: Shell) -> None:
+    done = shell(
+        "simulate", "--protocol", "bsp,allreduce,local_sgd", "--workers", 4, "--slow", "1:3", "--json"
+    )
+    assert done.code == 0, done.err
+    bsp, allreduce, local = done.json
+    assert bsp["seconds"] == allreduce["seconds"]
+    assert [each["protocol"] for each in done.json] == ["bsp", "allreduce", "local_sgd"]
+    assert local["waiting_share"][0] > 0.5

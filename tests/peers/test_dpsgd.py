@@ -1,0 +1,240 @@
+"""Decentralised SGD: topologies, and what mixing leaves alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from paceline.errors import ConfigError
+from paceline.protocols.dpsgd import DPSGD
+from paceline.protocols.topology import Topology, parse_graph, parts
+from support.peers import SIZE, Crew, MakeOptimizer, large_batch, momentum, noisy, nothing, sgd
+
+close = torch.testing.assert_close
+KINDS = ["ring", "exponential", "one_peer", "matching", "complete"]
+ORDERS = ["combine_then_adapt", "adapt_then_combine"]
+GRAPH = "0-1,1-2,2-3,0-4,1-4"
+kinds = st.sampled_from(KINDS)
+seeds = st.integers(0, 99)
+
+
+def matrix(topology: Topology, members: list[int], step: int) -> np.ndarray:
+    rows = topology.rows(members, step)
+    assert list(rows) == members
+    return np.array([[rows[j].get(k, 0.0) for k in members] for j in members])
+
+
+def spread(w: np.ndarray) -> float:
+    """The second largest singular value: how much of a disagreement is left."""
+    return float(np.linalg.norm(w - 1 / len(w), 2))
+
+
+@given(
+    kind=st.sampled_from([*KINDS, "graph"]),
+    members=st.sets(st.integers(0, 11), min_size=1),
+    step=st.integers(0, 50),
+    seed=seeds,
+)
+def test_rows_and_columns_sum_to_one_whoever_is_left(
+    kind: Any, members: set[int], step: int, seed: int
+) -> None:
+    w = matrix(Topology(kind, seed, parse_graph(GRAPH)), sorted(members), step)
+    assert w.min() >= 0
+    np.testing.assert_allclose(w.sum(0), 1, atol=1e-12)
+    np.testing.assert_allclose(w.sum(1), 1, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("workers", "ring", "exponential"),
+    [
+        (4, 0.33333, 0.33333),
+        (8, 0.80474, 0.5),
+        (16, 0.94925, 0.6),
+        (32, 0.98719, 0.66667),
+        (64, 0.99679, 0.71429),
+    ],
+)
+def test_spectral_values_are_those_computed_for_these_graphs(
+    workers: int, ring: float, exponential: float
+) -> None:
+    members = list(range(workers))
+    assert spread(matrix(Topology("ring"), members, 0)) == pytest.approx(ring, abs=1e-5)
+    assert spread(matrix(Topology("exponential"), members, 0)) == pytest.approx(exponential, abs=1e-5)
+
+
+def test_two_on_a_ring_share_half_and_half_and_three_are_complete() -> None:
+    np.testing.assert_allclose(matrix(Topology("ring"), [0, 1], 0), 0.5)
+    np.testing.assert_allclose(matrix(Topology("ring"), [0, 1, 2], 0), 1 / 3)
+
+
+def test_a_matching_is_symmetric_leaves_at_most_one_alone_and_differs_from_step_to_step() -> None:
+    drawn = [matrix(Topology("matching", seed=3), list(range(7)), step) for step in range(6)]
+    for w in drawn:
+        np.testing.assert_array_equal(w, w.T)
+        np.testing.assert_allclose(w @ w, w)
+        assert (np.diag(w) == 1).sum() == 1
+    assert any(not np.array_equal(drawn[0], w) for w in drawn[1:])
+
+
+def test_random_matching_contracts_in_the_mean_as_computed() -> None:
+    workers, steps = 8, 4000
+    drawn = [matrix(Topology("matching"), list(range(workers)), step) for step in range(steps)]
+    mean = sum(w.T @ w for w in drawn) / steps
+    assert sorted(np.linalg.eigvalsh(mean))[-2] == pytest.approx(
+        (workers - 2) / (2 * (workers - 1)), abs=0.03
+    )
+
+
+def scattered(rank: int) -> Tensor:
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("workers", "exact"), [(2, True), (4, True), (8, True), (6, False)])
+def test_one_peer_exponential_reaches_the_exact_mean_for_powers_of_two_only(
+    workers: int, exact: bool
+) -> None:
+    crew = Crew(DPSGD(topology="one_peer"), workers, nothing, initial=scattered)
+    mean, steps = crew.mean(), (workers - 1).bit_length()
+    crew.run(steps - 1)
+    assert not all(torch.allclose(x, mean) for x in crew.parameters()) or steps == 1
+    crew.run(1)
+    assert all(torch.allclose(x, mean, atol=1e-12) for x in crew.parameters()) == exact
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("optimizer", [sgd, momentum])
+@given(kind=kinds, workers=st.integers(1, 6), seed=seeds)
+def test_the_mean_moves_by_the_mean_step_whatever_the_topology(
+    order: Any, optimizer: MakeOptimizer, kind: Any, workers: int, seed: int
+) -> None:
+    """The reference takes every worker's step at its own replica, alone, and averages the steps."""
+    crew = Crew(DPSGD(topology=kind, order=order), workers, noisy(seed), seed=seed, optimizer=optimizer)
+    for iteration in range(5):
+        before, mean = crew.parameters(), crew.mean()
+        buffers = [worker.optimizer.state.get(worker.x, {}).get("momentum_buffer") for worker in crew.workers]
+        steps = []
+        for rank, x in enumerate(before):
+            alone, own = x.clone(), None if buffers[rank] is None else buffers[rank].clone()
+            rule = optimizer([alone])
+            if own is not None:
+                rule.state[alone]["momentum_buffer"] = own
+            alone.grad = noisy(seed)(rank, iteration, x)
+            rule.step()
+            steps.append(alone - x)
+        crew.run(1)
+        close(crew.mean(), mean + torch.stack(steps).mean(0))
+
+
+@pytest.mark.parametrize("optimizer", [sgd, momentum])
+@given(workers=st.integers(1, 6), seed=seeds)
+def test_a_complete_graph_that_adapts_then_combines_is_bsp(
+    optimizer: MakeOptimizer, workers: int, seed: int
+) -> None:
+    protocol = DPSGD(topology="complete", order="adapt_then_combine")
+    crew = Crew(protocol, workers, noisy(seed), seed=seed, optimizer=optimizer).run(7)
+    for x in crew.parameters():
+        close(x, large_batch(workers, 7, noisy(seed), optimizer))
+
+
+@given(workers=st.integers(2, 5), seed=seeds)
+def test_a_complete_graph_that_combines_then_adapts_is_not(workers: int, seed: int) -> None:
+    """Replicas differ by their own last steps: x_j = mean - lr * g_j."""
+    crew = Crew(DPSGD(topology="complete"), workers, noisy(seed), seed=seed).run(3)
+    before, mean = crew.parameters(), crew.mean()
+    crew.run(1)
+    for rank, x in enumerate(crew.parameters()):
+        close(x, mean - 0.1 * noisy(seed)(rank, 3, before[rank]))
+
+
+@given(seed=seeds)
+def test_matching_of_two_that_adapts_then_combines_is_bsp(seed: int) -> None:
+    crew = Crew(DPSGD(topology="matching", order="adapt_then_combine"), 2, noisy(seed), seed=seed).run(5)
+    close(crew.parameters()[0], large_batch(2, 5, noisy(seed)))
+
+
+@given(kind=kinds, workers=st.integers(2, 7))
+def test_without_gradients_replicas_come_together_at_the_rate_of_the_topology(
+    kind: Any, workers: int
+) -> None:
+    crew = Crew(DPSGD(topology=kind), workers, nothing, initial=scattered)
+    mean, topology = crew.mean(), Topology(kind, seed=0)
+    for step in range(5):
+        before = sum(float((x - mean).square().sum()) for x in crew.parameters())
+        crew.run(1)
+        after = sum(float((x - mean).square().sum()) for x in crew.parameters())
+        sigma = spread(matrix(topology, list(range(workers)), step))
+        assert after <= sigma**2 * before + 1e-12
+
+
+@given(kind=kinds, workers=st.integers(1, 5), seed=seeds)
+def test_with_a_common_hessian_and_common_data_the_mean_follows_bsp(
+    kind: Any, workers: int, seed: int
+) -> None:
+    crew = Crew(DPSGD(topology=kind), workers, lambda rank, i, x: 2 * x - i, initial=scattered, seed=seed)
+    x = crew.mean()
+    crew.run(6)
+    for iteration in range(6):
+        x = x - 0.1 * (2 * x - iteration)
+    close(crew.mean(), x)
+
+
+def test_a_matching_does_not_wait_for_other_pairs() -> None:
+    crew = Crew(DPSGD(topology="matching"), 4, noisy(0))
+    rows = Topology("matching", seed=0).rows(range(4), 0)
+    late = 3
+    pair = parts(rows)[late]
+    for worker in crew.workers:
+        worker.goal = 1
+    while any(worker.runnable and worker.me.rank != late for worker in crew.workers):
+        next(w for w in crew.workers if w.runnable and w.me.rank != late).turn()
+    assert {worker.me.rank for worker in crew.workers if worker.me.count == 1} == set(range(4)) - pair
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_others_go_on_when_a_worker_dies(kind: Any, order: Any) -> None:
+    crew = Crew(DPSGD(topology=kind, order=order), 5, noisy(4)).run(8, dies={2: 3})
+    assert len(crew.living) == 4
+    assert all(bool(torch.isfinite(x).all()) for x in crew.parameters())
+
+
+@pytest.mark.parametrize(
+    ("graph", "workers", "words"),
+    [
+        ("0-1,2-3", 4, "not connected: nothing that rank 0 learns ever reaches rank 2"),
+        ("0-1,1-2", 4, "rank 3"),
+        ("0-1,1-4", 3, "edge 1-4"),
+        ("0-0", 2, "edge 0-0"),
+        ("0-1:0.7,0-2:0.6", 3, "rank 0 add up to 1.3.*not doubly stochastic"),
+    ],
+)
+def test_a_graph_that_cannot_work_is_refused_with_the_reason(graph: str, workers: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        DPSGD(topology="graph", graph=graph).check(workers)
+
+
+def test_a_graph_of_ones_own_mixes_by_degrees_or_by_the_shares_given() -> None:
+    w = matrix(Topology("graph", edges=parse_graph("0-1,1-2,2-3:0.125")), [0, 1, 2, 3], 0)
+    assert w[0, 1] == w[1, 0] == w[1, 2] == pytest.approx(1 / 3)
+    assert w[2, 3] == w[3, 2] == 0.125
+    assert w[3, 3] == 0.875
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"topology": "graph"},
+        {"graph": "0-1"},
+        {"topology": "graph", "graph": "0:1"},
+        {"topology": "graph", "graph": "a-b"},
+    ],
+)
+def test_graphs_that_are_not_well_written_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"graph|0-1"):
+        DPSGD(**settings)

@@ -1,0 +1,121 @@
+"""One iteration, told as operations: what a protocol may yield, and what happens when workers disagree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from paceline.errors import RunError
+from paceline.protocols.meeting import Call, Meeting
+from paceline.protocols.peer import Agree, Average, Compute, How, Me, Peer, Step, Steps
+from support.peers import Crew, noisy, nothing
+
+
+@dataclass(frozen=True)
+class Idle(Peer):
+    def iteration(self, me: Me) -> Steps:
+        yield Agree(1, How.SUM)
+
+
+@dataclass(frozen=True)
+class Greedy(Peer):
+    def iteration(self, me: Me) -> Steps:
+        yield Compute()
+        yield Compute()
+
+
+@dataclass(frozen=True)
+class Split(Peer):
+    """Rank 0 averages, the others vote."""
+
+    def iteration(self, me: Me) -> Steps:
+        gradient = yield Compute()
+        if me.rank == 0:
+            yield Average(gradient)
+        else:
+            yield Agree(1, How.ANY)
+
+
+@dataclass(frozen=True)
+class Hoarder(Peer):
+    """Uses an answer after the next joint operation."""
+
+    def iteration(self, me: Me) -> Steps:
+        gradient = yield Compute()
+        mean = yield Average(gradient)
+        yield Average(me.parameters)
+        yield Step(mean)
+
+
+@dataclass(frozen=True)
+class Lopsided(Peer):
+    def iteration(self, me: Me) -> Steps:
+        gradient = yield Compute()
+        yield Average(gradient if me.rank else gradient.clone(), group=(0, 1) if me.rank else None)
+
+
+@pytest.mark.parametrize(("protocol", "words"), [(Idle(), "never"), (Greedy(), "twice")])
+def test_an_iteration_computes_exactly_once(protocol: Peer, words: str) -> None:
+    with pytest.raises(RunError, match=rf"computed {words}.* in iteration 1\. Yield exactly one"):
+        Crew(protocol, 2, nothing).run(1)
+
+
+def test_workers_in_different_operations_that_wait_for_each_other_are_named() -> None:
+    with pytest.raises(
+        RunError, match=r"rank \d is in (Average|Agree).*rank \d in (Average|Agree).*wait for each other"
+    ):
+        Crew(Split(), 3, nothing).run(1)
+
+
+def test_workers_that_name_different_groups_are_named() -> None:
+    with pytest.raises(RunError, match=r"among \[0, 1\]"):
+        Crew(Lopsided(), 2, nothing).run(1)
+
+
+def test_what_an_operation_answered_is_spoilt_by_the_next_one() -> None:
+    crew = Crew(Hoarder(), 2, noisy(0)).run(1)
+    assert torch.isnan(crew.parameters()[0]).all()
+
+
+def test_nobody_waits_for_one_that_left_and_what_a_dead_one_brought_counts() -> None:
+    meeting = Meeting()
+    for rank in range(3):
+        meeting.join(rank)
+    assert meeting.arrive(0, Call("average", weight=1.0)) == []
+    assert meeting.arrive(1, Call("average", weight=3.0)) == []
+    assert meeting.leave(1) == []
+    (done,) = meeting.leave(2)
+    assert done.receivers == (0,)
+    assert done.rows == {0: {0: 0.25, 1: 0.75}}
+    assert meeting.active == (0,)
+
+
+def test_weights_that_are_all_zero_count_the_same() -> None:
+    meeting = Meeting()
+    for rank in (4, 7):
+        meeting.join(rank)
+    meeting.arrive(7, Call("average", weight=0.0))
+    (done,) = meeting.arrive(4, Call("average", weight=0.0))
+    assert done.rows[4] == {4: 0.5, 7: 0.5}
+
+
+@pytest.mark.parametrize(
+    ("how", "values", "outcome"),
+    [
+        (How.ANY, (0, 1, 0), True),
+        (How.ANY, (0, 0, 0), False),
+        (How.ALL, (1, 1, 0), False),
+        (How.SUM, (1, 2, 4), 7),
+        (How.MIN, (3, 1, 2), 1),
+        (How.MAX, (3, 1, 2), 3),
+    ],
+)
+def test_agreeing(how: How, values: tuple[int, ...], outcome: float) -> None:
+    meeting = Meeting()
+    for rank in range(3):
+        meeting.join(rank)
+    done = [meeting.arrive(rank, Call("agree", value=values[rank], how=how)) for rank in (2, 0, 1)]
+    assert done[:2] == [[], []]
+    assert done[2][0].outcome == outcome

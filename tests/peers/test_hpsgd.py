@@ -1,0 +1,108 @@
+"""HPSGD: averages that travel while the next round is computed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from paceline.errors import ConfigError
+from paceline.protocols.hpsgd import HPSGD
+from paceline.protocols.local_sgd import LocalSGD
+from support.peers import SIZE, Crew, Gradient, momentum, noisy
+
+close = torch.testing.assert_close
+seeds = st.integers(0, 99)
+lengths = st.sampled_from([0, 1, 2, 3, 5])
+
+
+class Counted:
+    """Adds up every gradient that anybody computed."""
+
+    def __init__(self, gradient: Gradient) -> None:
+        self.gradient, self.total = gradient, torch.zeros(SIZE, dtype=torch.float64)
+
+    def __call__(self, rank: int, iteration: int, x: Tensor) -> Tensor:
+        value = self.gradient(rank, iteration, x)
+        self.total += value
+        return value
+
+
+@given(workers=st.integers(1, 5), seed=seeds, length=lengths, iterations=st.integers(1, 14))
+def test_after_the_end_every_gradient_of_everybody_was_applied_exactly_once(
+    workers: int, seed: int, length: int, iterations: int
+) -> None:
+    counted = Counted(noisy(seed))
+    crew = Crew(HPSGD(round_length=length), workers, counted, seed=seed).run(iterations).settle()
+    start = torch.linspace(-1, 1, SIZE, dtype=torch.float64)
+    for x in crew.parameters():
+        close(x, start - 0.1 / workers * counted.total)
+    assert crew.equal()
+
+
+@given(workers=st.integers(2, 5), seed=seeds, length=lengths)
+def test_the_agreed_model_is_the_same_on_all_at_any_time(workers: int, seed: int, length: int) -> None:
+    crew = Crew(HPSGD(round_length=length), workers, noisy(seed), seed=seed, optimizer=momentum)
+    for _ in range(12):
+        models = crew.run(1).models()
+        assert all(torch.equal(models[0], model) for model in models)
+
+
+@given(workers=st.integers(1, 4), seed=seeds)
+def test_a_round_of_one_is_sgd_delayed_by_one_step(workers: int, seed: int) -> None:
+    """W[k+1] = W[k] - lr * mean gradient at W[k-1], by an independent loop; the first boundary is none."""
+    w = torch.linspace(-1, 1, SIZE, dtype=torch.float64)
+    replicas = [w.clone() for _ in range(workers)]
+    last: Tensor | None = None
+    for k in range(7):
+        gradients = [noisy(seed)(rank, k, x) for rank, x in enumerate(replicas)]
+        if last is None:
+            replicas = [x - 0.1 * g for x, g in zip(replicas, gradients, strict=True)]
+        else:
+            w = w - 0.1 * last
+            replicas = [w.clone() for _ in replicas]
+        last = torch.stack(gradients).mean(0)
+    crew = Crew(HPSGD(round_length=1), workers, noisy(seed), seed=seed).run(7)
+    close(crew.models()[0], w)
+    close(crew.parameters()[0], replicas[0])
+
+
+@given(workers=st.integers(1, 4), seed=seeds, length=st.integers(1, 4))
+def test_the_merge_of_a_round_applies_the_round_before_only(workers: int, seed: int, length: int) -> None:
+    """After two rounds the model has moved by the first, which was computed as local SGD would."""
+    crew = Crew(HPSGD(round_length=length), workers, noisy(seed), seed=seed).run(2 * length)
+    local = Crew(LocalSGD(period=length), workers, noisy(seed), seed=seed).run(length)
+    close(crew.models()[0], local.parameters()[0])
+
+
+@given(seed=seeds, length=st.integers(1, 4))
+def test_one_average_per_round_and_one_more_at_the_end(seed: int, length: int) -> None:
+    crew = Crew(HPSGD(round_length=length), 3, noisy(seed), seed=seed).run(5 * length)
+    assert crew.counts == {"average": 5}
+    assert crew.settle().counts == {"average": 6}
+
+
+def test_it_comes_to_rest_where_local_sgd_does() -> None:
+    """Overlap delays, it does not move the fixed point, client drift included."""
+
+    def steady(rank: int, iteration: int, x: Tensor) -> Tensor:
+        return (1.0 + rank) * (x - rank)
+
+    for length in (1, 5):
+        ours = Crew(HPSGD(round_length=length), 4, steady).run(300 * length).settle()
+        theirs = Crew(LocalSGD(period=length), 4, steady).run(300 * length)
+        close(ours.parameters()[0], theirs.parameters()[0], rtol=1e-6, atol=1e-6)
+
+
+@given(seed=seeds, dies=st.integers(0, 9))
+def test_the_others_go_on_and_settle_when_one_dies(seed: int, dies: int) -> None:
+    crew = Crew(HPSGD(round_length=2), 3, noisy(seed), seed=seed).run(10, dies={1: dies}).settle()
+    assert len(crew.living) == 2
+    assert crew.equal()
+
+
+def test_a_negative_length_is_refused() -> None:
+    with pytest.raises(ConfigError, match="got -1"):
+        HPSGD(round_length=-1)

@@ -1,0 +1,212 @@
+"""Local SGD, FedAvg and DiLoCo: averaging now and then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.errors import ConfigError
+from paceline.protocols.diloco import DiLoCo
+from paceline.protocols.fedavg import FedAvg
+from paceline.protocols.local_sgd import LocalSGD
+from support.peers import SIZE, Crew, MakeOptimizer, adam, large_batch, momentum, noisy, nothing, sgd
+
+close = torch.testing.assert_close
+workers = st.integers(1, 5)
+seeds = st.integers(0, 99)
+
+
+@pytest.mark.parametrize("optimizer", [sgd, momentum])
+@given(workers=workers, seed=seeds)
+def test_a_period_of_one_is_bsp_for_sgd_with_momentum_and_decay(
+    optimizer: MakeOptimizer, workers: int, seed: int
+) -> None:
+    crew = Crew(LocalSGD(period=1), workers, noisy(seed), seed=seed, optimizer=optimizer).run(9)
+    close(crew.parameters()[0], large_batch(workers, 9, noisy(seed), optimizer))
+    assert crew.equal()
+
+
+def test_a_period_of_one_is_not_bsp_for_adam() -> None:
+    crew = Crew(LocalSGD(period=1), 3, noisy(1), optimizer=adam).run(5)
+    assert not torch.allclose(crew.parameters()[0], large_batch(3, 5, noisy(1), adam))
+
+
+@given(workers=st.integers(2, 5), period=st.integers(2, 6), seed=seeds)
+def test_replicas_are_equal_after_an_averaging_and_differ_in_between(
+    workers: int, period: int, seed: int
+) -> None:
+    crew = Crew(LocalSGD(period=period), workers, noisy(seed), seed=seed)
+    for iteration in range(1, 3 * period + 1):
+        crew.run(1)
+        assert crew.equal() == (iteration % period == 0)
+        assert crew.counts["average"] == iteration // period
+
+
+@given(workers=workers, seed=seeds)
+def test_an_averaging_leaves_the_mean_of_the_replicas_as_it_was(workers: int, seed: int) -> None:
+    apart = Crew(LocalSGD(period=100), workers, noisy(seed), seed=seed).run(4)
+    averaged = Crew(LocalSGD(period=4), workers, noisy(seed), seed=seed).run(4)
+    close(averaged.mean(), apart.mean())
+
+
+def test_without_an_averaging_every_worker_trains_alone() -> None:
+    crew = Crew(LocalSGD(period=50), 3, noisy(2)).run(10)
+    for rank, x in enumerate(crew.parameters()):
+        alone = large_batch(1, 10, lambda _, iteration, at, rank=rank: noisy(2)(rank, iteration, at))
+        close(x, alone)
+
+
+@pytest.mark.parametrize(
+    ("settings", "averaged"),
+    [
+        ({"period": 4}, [4, 8, 12]),
+        ({"period": 4, "every_until": 3}, [1, 2, 3, 7, 11]),
+        ({"period": 4, "every_until": 12}, list(range(1, 13))),
+        ({"period": 4, "every_until": 0}, [4, 8, 12]),
+        ({"period": 4, "warmup": 8}, [1, 2, 3, 5, 9]),
+        ({"period": 3, "every_until": 2, "warmup": 4}, [1, 2, 3, 4, 7, 10]),
+    ],
+)
+def test_the_iterations_after_which_models_are_averaged(
+    settings: dict[str, int], averaged: list[int]
+) -> None:
+    crew, seen = Crew(LocalSGD(**settings), 2, noisy(0)), []
+    for iteration in range(1, 13):
+        before = crew.counts["average"]
+        crew.run(1)
+        if crew.counts["average"] > before:
+            seen.append(iteration)
+    assert seen == averaged
+
+
+def test_buffers_are_averaged_with_the_model() -> None:
+    def own(rank: int) -> torch.Tensor:
+        return torch.full((2,), float(rank), dtype=torch.float64)
+
+    crew = Crew(LocalSGD(period=2), 3, noisy(0), buffers=own).run(1)
+    assert [float(worker.buffers[0][0]) for worker in crew.workers] == [0, 1, 2]
+    crew.run(1)
+    assert [float(worker.buffers[0][0]) for worker in crew.workers] == pytest.approx([1, 1, 1])
+
+
+def test_a_worker_that_dies_is_left_out_of_the_next_averaging() -> None:
+    crew = Crew(LocalSGD(period=2), 3, noisy(3)).run(6, dies={1: 3})
+    assert len(crew.living) == 2
+    assert crew.equal()
+
+
+# -- FedAvg ---------------------------------------------------------------------------------------
+
+
+@given(workers=workers, period=st.integers(1, 5), seed=seeds)
+def test_fedavg_with_equal_batches_and_plain_sgd_is_local_sgd(workers: int, period: int, seed: int) -> None:
+    ours = Crew(FedAvg(period=period), workers, noisy(seed), seed=seed).run(2 * period)
+    theirs = Crew(LocalSGD(period=period), workers, noisy(seed), seed=seed).run(2 * period)
+    close(ours.parameters(), theirs.parameters())
+
+
+def test_fedavg_with_rounds_of_one_is_gradient_descent_on_the_weighted_loss() -> None:
+    def samples(rank: int, iteration: int) -> int:
+        return 1 + rank
+
+    crew = Crew(FedAvg(period=1), 3, noisy(4), samples=samples).run(6)
+    close(crew.parameters()[0], large_batch(3, 6, noisy(4), samples=samples))
+
+
+def test_fedavg_weighs_a_round_by_all_its_samples() -> None:
+    def samples(rank: int, iteration: int) -> int:
+        return (1, 5)[rank] if iteration % 2 else (3, 1)[rank]
+
+    apart = Crew(LocalSGD(period=9), 2, noisy(5)).run(2).parameters()
+    crew = Crew(FedAvg(period=2), 2, noisy(5), samples=samples).run(2)
+    close(crew.parameters()[0], 0.4 * apart[0] + 0.6 * apart[1])
+
+
+def test_fedavg_forgets_momentum_after_each_round_and_local_sgd_keeps_it() -> None:
+    forgets = Crew(FedAvg(period=2), 2, noisy(6), optimizer=momentum).run(2)
+    keeps = Crew(LocalSGD(period=2), 2, noisy(6), optimizer=momentum).run(2)
+    assert all(not worker.optimizer.state for worker in forgets.workers)
+    assert all(worker.optimizer.state for worker in keeps.workers)
+    close(
+        forgets.run(4).parameters(),
+        Crew(LocalSGD(period=2, optimizer="reset"), 2, noisy(6), optimizer=momentum).run(6).parameters(),
+    )
+
+
+# -- DiLoCo ---------------------------------------------------------------------------------------
+
+
+@given(workers=workers, period=st.integers(1, 5), seed=seeds)
+def test_diloco_with_rate_one_and_no_momentum_is_local_sgd(workers: int, period: int, seed: int) -> None:
+    outer = DiLoCo(period=period, lr=1.0, momentum=0.0)
+    ours = Crew(outer, workers, noisy(seed), seed=seed, optimizer=momentum).run(2 * period)
+    theirs = Crew(LocalSGD(period=period), workers, noisy(seed), seed=seed, optimizer=momentum).run(
+        2 * period
+    )
+    close(ours.parameters(), theirs.parameters())
+
+
+@given(workers=st.integers(1, 4), seed=seeds)
+def test_diloco_steps_as_torchs_nesterov_does(workers: int, seed: int) -> None:
+    """The reference is torch's own optimizer on the mean displacement."""
+    crew = Crew(DiLoCo(period=3), workers, noisy(seed), seed=seed)
+    outer_x = torch.linspace(-1, 1, SIZE, dtype=torch.float64)
+    outer = torch.optim.SGD([outer_x], lr=0.7, momentum=0.9, nesterov=True)
+    for _ in range(4):
+        inner = Crew(LocalSGD(period=99), workers, _from(noisy(seed), crew), initial=lambda _: outer_x).run(3)
+        outer_x.grad = outer_x - inner.mean()
+        outer.step()
+        crew.run(3)
+        close(crew.parameters()[0], outer_x)
+        assert crew.equal()
+
+
+def _from(gradient: Any, crew: Crew) -> Any:
+    begun = crew.workers[0].me.count
+    return lambda rank, iteration, x: gradient(rank, begun + iteration, x)
+
+
+def test_diloco_first_outer_step_moves_by_lr_times_one_plus_momentum() -> None:
+    """All move by d, so the displacement is -d, and the model goes on along d: the sign is right."""
+    start = torch.linspace(-1, 1, SIZE, dtype=torch.float64)
+    crew = Crew(DiLoCo(period=1), 3, lambda rank, iteration, x: torch.ones_like(x)).run(1)
+    close(crew.parameters()[0], start + 0.7 * 1.9 * -0.1)
+
+
+def test_diloco_agrees_on_snapshot_and_momentum() -> None:
+    crew = Crew(DiLoCo(period=2), 3, noisy(8), optimizer=momentum).run(6)
+    first, *others = (worker.me.agreed for worker in crew.workers)
+    for other in others:
+        assert torch.equal(first.snapshot.parts[0], other.snapshot.parts[0])
+        assert torch.equal(first.momentum.parts[0], other.momentum.parts[0])
+
+
+def test_diloco_alone_is_not_the_inner_optimizer_alone() -> None:
+    crew = Crew(DiLoCo(period=2), 1, noisy(9)).run(4)
+    assert not torch.allclose(crew.parameters()[0], large_batch(1, 4, noisy(9)))
+    assert not DiLoCo().plain_alone
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: LocalSGD(period=0), "period must be >= 1 iterations, got 0"),
+        (lambda: LocalSGD(every_until=-2), "got -2"),
+        (lambda: FedAvg(period=-1), "got -1"),
+        (lambda: DiLoCo(lr=0), "lr=0"),
+        (lambda: DiLoCo(momentum=1.0), "momentum=1"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(make: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make()
+
+
+def test_nothing_to_learn_changes_nothing() -> None:
+    for protocol in (LocalSGD(period=2), FedAvg(period=2), DiLoCo(period=2)):
+        crew = Crew(protocol, 3, nothing).run(5)
+        close(crew.parameters()[0], torch.linspace(-1, 1, SIZE, dtype=torch.float64))

@@ -1,0 +1,153 @@
+"""Peers in virtual time: what an exchange costs, who waits for whom."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.errors import ConfigError
+from paceline.protocols import PEERS
+from paceline.protocols.settings import make_peer
+from paceline.sim import Cluster, Fixed, Link, Lognormal, Membership, simulate_peers
+from paceline.sim.peers import ring_s
+from paceline.trace.events import AnyEvent, Exchanged, WorkerLeft
+from support.peers import Crew, nothing
+
+TIMED = sorted(PEERS.keys() - {"selsync"})
+TIGHT: dict[str, dict[str, Any]] = {
+    "hpsgd": {"round_length": 2},
+    "diloco": {"period": 3},
+    "easgd": {"period": 2},
+    "local_sgd": {"period": 3},
+}
+LINK = Link(latency_s=0.001, bandwidth_bytes_per_s=1e6)
+
+
+def cluster(workers: int = 4, **more: Any) -> Cluster:
+    return Cluster(**{"workers": workers, "compute": Fixed(1.0), "model_bytes": 100_000, "link": LINK} | more)
+
+
+def trace(protocol: Any, on: Cluster, **more: Any) -> list[AnyEvent]:
+    events: list[AnyEvent] = []
+    simulate_peers(protocol, on, trace=events.append, **{"iterations": 8, **more})
+    return events
+
+
+def test_a_ring_sends_two_n_minus_one_messages_of_an_nth() -> None:
+    assert ring_s([LINK] * 5, 100_000) == pytest.approx(8 * (0.001 + 20_000 / 1e6))
+    assert ring_s([LINK], 100_000) == 0
+    slow = Link(latency_s=0.0, bandwidth_bytes_per_s=1e3)
+    assert ring_s([LINK, slow], 100_000) == pytest.approx(2 * 50_000 / 1e3)
+
+
+def test_allreduce_takes_the_slowest_compute_and_a_ring_per_iteration() -> None:
+    tally = simulate_peers(make_peer("allreduce"), cluster(slow={2: 3.0}), iterations=10)
+    assert tally.now == pytest.approx(10 * (3 + ring_s([LINK] * 4, 100_000)))
+    waits = tally.result().waiting_share
+    assert waits[2] == 0
+    assert waits[0] == pytest.approx(20 / tally.now)
+
+
+@pytest.mark.parametrize("period", [1, 2, 5])
+def test_local_sgd_pays_for_a_ring_once_per_period(period: int) -> None:
+    on = cluster(slow={1: 2.0})
+    tally = simulate_peers(make_peer("local_sgd", {"period": period}), on, iterations=10)
+    assert tally.now == pytest.approx(20 + 10 / period * ring_s([LINK] * 4, 100_000))
+    assert tally.result().bytes_sent == 10 // period * 4 * 100_000
+
+
+def test_averaging_seldom_absorbs_slowness_that_comes_and_goes() -> None:
+    """A slow iteration here and there: with a period the waits overlap, in lockstep they add up."""
+    on = cluster(8, compute=Lognormal(1.0, 0.5))
+    often, seldom = (
+        simulate_peers(make_peer("local_sgd", {"period": period}), on, iterations=60).now
+        for period in (1, 20)
+    )
+    assert seldom < 0.8 * often
+
+
+def test_mixing_costs_a_message_per_neighbour() -> None:
+    ring = simulate_peers(make_peer("dpsgd"), cluster(6), iterations=5).now
+    assert ring == pytest.approx(5 * (1 + 2 * LINK.seconds(100_000)))
+    matched = simulate_peers(make_peer("dpsgd", {"topology": "matching"}), cluster(6), iterations=5).now
+    assert matched == pytest.approx(5 * (1 + LINK.seconds(100_000)))
+
+
+def test_a_pair_does_not_wait_for_the_others() -> None:
+    """In the first step those who are not matched with the slow one go on at once."""
+    events = trace(make_peer("dpsgd", {"topology": "matching"}), cluster(4, slow={0: 9.0}), iterations=1)
+    pairs = [event for event in events if isinstance(event, Exchanged)]
+    assert sorted(event.t for event in pairs) == [1.0, 9.0]
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_the_operations_are_those_of_the_driver(name: str) -> None:
+    protocol = make_peer(name, TIGHT.get(name, {}))
+    met = [event.operation for event in trace(protocol, cluster()) if isinstance(event, Exchanged)]
+    crew = Crew(protocol, 4, nothing).run(8).settle()
+    assert {kind: met.count(kind) for kind in set(met)} == dict(crew.counts)
+
+
+@pytest.mark.parametrize("name", TIMED)
+@given(seed=st.integers(0, 99))
+def test_same_seed_same_trace_and_summed_up_it_gives_the_same_result(name: str, seed: int) -> None:
+    protocol, on = make_peer(name, TIGHT.get(name, {})), cluster(compute=Lognormal(1.0, 0.4))
+    assert trace(protocol, on, seed=seed) == trace(protocol, on, seed=seed)
+    whole = simulate_peers(protocol, on, iterations=8, seed=seed, summarise=False).result()
+    summed = simulate_peers(protocol, on, iterations=8, seed=seed, summarise=True).result()
+    assert summed.waiting_share == pytest.approx(whole.waiting_share)
+    assert (summed.seconds, summed.samples, summed.bytes_sent) == (
+        whole.seconds,
+        whole.samples,
+        whole.bytes_sent,
+    )
+
+
+@pytest.mark.parametrize("name", TIMED)
+@given(deaths=st.dictionaries(st.integers(0, 3), st.floats(0, 9), max_size=3))
+def test_whoever_is_lost_whenever_the_others_finish(name: str, deaths: dict[int, float]) -> None:
+    lost = tuple(Membership(at_s, kill=rank) for rank, at_s in deaths.items())
+    events = trace(make_peer(name, TIGHT.get(name, {})), cluster(event=lost))
+    left = {event.worker: event.reason for event in events if isinstance(event, WorkerLeft)}
+    assert {rank for rank, reason in left.items() if reason == "died"} <= set(deaths)
+    assert {rank for rank, reason in left.items() if reason == "finished"} >= set(range(4)) - set(deaths)
+
+
+@pytest.mark.parametrize(("length", "hidden"), [(1, False), (3, True)])
+def test_hpsgd_hides_what_travels_within_a_round(length: int, hidden: bool) -> None:
+    """A ring takes 2.5 times an iteration: it fits into three iterations, not into one."""
+    slow = Link(bandwidth_bytes_per_s=1e5)
+    on = cluster(2, link=slow, model_bytes=250_000)
+    assert ring_s([slow] * 2, 250_000) == pytest.approx(2.5)
+    took = simulate_peers(make_peer("hpsgd", {"round_length": length}), on, iterations=30).now
+    rounds = 30 // length
+    last = 2 * 2.5  # at the end: what is under way, then the rest
+    assert took == pytest.approx(30 + last if hidden else 1 + (rounds - 1) * 2.5 + last)
+
+
+def test_hpsgd_finds_its_round_length_by_itself() -> None:
+    slow = Link(bandwidth_bytes_per_s=1e5)
+    events = trace(make_peer("hpsgd"), cluster(2, link=slow, model_bytes=250_000), iterations=40)
+    starts = [event.t for event in events if isinstance(event, Exchanged) and event.operation == "average"]
+    rounds = [round(later - earlier) for earlier, later in pairwise(starts)]
+    assert set(rounds[:-2]) == {3}
+
+
+def test_what_depends_on_values_is_refused() -> None:
+    with pytest.raises(ConfigError, match="decides by the values of its gradients"):
+        simulate_peers(make_peer("selsync"), cluster(), iterations=3)
+
+
+def test_patterns_that_cannot_work_are_refused_here_too() -> None:
+    with pytest.raises(ConfigError, match="7 workers make no grid"):
+        simulate_peers(make_peer("ds_sync"), cluster(7), iterations=3)
+
+
+def test_a_thousand_workers_mix() -> None:
+    on = cluster(1000, compute=Lognormal(1.0, 0.2))
+    tally = simulate_peers(make_peer("dpsgd", {"topology": "one_peer"}), on, iterations=20)
+    assert tally.result().samples == 20_000

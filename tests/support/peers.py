@@ -1,0 +1,331 @@
+"""Drives a peer protocol: all workers in this process, real vectors, one meeting place.
+
+    crew = Crew(LocalSGD(period=4), workers=3, gradient=quadratic(3))
+    crew.run(12)
+    assert crew.equal()
+
+Workers take turns in a random order drawn from a seed, so nothing may depend on who comes first.
+Vectors that an operation answered are spoilt as soon as they are no longer good, so that a protocol
+that keeps one is found out. Joint operations that do not fit together raise what a real run would say.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.protocols.meeting import SETTLING, Gathered, Meeting, call_of
+from paceline.protocols.peer import (
+    Agree,
+    Compute,
+    Done,
+    Exchange,
+    Handle,
+    Me,
+    Peer,
+    Reset,
+    Start,
+    Step,
+    Test,
+    Wait,
+    life,
+)
+from paceline.store.cells import Cells
+from paceline.store.vector import FlatVector
+
+Gradient = Callable[[int, int, Tensor], Tensor]
+"""Rank, iteration (from 0) and parameters in, gradient out."""
+MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
+Samples = Callable[[int, int], int]
+
+SIZE = 6
+
+
+def sgd(parameters: list[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def momentum(parameters: list[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
+
+
+def adam(parameters: list[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.05)
+
+
+def noisy(seed: int) -> Gradient:
+    """Quadratics of unequal curvature and unequal optima, with noise: nothing cancels by accident."""
+
+    def gradient(rank: int, iteration: int, x: Tensor) -> Tensor:
+        own = torch.Generator().manual_seed(1000 * seed + rank)
+        curvature = torch.rand(SIZE, generator=own, dtype=torch.float64) + 0.5
+        optimum = torch.randn(SIZE, generator=own, dtype=torch.float64)
+        drawn = torch.Generator().manual_seed(seed + 7919 * rank + 104729 * iteration)
+        return curvature * (x - optimum) + 0.3 * torch.randn(SIZE, generator=drawn, dtype=torch.float64)
+
+    return gradient
+
+
+def nothing(rank: int, iteration: int, x: Tensor) -> Tensor:
+    """No gradient at all: what is left is the mixing."""
+    return torch.zeros_like(x)
+
+
+class Crew:
+    """The workers of one run."""
+
+    def __init__(
+        self,
+        protocol: Peer,
+        workers: int,
+        gradient: Gradient,
+        *,
+        seed: int = 0,
+        optimizer: MakeOptimizer = sgd,
+        initial: Callable[[int], Tensor] | None = None,
+        buffers: Callable[[int], Tensor] | None = None,
+        samples: Samples = lambda rank, iteration: 4,
+    ) -> None:
+        protocol.check(workers)
+        self.protocol, self.gradient, self.samples = protocol, gradient, samples
+        self.random = Random(seed)
+        self.meeting = Meeting()
+        self.counts: Counter[str] = Counter()
+        """Joint operations carried out, by kind."""
+        self.sent: Counter[int] = Counter()
+        """Bytes of the vectors each rank gave away."""
+        self.log: list[tuple[int, int, str]] = []
+        """(rank, its iteration, operation), in the order in which they were asked for."""
+        start = torch.linspace(-1, 1, SIZE, dtype=torch.float64) if initial is None else initial(0)
+        self.cells = Cells([start])
+        self.workers = [
+            _Worker(self, rank, workers, seed, optimizer, initial, buffers) for rank in range(workers)
+        ]
+
+    def run(self, iterations: int, *, dies: dict[int, int] | None = None) -> Crew:
+        """Let everybody complete so many iterations; `dies`: rank -> iteration it does not complete."""
+        for worker in self.workers:
+            worker.goal, worker.dies_in = worker.me.count + iterations, (dies or {}).get(worker.me.rank)
+        while runnable := [worker for worker in self.workers if worker.runnable]:
+            self.random.choice(runnable).turn()
+        stuck = [worker.me.rank for worker in self.workers if worker.alive and worker.me.count < worker.goal]
+        assert not stuck, f"ranks {stuck} wait for ever"
+        return self
+
+    def settle(self) -> Crew:
+        """Nobody goes on: bring to an end what is under way."""
+        for worker in self.living:
+            worker.retire()
+        while runnable := [worker for worker in self.living if not worker.asleep and not worker.settled]:
+            self.random.choice(runnable).turn()
+        stuck = [worker.me.rank for worker in self.living if not worker.settled]
+        assert not stuck, f"ranks {stuck} wait for ever"
+        return self
+
+    @property
+    def living(self) -> list[_Worker]:
+        return [worker for worker in self.workers if worker.alive]
+
+    def parameters(self) -> list[Tensor]:
+        """Every living worker's, by rank."""
+        return [worker.x.detach().clone() for worker in self.living]
+
+    def models(self) -> list[Tensor]:
+        """What stands for each living worker."""
+        models = []
+        for worker in self.living:
+            cell = self.protocol.cell(worker.me)
+            own: Any = self.protocol.model(worker.me)
+            models.append((own.parts if cell is None else self.cells[cell])[0].clone())
+        return models
+
+    def mean(self) -> Tensor:
+        return torch.stack(self.parameters()).mean(0)
+
+    def equal(self) -> bool:
+        """Whether all replicas are the same, bit for bit."""
+        first, *others = self.parameters()
+        return all(torch.equal(first, other) for other in others)
+
+    def carry_out(self, gathered: Gathered) -> None:
+        """Give every receiver its answer."""
+        self.counts[gathered.kind] += 1
+        lane = gathered.lane
+        brought = {rank: self.workers[rank].brought[lane] for row in gathered.rows.values() for rank in row}
+        answers = {}
+        for rank in gathered.receivers:
+            answers[rank] = gathered.outcome
+            if gathered.kind != "agree":
+                parts = [(brought[peer].vector, share) for peer, share in gathered.rows[rank].items()]
+                answers[rank] = _sum(parts)
+        for rank, answer in answers.items():
+            if lane > 0:
+                self.workers[rank].arrived(lane, answer)
+            else:
+                self.workers[rank].wake(answer)
+
+
+class _Worker:
+    def __init__(
+        self,
+        crew: Crew,
+        rank: int,
+        size: int,
+        seed: int,
+        optimizer: MakeOptimizer,
+        initial: Callable[[int], Tensor] | None,
+        buffers: Callable[[int], Tensor] | None,
+    ) -> None:
+        self.crew = crew
+        start = torch.linspace(-1, 1, SIZE, dtype=torch.float64) if initial is None else initial(rank)
+        self.x = start.clone()
+        self.buffers = [] if buffers is None else [buffers(rank).clone()]
+        self.optimizer = optimizer([self.x])
+        self.me = Me(
+            rank, size, seed, FlatVector([self.x]), FlatVector(self.buffers), members=tuple(range(size))
+        )
+        self.life = life(crew.protocol, self.me)
+        self.alive, self.asleep = True, False
+        self.settled = False
+        self.blocking = 0
+        """The lane of what it sleeps for."""
+        self.brought: dict[int, Any] = {}
+        self.lanes = 0
+        self.ready: dict[int, Any] = {}
+        self.waits_for: int | None = None
+        self.answer: Any = None
+        self.given: list[FlatVector] = []
+        self.goal, self.dies_in = 0, None
+        crew.meeting.join(rank)
+
+    @property
+    def runnable(self) -> bool:
+        return self.alive and not self.asleep and self.me.count < self.goal
+
+    def turn(self) -> None:
+        """Go on to the next operation, and do it or wait for it."""
+        answer, self.answer = self.answer, None
+        try:
+            operation = self.life.send(answer)
+        except StopIteration:
+            self.settled = True
+            return
+        if isinstance(operation, Done):
+            return
+        self.crew.log.append((self.me.rank, self.me.count, type(operation).__name__))
+        match operation:
+            case Compute():
+                self._compute()
+            case Step():
+                self._step(operation.gradient)
+            case Reset():
+                self.optimizer.state.clear()
+            case Exchange():
+                self._exchange(operation)
+            case Start():
+                self._start(operation.operation)
+            case Test():
+                self.answer = operation.handle.lane in self.ready
+            case Wait():
+                self.waits_for, self.asleep = operation.handle.lane, True
+                self._take()
+            case _:
+                self.asleep = True
+                self._meet(operation, self.blocking)
+
+    def retire(self) -> None:
+        self.blocking = SETTLING
+        for gathered in self.crew.meeting.retire(self.me.rank):
+            self.crew.carry_out(gathered)
+        self.life = self.crew.protocol.settle(self.me)
+
+    def arrived(self, lane: int, answer: Any) -> None:
+        self.ready[lane] = answer
+        self._take()
+
+    def _take(self) -> None:
+        """Wake up if what it waits for is there."""
+        if self.waits_for in self.ready:
+            answer = self.ready.pop(self.waits_for)
+            self.waits_for = None
+            self.wake(answer)
+
+    def _exchange(self, operation: Any) -> None:
+        crew = self.crew
+        crew.counts["exchange"] += 1
+        crew.sent[self.me.rank] += operation.vector.size_bytes
+        there = {worker.me.rank for worker in crew.living}
+        other = operation.other if operation.other in there else None
+        answer = operation.vector.clone()
+        vector = operation.vector.parts
+        crew.cells.exchange(operation.rule, operation.cell, other, operation.rate, vector, answer.parts)
+        self.wake(answer)
+
+    def _start(self, operation: Any) -> None:
+        self.lanes += 1
+        vector = operation.vector.clone()  # what becomes of it later on is nobody else's business
+        self._meet(replace(operation, vector=vector), self.lanes)
+        self.answer = Handle(self.lanes)
+
+    def wake(self, answer: Any) -> None:
+        self.asleep, self.answer = False, answer
+        for vector in self.given:
+            for part in vector.parts:
+                part.fill_(float("nan"))
+        self.given = [answer] if isinstance(answer, FlatVector) else []
+
+    def die(self) -> None:
+        self.alive = False
+        for gathered in self.crew.meeting.leave(self.me.rank):
+            self.crew.carry_out(gathered)
+
+    def _compute(self) -> None:
+        rank, iteration = self.me.rank, self.me.count
+        if self.dies_in == iteration:
+            self.die()
+            return
+        self.me.samples = self.crew.samples(rank, iteration)
+        self.answer = FlatVector([self.crew.gradient(rank, iteration, self.x.detach().clone())])
+
+    def _step(self, gradient: Any) -> None:
+        self.x.grad = gradient.parts[0].clone()
+        self.optimizer.step()
+
+    def _meet(self, operation: Any, lane: int) -> None:
+        self.brought[lane] = operation
+        if not isinstance(operation, Agree):
+            self.crew.sent[self.me.rank] += operation.vector.size_bytes
+        for gathered in self.crew.meeting.arrive(self.me.rank, call_of(operation, lane)):
+            self.crew.carry_out(gathered)
+
+
+def _sum(parts: list[tuple[Any, float]]) -> FlatVector:
+    (first, share), *others = parts
+    total = first * share
+    for vector, share in others:
+        total = total + vector * share
+    return total
+
+
+def large_batch(
+    workers: int,
+    iterations: int,
+    gradient: Gradient,
+    optimizer: MakeOptimizer = sgd,
+    samples: Samples = lambda rank, iteration: 4,
+) -> Tensor:
+    """The reference: one process, every step with the mean gradient of all workers' batches."""
+    x = torch.linspace(-1, 1, SIZE, dtype=torch.float64)
+    steps = optimizer([x])
+    for iteration in range(iterations):
+        sizes = [samples(rank, iteration) for rank in range(workers)]
+        gradients = [gradient(rank, iteration, x.clone()) * sizes[rank] for rank in range(workers)]
+        x.grad = torch.stack(gradients).sum(0) / sum(sizes)
+        steps.step()
+    return x
