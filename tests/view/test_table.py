@@ -123,6 +123,17 @@ def test_table_of_four_workers_fits_and_loses_no_figure(width: int) -> None:
         assert all(figure in shown for figure in row[1:] if figure != DASH)
 
 
+def test_a_narrow_terminal_loses_columns_and_says_which_but_cuts_no_figure() -> None:
+    runs = [SyntheticRun(name, slow={3: 2.5}, pushes=200) for name in ("bsp", "asp")]
+    results = [tally(run.events()).result() for run in runs]
+    results.append(msgspec.structs.replace(results[0], balance=True))
+    shown = text(comparison(results, 70), 70)
+    assert "…" not in shown
+    assert "gap" not in shown.splitlines()[0]
+    assert "Left out, for want of room: gap" in " ".join(shown.split())
+    assert "Left out" not in text(comparison(results, 120), 120)
+
+
 def test_summary_tells_status_failures_and_unknowns() -> None:
     died = tally(SyntheticRun("ssp", dies=(2, 50), slow={3: 2.5}, pushes=120).events()).result()
     shown = text(summary(died))

@@ -138,5 +138,5 @@ def _compare(
     if json:
         print_json(results)
     else:
-        console.print(comparison(results))
+        console.print(comparison(results, console.width))
         print(f"report: {page}")

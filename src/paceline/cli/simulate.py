@@ -212,6 +212,7 @@ def _answer(done: list[tuple[Result, Path]], report: Path | None, json: bool) ->
     if json:
         print_json(results if len(results) > 1 else results[0])
         return
-    Console(stderr=True).print(comparison(results) if len(results) > 1 else summary(results[0]))
+    console = Console(stderr=True)
+    console.print(comparison(results, console.width) if len(results) > 1 else summary(results[0]))
     for _, path in done:
         print(path)

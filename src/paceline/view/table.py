@@ -16,23 +16,40 @@ from rich.text import Text
 from paceline.trace import Result
 from paceline.trace.tally import Failure
 from paceline.view import figures
-from paceline.view.compare import compare
+from paceline.view.compare import Comparison, Row, compare
 from paceline.view.palette import terminal_colour
 
+LEAST_MISSED = ("max_gap", "staleness", "waiting")
+"""Columns in the order in which they are left out of a narrow terminal."""
 
-def comparison(results: Sequence[Result]) -> Table:
-    """One row per run; what is unknown of all of them has no column."""
+
+def comparison(results: Sequence[Result], width: int | None = None) -> Table:
+    """One row per run; what is unknown of all of them has no column, nor what does not fit the width."""
     content = compare(results)
-    caption = Text(content.caption, style="dim")
+    told, left_out = _fitting(content, width)
+    caption = Text(content.caption + left_out, style="dim")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, caption=caption)
     table.caption_justify = "left"
-    told = [i for i in range(1, len(content.headings)) if any(row[i] != figures.DASH for row in content.rows)]
     table.add_column(content.headings[0], no_wrap=True)
     for index in told:
         table.add_column(content.headings[index], justify="right", no_wrap=True)
     for result, row in zip(results, content.rows, strict=True):
         table.add_row(_label(result.protocol, row.label), *(_cell(row[i]) for i in told))
     return table
+
+
+def _fitting(content: Comparison, width: int | None) -> tuple[list[int], str]:
+    """The columns that are shown, and a sentence about the others."""
+    rows = [content.headings, *content.rows]
+    told = [i for i in range(1, len(content.headings)) if any(row[i] != figures.DASH for row in content.rows)]
+    missed: list[str] = []
+    for name in LEAST_MISSED:
+        taken = sum(max(len(row[i]) for row in rows) + 2 for i in [0, *told])
+        index = Row._fields.index(name)
+        if width is not None and taken > width and index in told:
+            told.remove(index)
+            missed.append(content.headings[index])
+    return told, f" Left out, for want of room: {', '.join(missed)}." if missed else ""
 
 
 def summary(result: Result) -> RenderableType:
