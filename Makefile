@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 .PHONY: demo test bench clean
 .DELETE_ON_ERROR:
 
-# Four workers, one of them 2.5x slower, under four protocols; a table and a report at the end.
+# Four workers, one of them 2.5x slower, five ways to keep step; a table and a report at the end.
 demo: $(VENV)/.installed
 	$(BIN)/paceline compare examples/digits.py --workers 4 --slow 3:2.5 --device-time 0.04 --jitter 0.1 \
 	    --protocols bsp,ssp,dssp,asp --balance --target 0.95 --report runs/demo.html
