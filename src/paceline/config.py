@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from paceline.errors import ConfigError
+from paceline.protocols.compression import parse_compression
 
 Weighting = Literal["mean", "sum"] | float
 
@@ -41,6 +42,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     whatever the protocol; `updates`: one per optimizer update, as the published systems did."""
     clip_norm: float | None = None
     """Clip the norm of every update's gradient to this, in the store, after averaging."""
+    compress: str = "none"
+    """How peers compress what they give to an average: none, fp16, bf16, int8, topk:SHARE, powersgd:RANK."""
     bad_gradient: Literal["stop", "skip"] = "stop"
     """What to do about NaN or infinity: stop the run, or skip the gradient and count it."""
     on_failure: Literal["continue", "stop"] = "continue"
@@ -87,6 +90,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "balance gives a slow worker less to do, but shards 'equal' gives everybody the same. "
                 "Use shards 'shared', or leave --balance out."
             )
+        parse_compression(self.compress)
         if not 0 <= self.jitter < 1:
             raise ConfigError(f"jitter must be in [0, 1), got {self.jitter:g}.")
         if self.target is not None and not math.isfinite(self.target):

@@ -79,3 +79,49 @@ def test_simulate_compares_both_families_in_virtual_time(shell: Shell) -> None:
     assert bsp["seconds"] == allreduce["seconds"]
     assert [each["protocol"] for each in done.json] == ["bsp", "allreduce", "local_sgd"]
     assert local["waiting_share"][0] > 0.5
+
+
+# -- compression ------------------------------------------------------------------------------------
+
+
+def test_train_compresses_and_counts_the_bytes_of_what_is_sent(shell: Shell) -> None:
+    asked = ("train", TRAIN, "--workers", 2, "--protocol", "allreduce", "--json")
+    plain, half = (shell(*asked, "--compress", way, "--", "momentum").json for way in ("none", "fp16"))
+    assert half["compress"] == "fp16"
+    assert half["bytes_sent"] == half["bytes_received"] == plain["bytes_sent"] / 4
+    assert sum(half["bytes_sent_each"]) == half["bytes_sent"]
+
+
+def test_compare_runs_every_protocol_with_each_way_to_compress(shell: Shell, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    ways = ("--protocols", "allreduce,local_sgd:period=4", "--compress", "none,topk:0.1", "--workers", 2)
+    done = shell("compare", *ways, "--report", page, TRAIN, "--", "momentum")
+    assert done.code == 0, done.err
+    for name in ("allreduce + topk:0.1", "local_sgd period=4 + topk:0.1"):
+        assert name in done.err
+        assert name in page.read_text()
+
+
+def test_a_wrong_way_to_compress_is_told_before_anything_starts(shell: Shell) -> None:
+    for command in (("train", TRAIN), ("compare", TRAIN), ("simulate", TRAIN), ("simulate",)):
+        named = "--protocols" if command[0] == "compare" else "--protocol"
+        wrong = shell(*command, named, "allreduce", "--compress", "topk:2")
+        assert wrong.code == 2
+        assert "--compress topk got the amount '2'. Allowed: none, fp16" in wrong.error
+        paced = shell(*command, named, "ssp", "--compress", "fp16")
+        assert paced.code == 2
+        assert "'ssp' is paced" in paced.error
+        one_sided = shell(*command, named, "ad_psgd", "--compress", "fp16")
+        assert one_sided.code == 2
+        assert "exchanges one-sidedly" in one_sided.error
+    assert not shell.runs.exists()
+
+
+def test_a_simulation_on_slow_links_gains_what_compression_saves(shell: Shell) -> None:
+    links = ("--bandwidth", "1e6", "--model-bytes", "1000000", "--iterations", 10, "--workers", 4)
+    done = shell("simulate", "--protocol", "allreduce", *links, "--compress", "none,fp16,topk:0.01", "--json")
+    assert done.code == 0, done.err
+    plain, half, few = done.json
+    assert few["seconds"] < half["seconds"] < plain["seconds"]
+    assert half["bytes_sent"] == plain["bytes_sent"] / 2
+    assert few["bytes_sent"] == plain["bytes_sent"] / 50

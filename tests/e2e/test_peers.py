@@ -163,6 +163,15 @@ def test_hpsgd_applies_every_gradient_exactly_once_while_averages_travel(lab: La
     assert any(begin < event.t < end for event in averages for begin, end in spans), "nothing was overlapped"
 
 
+def test_dpsgd_mixed_beside_the_gradient_arrives_at_the_same_bits(lab: Lab) -> None:
+    args = ("train.py", "momentum", *SIZES)
+    one, other = (
+        lab.trained(*args, workers=4, protocol="dpsgd", settings={"overlap": overlap})
+        for overlap in (False, True)
+    )
+    assert_equal(one.weights, other.weights)
+
+
 # -- one-sided ----------------------------------------------------------------------------------------
 
 

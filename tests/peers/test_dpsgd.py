@@ -152,6 +152,23 @@ def test_a_complete_graph_that_combines_then_adapts_is_not(workers: int, seed: i
         close(x, mean - 0.1 * noisy(seed)(rank, 3, before[rank]))
 
 
+@pytest.mark.parametrize("optimizer", [sgd, momentum])
+@given(kind=kinds, workers=st.integers(1, 6), seed=seeds)
+def test_mixing_beside_the_gradient_changes_no_bit(
+    optimizer: MakeOptimizer, kind: Any, workers: int, seed: int
+) -> None:
+    one, other = (
+        Crew(DPSGD(topology=kind, overlap=each), workers, noisy(seed), seed=seed, optimizer=optimizer).run(6)
+        for each in (False, True)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_what_is_mixed_along_cannot_be_mixed_before() -> None:
+    with pytest.raises(ConfigError, match="Leave overlap out"):
+        DPSGD(order="adapt_then_combine", overlap=True)
+
+
 @given(seed=seeds)
 def test_matching_of_two_that_adapts_then_combines_is_bsp(seed: int) -> None:
     crew = Crew(DPSGD(topology="matching", order="adapt_then_combine"), 2, noisy(seed), seed=seed).run(5)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
 from paceline.protocols import PEERS
+from paceline.protocols.compression import parse_compression
 from paceline.protocols.settings import make_peer
 from paceline.sim import Cluster, Fixed, Link, Lognormal, Membership, simulate_peers
 from paceline.sim.peers import ring_s
@@ -75,6 +76,14 @@ def test_mixing_costs_a_message_per_neighbour() -> None:
     assert ring == pytest.approx(5 * (1 + 2 * LINK.seconds(100_000)))
     matched = simulate_peers(make_peer("dpsgd", {"topology": "matching"}), cluster(6), iterations=5).now
     assert matched == pytest.approx(5 * (1 + LINK.seconds(100_000)))
+
+
+@pytest.mark.parametrize(("size", "took"), [(250_000, 1.0), (1_000_000, 2.002)])
+def test_mixing_beside_computing_costs_what_does_not_fit_beside_it(size: int, took: float) -> None:
+    """Two messages of a quarter of a second hide behind a second of computing; two of a second do not."""
+    on = cluster(6, model_bytes=size)
+    tally = simulate_peers(make_peer("dpsgd", {"overlap": True}), on, iterations=5)
+    assert tally.now == pytest.approx(5 * took)
 
 
 def test_a_pair_does_not_wait_for_the_others() -> None:
@@ -151,3 +160,52 @@ def test_a_thousand_workers_mix() -> None:
     on = cluster(1000, compute=Lognormal(1.0, 0.2))
     tally = simulate_peers(make_peer("dpsgd", {"topology": "one_peer"}), on, iterations=20)
     assert tally.result().samples == 20_000
+
+
+# -- compression ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["fp16", "bf16"])
+def test_half_the_bytes_take_half_the_time_on_the_wire(way: str) -> None:
+    on = cluster(link=Link(bandwidth_bytes_per_s=1e6))
+    plain = simulate_peers(make_peer("allreduce"), on, iterations=10)
+    half = simulate_peers(make_peer("allreduce"), on, iterations=10, compress=parse_compression(way))
+    assert half.now - 10 == pytest.approx((plain.now - 10) / 2)
+    assert half.result().bytes_sent == 10 * 4 * 50_000
+    assert half.result().bytes_sent_each == [10 * 50_000] * 4
+    assert half.result().compress == way
+
+
+@pytest.mark.parametrize(("way", "sent"), [("int8", 25_000 + 4 * 25), ("topk:0.01", 250 * 8)])
+def test_what_does_not_add_up_has_to_reach_everybody(way: str, sent: int) -> None:
+    on = cluster(5)
+    tally = simulate_peers(make_peer("allreduce"), on, iterations=10, compress=parse_compression(way))
+    assert tally.now == pytest.approx(10 * (1 + 4 * LINK.seconds(sent)))
+    assert tally.result().bytes_sent == 10 * 5 * sent
+
+
+@pytest.mark.parametrize("protocol", sorted({*TIMED} - {"ad_psgd"}))
+def test_every_peer_is_simulated_with_compressed_bytes(protocol: str) -> None:
+    """Also where an exchange is completed by somebody's end or death."""
+    settings = TIGHT.get(protocol, {})
+    lost = (Membership(2.5, kill=1),)
+    sent = []
+    for way in ("none", "fp16"):
+        made = make_peer(protocol, settings)
+        tally = simulate_peers(made, cluster(event=lost), iterations=8, compress=parse_compression(way))
+        sent.append(sum(tally.exchanged_bytes.values()))
+    votes = 100_000 if protocol == "easgd" else 0
+    assert sent[1] == pytest.approx(sent[0] / 2, abs=votes)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "way", "words"),
+    [
+        ("dpsgd", "topk", "mixes models"),
+        ("ds_sync", "int8", "in groups"),
+        ("allreduce", "powersgd", "shapes"),
+    ],
+)
+def test_what_cannot_be_compressed_is_refused_as_in_a_real_run(protocol: str, way: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        simulate_peers(make_peer(protocol), cluster(), iterations=2, compress=parse_compression(way))

@@ -12,7 +12,7 @@ that keeps one is found out. Joint operations that do not fit together raise wha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.protocols.compression import parse_compression
 from paceline.protocols.meeting import SETTLING, Gathered, Meeting, call_of
 from paceline.protocols.peer import (
     Agree,
@@ -36,7 +37,9 @@ from paceline.protocols.peer import (
     Wait,
     life,
 )
+from paceline.runtime.compressing import Packing
 from paceline.store.cells import Cells
+from paceline.store.compression import Matrix
 from paceline.store.vector import FlatVector
 
 Gradient = Callable[[int, int, Tensor], Tensor]
@@ -91,8 +94,11 @@ class Crew:
         initial: Callable[[int], Tensor] | None = None,
         buffers: Callable[[int], Tensor] | None = None,
         samples: Samples = lambda rank, iteration: 4,
+        compress: str = "none",
+        matrices: Sequence[Sequence[Matrix]] = ((),),
     ) -> None:
         protocol.check(workers)
+        self.compress, self.matrices = parse_compression(compress), matrices
         self.protocol, self.gradient, self.samples = protocol, gradient, samples
         self.random = Random(seed)
         self.meeting = Meeting()
@@ -168,7 +174,8 @@ class Crew:
             if lane > 0:
                 self.workers[rank].arrived(lane, answer)
             else:
-                self.workers[rank].wake(answer)
+                worker = self.workers[rank]
+                worker.wake(worker.open(lane, answer))
 
 
 class _Worker:
@@ -190,6 +197,8 @@ class _Worker:
         self.me = Me(
             rank, size, seed, FlatVector([self.x]), FlatVector(self.buffers), members=tuple(range(size))
         )
+        self.packing = Packing(crew.compress, self.me, crew.matrices)
+        self.opening: dict[int, Any] = {}
         self.life = life(crew.protocol, self.me)
         self.alive, self.asleep = True, False
         self.settled = False
@@ -245,6 +254,10 @@ class _Worker:
             self.crew.carry_out(gathered)
         self.life = self.crew.protocol.settle(self.me)
 
+    def open(self, lane: int, answer: Any) -> Any:
+        """What the protocol gets of an answer."""
+        return self.opening.pop(lane)(answer) if isinstance(answer, FlatVector) else answer
+
     def arrived(self, lane: int, answer: Any) -> None:
         self.ready[lane] = answer
         self._take()
@@ -252,7 +265,7 @@ class _Worker:
     def _take(self) -> None:
         """Wake up if what it waits for is there."""
         if self.waits_for in self.ready:
-            answer = self.ready.pop(self.waits_for)
+            answer = self.open(self.waits_for, self.ready.pop(self.waits_for))
             self.waits_for = None
             self.wake(answer)
 
@@ -269,8 +282,7 @@ class _Worker:
 
     def _start(self, operation: Any) -> None:
         self.lanes += 1
-        vector = operation.vector.clone()  # what becomes of it later on is nobody else's business
-        self._meet(replace(operation, vector=vector), self.lanes)
+        self._meet(operation, self.lanes)
         self.answer = Handle(self.lanes)
 
     def wake(self, answer: Any) -> None:
@@ -298,10 +310,16 @@ class _Worker:
         self.optimizer.step()
 
     def _meet(self, operation: Any, lane: int) -> None:
-        self.brought[lane] = operation
+        sent_bytes = None
         if not isinstance(operation, Agree):
-            self.crew.sent[self.me.rank] += operation.vector.size_bytes
-        for gathered in self.crew.meeting.arrive(self.me.rank, call_of(operation, lane)):
+            packed = self.packing.pack(operation)
+            sent_bytes, self.opening[lane] = packed.size_bytes, packed.opened
+            self.crew.sent[self.me.rank] += sent_bytes
+            # what becomes of a vector later on is nobody else's business
+            vector = packed.vector if lane <= 0 else packed.vector.clone()
+            operation = replace(operation, vector=vector)
+        self.brought[lane] = operation
+        for gathered in self.crew.meeting.arrive(self.me.rank, call_of(operation, lane, sent_bytes)):
             self.crew.carry_out(gathered)
 
 

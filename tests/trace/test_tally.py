@@ -165,7 +165,7 @@ def test_what_is_not_known_is_null() -> None:
     nulls = {name for name, value in told.items() if value is None}
     assert nulls == {
         *("samples_per_s", "loss", "accuracy", "target", "time_to_target_s", "max_clock_gap"),
-        *("staleness", "bytes_sent", "bytes_received", "emulated"),
+        *("staleness", "bytes_sent", "bytes_received", "bytes_sent_each", "emulated"),
     }
     assert told["waiting_share"] == [None, None]
     assert (told["status"], told["failures"]) == ("running", [])
@@ -232,3 +232,16 @@ def test_peers_move_what_they_exchange_and_not_what_they_compute() -> None:
     total = tally(events)
     assert dict(total.exchanged_bytes) == {0: 40, 1: 41, 2: 41}
     assert total.result().bytes_sent == total.result().bytes_received == 122
+    assert total.result().bytes_sent_each == [40, 41, 41]
+
+
+def test_in_a_paced_run_every_worker_has_sent_its_pushes() -> None:
+    told = result(
+        ModelReady(0.0, 10, 40, 44), *joined(), push(1.0, 0, (0,)), push(2.0, 0, (0,)), push(3.0, 1)
+    )
+    assert told.bytes_sent_each == [88, 44]
+    assert told.bytes_sent == 132
+    summed = result(
+        ModelReady(0.0, 10, 40, 44), Totals(1.0, 3, 12, 0, {0: 3}, (1.0,), (0.0,)), summarised=True
+    )
+    assert (summed.bytes_sent, summed.bytes_sent_each) == (132, None)

@@ -91,6 +91,8 @@ def test_report_of_several_runs_holds_every_chart(page: str) -> None:
     assert {"loss over time", "accuracy over time", "samples per second over time"} <= set(described)
     assert sum(text.startswith("timeline of run") for text in described) == 4
     assert sum(text.startswith("staleness of") for text in described) == 4
+    assert sum(text.startswith("bytes sent by each worker of") for text in described) == 4
+    assert "bytes sent by each run" in described
     for words in (
         "target 90 %",
         "1.00×",

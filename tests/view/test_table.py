@@ -30,6 +30,7 @@ def result(protocol: str = "bsp", **changes: Any) -> Result:
         "updates": 0,
         "waiting_share": [None] * 4,
         "failures": [],
+        "compress": "none",
     }
     return Result(**{**nothing, **known, "protocol": protocol, **changes})
 

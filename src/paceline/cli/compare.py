@@ -51,6 +51,15 @@ def compare(
             rich_help_panel=o.NUMBERS,
         ),
     ] = False,
+    compress: Annotated[
+        str,
+        typer.Option(
+            metavar="HOW,...",
+            help="Peer protocols only: one or several ways to compress, comma separated, for instance "
+            "none,fp16,topk:0.01; every protocol runs with each (see train --help).",
+            rich_help_panel=o.NUMBERS,
+        ),
+    ] = "none",
     bad_gradient: o.BadGradient = "stop",
     on_failure: o.OnFailure = "continue",
     report: Annotated[Path | None, typer.Option(help="Where to write the HTML report.")] = None,
@@ -68,8 +77,9 @@ def compare(
         wanted = [parse_protocol(text) for text in protocols.split(",") if text.strip()]
         lockstep = Wanted("bsp", {}, balance=True)
         wanted += [lockstep] if balance and lockstep not in wanted else []
+        wanted = with_each(wanted, compress)
         for each in wanted:
-            checked_protocol(each.name, each.settings)
+            checked_protocol(each.name, each.settings, each.compress)
         shared = {
             "script": str(script),
             "args": tuple(args or ()),
@@ -97,11 +107,18 @@ class Wanted(NamedTuple):
     name: str | None
     settings: dict[str, Any]
     balance: bool = False
+    compress: str = "none"
 
     @property
     def title(self) -> str:
         """As it would be typed, without its settings."""
-        return (self.name or "") + (BALANCED if self.balance else "")
+        squeezed = "" if self.compress == "none" else f" {self.compress}"
+        return (self.name or "") + (BALANCED if self.balance else "") + squeezed
+
+    @property
+    def dials(self) -> dict[str, Any]:
+        """As a run's configuration has it."""
+        return {"protocol": self.name} | {name: getattr(self, name) for name in self._fields[1:]}
 
 
 def parse_protocol(text: str) -> Wanted:
@@ -109,6 +126,12 @@ def parse_protocol(text: str) -> Wanted:
     text = text.strip()
     name, *settings = text.removesuffix(BALANCED).split(":")
     return Wanted(name, parse_settings(settings), text.endswith(BALANCED))
+
+
+def with_each(wanted: list[Wanted], compress: str) -> list[Wanted]:
+    """Every run with each of the ways to compress."""
+    ways = [way.strip() for way in compress.split(",") if way.strip()] or ["none"]
+    return [each._replace(compress=way) for each in wanted for way in ways]
 
 
 def _compare(
@@ -129,8 +152,7 @@ def _compare(
     results, folders = [], []
     with LocalEngine(shared["script"]) as engine:
         for number, each in enumerate(wanted, 1):
-            own = {"protocol": each.name, "settings": each.settings, "balance": each.balance}
-            config = make_config(shared | own, runs)
+            config = make_config(shared | each.dials, runs)
             console.print(f"[bold]{number}/{len(wanted)} {each.title}[/]", highlight=False)
             results.append(conduct(engine, config))
             folders.append(config.path)

@@ -87,6 +87,16 @@ Balance = Annotated[
         rich_help_panel=NUMBERS,
     ),
 ]
+Compress = Annotated[
+    str,
+    typer.Option(
+        metavar="none|fp16|bf16|int8|topk:SHARE|powersgd:RANK",
+        help="Peer protocols only: compress what is averaged. On one host nothing gets faster; the numbers "
+        "are those of a compressed exchange, and bytes are counted as they would be sent. In a simulation "
+        "slow links get faster. int8, topk and powersgd feed back what they leave out.",
+        rich_help_panel=NUMBERS,
+    ),
+]
 BadGradient = Annotated[
     str,
     typer.Option(

@@ -84,6 +84,7 @@ def simulate(
     damping: o.Damping = "none",
     shards: o.Shards = "shared",
     balance: o.Balance = False,
+    compress: o.Compress = "none",
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report.")] = None,
     runs: o.Runs = Path("runs"),
     json: o.Json = False,
@@ -97,7 +98,7 @@ def simulate(
     """
     with errors_for_people():
         from paceline.cli.common import parse_settings
-        from paceline.cli.compare import Wanted, parse_protocol
+        from paceline.cli.compare import Wanted, parse_protocol, with_each
         from paceline.sim.request import ClusterRequest
 
         request = ClusterRequest(
@@ -117,6 +118,7 @@ def simulate(
         named = protocol or ("dssp" if script is None else "")
         wanted = [parse_protocol(text) for text in named.split(",") if text.strip()] or [Wanted(None, {})]
         wanted = [Wanted(x.name, x.settings | extra, x.balance or balance) for x in wanted]
+        wanted = with_each(wanted, compress)
         common = {"seed": seed, "shards": shards, "target": target, "damping": damping}
         common["weighting"] = parse_weighting(weighting)
         if script is None:
@@ -136,6 +138,7 @@ def _timing_only(
     from paceline.cli.conduct import write_result
     from paceline.cli.virtual_bar import virtual_bar
     from paceline.protocols import Peer
+    from paceline.protocols.compression import check_family, parse_compression
     from paceline.protocols.settings import make_any
     from paceline.sim import simulate as run_simulation
     from paceline.sim import simulate_peers
@@ -146,6 +149,9 @@ def _timing_only(
     if any(each.balance for each in wanted):
         check_balance(cluster.batch, common["shards"] == "equal")
     protocols = [(x, make_any(x.name, x.settings)) for x in wanted if x.name is not None]
+    for each, protocol in protocols:
+        parse_compression(each.compress)
+        check_family(each.compress, each.name or "", protocol)
     done = []
     for each, protocol in protocols:
         run, folder = new_run(runs, f"sim-{each.name}")
@@ -162,7 +168,8 @@ def _timing_only(
                 "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
             }
             if isinstance(protocol, Peer):
-                simulate_peers(protocol, cluster, **told)
+                compress = parse_compression(each.compress)
+                simulate_peers(protocol, cluster, compress=compress, **told)
             else:
                 equal = common["shards"] == "equal"
                 run_simulation(protocol, cluster, equal_shards=equal, balance=each.balance, **told)
@@ -186,15 +193,14 @@ def _exact(
 
     check_script(script)
     for each in wanted:
-        checked_protocol(each.name, each.settings)
+        checked_protocol(each.name, each.settings, each.compress)
     workers = request.cluster().workers
     plain = msgspec.to_builtins(request, str_keys=True)
     shared = common | {"script": str(script), "args": args, "workers": workers, "cluster": plain}
     done = []
     with LocalEngine(str(script)) as engine:
         for each in wanted:
-            own = {"protocol": each.name, "settings": each.settings, "balance": each.balance}
-            config = make_config(shared | own, runs)
+            config = make_config(shared | each.dials, runs)
             done.append((conduct(engine, config), config.path))
     return done
 

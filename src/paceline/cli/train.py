@@ -42,6 +42,7 @@ def train(
     clip_norm: o.ClipNorm = None,
     shards: o.Shards = "shared",
     balance: o.Balance = False,
+    compress: o.Compress = "none",
     bad_gradient: o.BadGradient = "stop",
     on_failure: o.OnFailure = "continue",
     private_weights: o.PrivateWeights = False,
@@ -64,7 +65,7 @@ def train(
     with errors_for_people():
         check_script(script)
         settings = parse_settings(set_ or [])
-        checked_protocol(protocol, settings)
+        checked_protocol(protocol, settings, compress)
         asked = {
             "script": str(script),
             "args": tuple(args or ()),
@@ -77,6 +78,7 @@ def train(
             "clip_norm": clip_norm,
             "shards": shards,
             "balance": balance,
+            "compress": compress,
             "bad_gradient": bad_gradient,
             "on_failure": on_failure,
             "private_weights": private_weights,
@@ -166,12 +168,14 @@ def _check_words(asked: dict[str, Any]) -> None:
             raise unknown(f"--{field.replace('_', '-')}", str(asked[field]), get_args(kind))
 
 
-def checked_protocol(name: str | None, settings: dict[str, Any]) -> None:
+def checked_protocol(name: str | None, settings: dict[str, Any], compress: str = "none") -> None:
     """Find a misspelt protocol or setting before anything is started."""
+    from paceline.protocols.compression import check_family, parse_compression
     from paceline.protocols.settings import make_any
 
+    parse_compression(compress)
     if name is not None:
-        make_any(name, settings)
+        check_family(compress, name, make_any(name, settings))
 
 
 def find_checkpoint(run: Path) -> Path:

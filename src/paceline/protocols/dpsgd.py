@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.errors import ConfigError
-from paceline.protocols.peer import Compute, Me, Mix, Peer, Step, Steps
+from paceline.protocols.peer import Compute, Me, Mix, Peer, Start, Step, Steps, Wait
 from paceline.protocols.topology import Kind, Topology, check_graph, parse_graph
 
 
@@ -33,7 +33,15 @@ class DPSGD(Peer):
     graph: str = ""
     """Edges of a graph of your own, as 0-1,1-2,2-0; a share of its own after a colon, as 0-1:0.25."""
 
+    overlap: bool = False
+    """Mix while the gradient is computed, as the paper has it; takes a copy of the model each time."""
+
     def __post_init__(self) -> None:
+        if self.overlap and self.order == "adapt_then_combine":
+            raise ConfigError(
+                "with order=adapt_then_combine the step is mixed along, so nothing can be mixed before it is "
+                "computed. Leave overlap out, or use combine_then_adapt."
+            )
         if (self.topology == "graph") != bool(self.graph):
             raise ConfigError(
                 f"topology={self.topology!r} and graph={self.graph!r} do not fit: "
@@ -47,12 +55,13 @@ class DPSGD(Peer):
 
     def iteration(self, me: Me) -> Steps:
         topology = Topology(self.topology, me.seed, parse_graph(self.graph))
+        mixing = (yield Start(Mix(me.parameters, topology, me.count))) if self.overlap else None
         gradient = yield Compute()
         if self.order == "adapt_then_combine":
             yield Step(gradient)
             me.parameters[:] = yield Mix(me.parameters, topology, me.count)
             return
-        mixed = yield Mix(me.parameters, topology, me.count)
+        mixed = yield Wait(mixing) if mixing else Mix(me.parameters, topology, me.count)
         before = me.parameters.clone()
         yield Step(gradient)
         me.parameters[:] = mixed + (me.parameters - before)

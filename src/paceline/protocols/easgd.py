@@ -73,7 +73,7 @@ class EASGD(Peer):
         stretch = displacement(me)
         yield Step(gradient)
         workers = yield Agree(1, How.SUM)
-        yield from move(me, stretch, self.pull_centre)
+        yield from move(me, stretch, self.pull_centre, remainder=None)  # the spring stays stretched
         me.parameters[:] = me.parameters + (self.beta / workers) * stretch
 
     def pull_centre(self, me: Me, mean: Vector) -> None:

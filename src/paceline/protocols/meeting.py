@@ -20,11 +20,13 @@ from paceline.errors import RunError
 from paceline.protocols.peer import Agree, Average, How, Joint, Mix
 from paceline.protocols.topology import Rows, Topology, parts
 
+Kind = Literal["average", "mix", "agree"]
+
 
 class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     """A joint operation, without the vector that goes into it."""
 
-    kind: Literal["average", "mix", "agree"]
+    kind: Kind
     group: tuple[int, ...] | None = None
     weight: float = 1.0
     value: float = 0.0
@@ -33,6 +35,8 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     step: int = 0
     size_bytes: int = 0
     """Bytes of the vector; all have to bring the same."""
+    sent_bytes: int = 0
+    """What it comes to on the wire."""
     lane: int = 0
     """0: its worker sleeps meanwhile. Above, it goes on, and this counts the operations it has started.
     `SETTLING`: it sleeps, after its last iteration."""
@@ -52,7 +56,7 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
 class Gathered(msgspec.Struct, frozen=True):
     """A joint operation that everybody it needs has come to."""
 
-    kind: Literal["average", "mix", "agree"]
+    kind: Kind
     receivers: tuple[int, ...]
     """Who waits for the answer, by rank."""
     rows: Rows
@@ -60,18 +64,24 @@ class Gathered(msgspec.Struct, frozen=True):
     outcome: float | bool | None = None
     """What was agreed on."""
     lane: int = 0
+    size_bytes: int = 0
+    """Of each vector."""
+    sent_bytes: int = 0
+    """What each gave away."""
 
 
-def call_of(operation: Joint, lane: int = 0) -> Call:
-    """A joint operation as data."""
+def call_of(operation: Joint, lane: int = 0, sent_bytes: int | None = None) -> Call:
+    """A joint operation as data; its vector may come to fewer bytes on the wire than it has."""
+    size = 0 if isinstance(operation, Agree) else operation.vector.size_bytes
+    sent = size if sent_bytes is None else sent_bytes
     if isinstance(operation, Mix):
-        size = operation.vector.size_bytes
-        return Call("mix", topology=operation.topology, step=operation.step, size_bytes=size, lane=lane)
+        topology, step = operation.topology, operation.step
+        return Call("mix", topology=topology, step=step, size_bytes=size, sent_bytes=sent, lane=lane)
     group = None if operation.group is None else tuple(sorted(operation.group))
     if isinstance(operation, Agree):
         return Call("agree", group, value=float(operation.value), how=operation.how, lane=lane)
     assert isinstance(operation, Average)
-    return Call("average", group, operation.weight, size_bytes=operation.vector.size_bytes, lane=lane)
+    return Call("average", group, operation.weight, size_bytes=size, sent_bytes=sent, lane=lane)
 
 
 Signature = tuple[object, ...]
@@ -172,12 +182,12 @@ class Meeting:
             for rank in receivers:
                 self._asleep.pop(rank, None)
         if rows:
-            return Gathered("mix", receivers, rows, lane=call.lane)
+            return _gathered(call, receivers, rows)
         rows = dict.fromkeys(receivers, _shares({rank: each.weight for rank, each in calls.items()}))
         if call.how is None:
-            return Gathered("average", receivers, rows, lane=call.lane)
+            return _gathered(call, receivers, rows)
         outcome = _agreed(call.how, [each.value for each in calls.values()])
-        return Gathered("agree", receivers, rows, outcome, call.lane)
+        return _gathered(call, receivers, rows, outcome)
 
     # -- mixing -------------------------------------------------------------------------------
 
@@ -227,6 +237,12 @@ class Meeting:
             f"rank {rank} is in {mine}, rank {other} in {asleep[other]}, and all wait for each other. "
             "Workers of a protocol have to take the same branch: let them Agree on it first."
         )
+
+
+def _gathered(
+    call: Call, receivers: tuple[int, ...], rows: Rows, outcome: float | bool | None = None
+) -> Gathered:
+    return Gathered(call.kind, receivers, rows, outcome, call.lane, call.size_bytes, call.sent_bytes)
 
 
 def _shares(weights: dict[int, float]) -> dict[int, float]:

@@ -28,9 +28,9 @@ def displacement(me: Me) -> Vector:
     return snapshot - me.parameters
 
 
-def move(me: Me, moved: Vector, rule: Rule, weight: float = 1.0) -> Steps:
+def move(me: Me, moved: Vector, rule: Rule, weight: float = 1.0, remainder: str | None = "change") -> Steps:
     """Give the mean displacement to the outer rule; every worker does so, and arrives at the same."""
-    rule(me, (yield Average(moved, weight=weight)))
+    rule(me, (yield Average(moved, weight=weight, remainder=remainder)))
     yield from average_buffers(me)
 
 

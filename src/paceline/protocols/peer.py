@@ -85,6 +85,9 @@ class Average:
     """Among these ranks, as far as they are there; None: among all."""
     weight: float = 1.0
     """This worker's part in the mean; if all are 0, all count the same."""
+    remainder: str | None = "change"
+    """The name under which a run that compresses keeps what it leaves out of this vector, to add it to the
+    next. None: that is part of the next one anyway, as with a distance that lasts until it is closed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

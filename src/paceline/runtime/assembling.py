@@ -10,6 +10,7 @@ from paceline.config import RunConfig
 from paceline.errors import ConfigError
 from paceline.fabric.segment import Segment, check_room
 from paceline.protocols import Peer
+from paceline.protocols.compression import check_family
 from paceline.protocols.roll import Roll
 from paceline.protocols.settings import resolved
 from paceline.runtime.gathering import Assembly, Gathering, check_same, equip
@@ -61,6 +62,7 @@ def assemble(
     """The run that command and script came to agree on."""
     name, protocol = gathering.protocol
     _check_family(name, isinstance(protocol, Peer), members)
+    check_family(config.compress, name, protocol)
     if not isinstance(protocol, Peer):
         return gathering.begin(members, write, simulated)
     _check_possible(config, name, simulated)
@@ -96,6 +98,7 @@ def _check_possible(config: RunConfig, name: str, simulated: bool) -> None:
         (simulated, "simulated exactly", "Run it for real, or simulate a paced protocol."),
         (config.replay is not None, "replayed", "With the same seed it repeats by itself if nobody dies."),
         (config.resume is not None, "resumed", "Begin a new run."),
+        (config.balance, "balanced", "Leave --balance out."),
     ):
         if asked:
             raise ConfigError(

@@ -89,9 +89,9 @@ class StoreLink:
         """Keep a batch for later."""
         self._granted.appendleft(batch)
 
-    def away(self) -> m.Release:
-        """Evaluation begins, on fresh weights."""
-        self._send(m.Away())
+    def away(self, distance: bool = False) -> m.Release:
+        """Evaluation begins, on fresh weights; or only the replicas' distance is wanted."""
+        self._send(m.Away(distance))
         return self._expect(m.Release)[0]
 
     def back(self, values: dict[str, float], seconds: float) -> m.Release:

@@ -56,8 +56,11 @@ class Linger(msgspec.Struct, frozen=True, tag=True):
     epoch: int
 
 
-class Away(msgspec.Struct, frozen=True, tag=True):
+class Away(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """I evaluate; do not wait for me."""
+
+    distance: bool = False
+    """Whether I only want to know how far apart the replicas of peers are."""
 
 
 class Back(msgspec.Struct, frozen=True, tag=True):
@@ -158,6 +161,8 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     position: int
     """Where a prepared LR scheduler stands now."""
     batch: Batch | None = None
+    distance: float | None = None
+    """How far apart the replicas of peers are, if you asked."""
 
 
 class Met(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):

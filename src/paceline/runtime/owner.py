@@ -140,7 +140,7 @@ class Owner:
                 member.lingers = message.epoch
                 self._work.answer()
             case m.Away():
-                self._away(member)
+                self._away(member, message)
             case m.Back():
                 self._back(member, message)
             case m.Hello():
@@ -239,11 +239,11 @@ class Owner:
 
     # -- evaluation, reports, endings ---------------------------------------------------------
 
-    def _away(self, member: Member) -> None:
+    def _away(self, member: Member, message: m.Away) -> None:
         """The lead evaluates what it is given now; outside of lockstep nobody waits for it."""
         run = self._started
         if self._peering is not None:
-            self._peering.away(member)
+            self._peering.away(member, message)
             return
         member.snapshot = (self.now(), run.ledger.pacer.clocks.version, run.ledger.samples)
         if self._steps_aside:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, RunError
 
 Metrics = Mapping[str, float] | float
 
@@ -92,11 +92,26 @@ class Pace(ABC):
         self._back(values, time.perf_counter() - began)
         return values
 
+    def consensus(self) -> float:
+        """How far apart the replicas of a peer run are: the root mean square distance from their mean.
+
+        Any worker may call this, alone or with others; it waits until all are at rest, as `evaluate` does.
+        Where there is only one model, alone or under a paced protocol, it is 0.
+        """
+        if self._model is None:
+            raise ConfigError("pace.consensus() before pace.prepare(): there is no model yet. Prepare first.")
+        if self._left:
+            raise RunError("pace.consensus() after pace.leave(): this worker takes no part any more.")
+        return self._apart()
+
     def leave(self) -> None:
         """Take no further part, so that nobody waits for this worker. Ends of scripts do it by themselves."""
         if not self._left:
             self._left = True
             self._leave()
+
+    def _apart(self) -> float:
+        return 0.0
 
     def _measure(self, fn: Callable[..., Metrics]) -> dict[str, float]:
         model = self._model

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from paceline.errors import BadGradient, RunError
 from paceline.fabric.segment import Segment
+from paceline.protocols.compression import parse_compression
 from paceline.protocols.meeting import SETTLING, call_of
 from paceline.protocols.peer import (
     Agree,
@@ -37,10 +38,12 @@ from paceline.protocols.peer import (
     life,
     settles,
 )
+from paceline.runtime.compressing import Packed, Packing
 from paceline.runtime.link import StoreLink
 from paceline.runtime.messages import Meet, Met, Push, Trade
 from paceline.runtime.pace import replace_step
 from paceline.runtime.worker import WorkerPace
+from paceline.store.compression import matrices
 from paceline.store.optimizers import OptimizerSpec
 from paceline.store.replicas import (
     LENT,
@@ -77,7 +80,7 @@ class PeerPace(WorkerPace):
         self._lane = 0
         self._lanes = 0
         self._free: list[tuple[Halves, Halves]] = []
-        self._under_way: dict[int, tuple[tuple[Halves, Halves], FlatVector]] = {}
+        self._under_way: dict[int, tuple[tuple[Halves, Halves], FlatVector, Packed]] = {}
 
     # -- preparing ----------------------------------------------------------------------------
 
@@ -102,6 +105,8 @@ class PeerPace(WorkerPace):
         self._me = Me(
             self.rank, self.size, config.seed, parameters, buffers, self._keep, tuple(range(self.size))
         )
+        how = parse_compression(config.compress)
+        self._packing = Packing(how, self._me, matrices(layout, int(how.amount or 0)))
         self._life = life(self._protocol, self._me)
         replace_step(optimizer, self._step)
         optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
@@ -111,8 +116,9 @@ class PeerPace(WorkerPace):
 
     def _iterate(self, compute_s: float, missing: tuple[int, ...]) -> None:
         """The gradient is complete: go on to where the next one is needed."""
-        gradient = FlatVector(self._gradient, frozenset(missing))
-        if self._link.config.bad_gradient == "skip" and not math.isfinite(gradient.dot(gradient)):
+        gradient, config = FlatVector(self._gradient, frozenset(missing)), self._link.config
+        looks = config.bad_gradient == "skip" or config.compress != "none"
+        if looks and not math.isfinite(gradient.dot(gradient)):
             gradient = self._nothing()
         self._record = self._push(compute_s, ())
         self._me.samples = 0 if gradient.norm == 0.0 else self._samples
@@ -120,7 +126,7 @@ class PeerPace(WorkerPace):
 
     def _nothing(self) -> FlatVector:
         """A gradient that takes no part: it was not finite."""
-        self._skipped += 1
+        self._refuse()
         for part in self._gradient:
             part.zero_()
         nothing = FlatVector(self._gradient, frozenset(range(len(self._layout.trained))))
@@ -199,18 +205,21 @@ class PeerPace(WorkerPace):
             self._skipped += 1
             return
         name = self._binding.bad_parameter()
+        where = "the mean of all gradients" if name is None else f"the gradient of {name!r}"
         raise BadGradient(
-            f"rank {self.rank} has NaN or infinity in the gradient of {name!r}; nothing was applied. "
+            f"rank {self.rank} has NaN or infinity in {where}; nothing was applied. "
             "Lower the learning rate, clip (--clip-norm), or use --bad-gradient skip."
         )
 
     # -- meeting ------------------------------------------------------------------------------
 
     def _exchange(self, operation: Average | Mix, vector: FlatVector) -> FlatVector:
-        call, place = call_of(operation, self._lane), self._placed(vector)
+        packed = self._packing.pack(operation)
+        call, place = call_of(operation, self._lane, packed.size_bytes), self._placed(packed.vector)
         missing = tuple(sorted(vector.missing))
         met = self._meet(Meet(call, place, missing=missing, push=self._told()))
-        return _answered(answer_parts(self._layout, self._answers[met.shared])[is_buffers(place)], met)
+        answer = answer_parts(self._layout, self._answers[met.shared])[is_buffers(place)]
+        return packed.opened(_answered(answer, met))
 
     def _start(self, operation: Average | Mix) -> Handle:
         """Send off a copy, so that the worker may go on; the answer gets memory of its own."""
@@ -219,11 +228,13 @@ class PeerPace(WorkerPace):
         slot = self._free.pop() if self._free else (self._lend("what is sent off"), self._lend("answers"))
         half = not self._like_parameters(vector)
         there, back = slot[0][half], slot[1][half]
-        there[:] = vector
+        packed = self._packing.pack(operation)
+        there[:] = packed.vector
         place, into = (self._places[each.parts[0].data_ptr()] for each in (there, back))
-        call, missing = call_of(operation, self._lanes), tuple(sorted(vector.missing))
+        missing = tuple(sorted(vector.missing))
+        call = call_of(operation, self._lanes, packed.size_bytes)
         self._say(Meet(call, place, into, missing=missing), self._link.begin)
-        self._under_way[self._lanes] = slot, back
+        self._under_way[self._lanes] = slot, back, packed
         return Handle(self._lanes)
 
     def _trade(self, operation: Exchange) -> FlatVector:
@@ -236,9 +247,9 @@ class PeerPace(WorkerPace):
 
     def _wait(self, handle: Handle) -> FlatVector:
         met = self._meet(Meet(wait=handle.lane, push=self._told()))
-        slot, back = self._under_way.pop(handle.lane)
+        slot, back, packed = self._under_way.pop(handle.lane)
         self._free.append(slot)
-        return _answered(back.parts, met)
+        return packed.opened(_answered(back.parts, met))
 
     def _say(self, message: Meet, how: Callable[[Meet, tuple[int, ...]], T]) -> T:
         """Tell it to the meeting place, with memory that is lent from now on, and what stands for us."""
@@ -318,6 +329,11 @@ class PeerPace(WorkerPace):
         self._aside = me.parameters.clone(), me.buffers.clone()
         mean = answer_parts(self._layout, self._answers[False])
         me.parameters[:], me.buffers[:] = FlatVector(mean[0]), FlatVector(mean[1])
+
+    def _apart(self) -> float:
+        distance = self._link.away(distance=True).distance
+        assert distance is not None
+        return distance
 
     def _settle(self) -> None:
         """Bring to an end what is under way, with everybody who has come to the end."""

@@ -6,7 +6,8 @@ carries every operation out, so all who take part see the same members and the s
 killed at any instant is either in the sum or not.
 
 To be evaluated, the run needs all replicas at rest: from the moment the lead asks, whoever comes is
-kept asleep until everybody sleeps. Then the mean is taken, and all go on but the lead.
+kept asleep until everybody sleeps. Then the mean is taken, and all go on but the lead. The same for
+whoever asks how far apart the replicas are.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ class Peering:
         """Answers to started operations, by rank and lane."""
         self._waiting: dict[int, int] = {}
         """Who waits for one of these, and for which."""
-        self._evaluator: Member | None = None
+        self._asking: dict[int, m.Away] = {}
+        """Who wants to evaluate, or to know how far apart the replicas are."""
         self._left_at: dict[int, int] = {}
         self._iterations: Counter[int] = Counter()
         self.distance: dict[str, float] = {}
@@ -155,7 +157,7 @@ class Peering:
         answers: dict[int, m.Met] = {}
         for each in gathered:
             began, now = time.perf_counter(), self._owner.now()
-            size = 1 if each.kind == "agree" else self._size(each)
+            size = 1 if each.kind == "agree" else each.sent_bytes
             if each.kind == "agree":
                 done = dict.fromkeys(each.receivers, m.Met(each.outcome))
             else:
@@ -189,10 +191,12 @@ class Peering:
         shares = zip(replicas, row.values(), strict=True)
         norm = self._summing.add_up([(each.vector(lane), share) for each, share in shares], into)
         if not isfinite(norm) and like == GRADIENTS and self._owner.config.bad_gradient == "stop":
-            suspects = [Held(rank, self._members[rank].pushed, 1.0, 0) for rank in row]
-            raise bad_gradient(suspects, self._layout)
+            raise bad_gradient([self._pushed(rank) for rank in row], self._layout)
         missing = frozenset.intersection(*(replica.brought(lane).missing for replica in replicas))
         return dict.fromkeys(gathered.receivers, m.Met(None, shared, norm, tuple(sorted(missing))))
+
+    def _pushed(self, rank: int) -> Held:
+        return Held(rank, self._members[rank].pushed, 1.0, self._members[rank].samples)
 
     def _mix(self, gathered: Gathered) -> dict[int, m.Met]:
         """A mixture for each."""
@@ -226,11 +230,11 @@ class Peering:
             ledger.pushed(fresh, now, push.samples, push.compute_s, spent, 1.0)
             self._report(member, push.values)
         elif self._roll.answered:
-            ledger.carried_out(ledger.timer(now))
+            ledger.carried_out(ledger.released(now))
 
     def _answer(self, answers: dict[int, m.Met]) -> None:
         """Wake them, unless all are to sleep."""
-        if self._evaluator is not None:
+        if self._asking:
             self._held |= answers
             return
         for rank in sorted(answers):
@@ -253,28 +257,35 @@ class Peering:
 
     # -- evaluation and the end ---------------------------------------------------------------
 
-    def away(self, member: Member) -> None:
-        """The lead wants to evaluate the mean of all, as soon as all are at rest."""
-        self._evaluator = member
+    def away(self, member: Member, message: m.Away) -> None:
+        """Somebody wants to see the mean of all, as soon as all are at rest."""
+        self._asking[member.rank] = message
 
     def look(self) -> None:
         """See whether everybody sleeps that has to."""
-        lead = self._evaluator
-        if lead is None or not (lead.gone or all(member.asks for member in self._owner.living)):
+        still = {rank: how for rank, how in self._asking.items() if not self._members[rank].gone}
+        if not self._asking or (still and not all(member.asks for member in self._owner.living)):
             return
-        self._evaluator = None
+        self._asking = {}
         held, self._held = self._held, {}
-        if not lead.gone:
-            self._show(lead)
+        if still:
+            self._show(still)
         self._answer(held)
 
-    def _show(self, lead: Member) -> None:
-        """Put the mean of all models where the lead finds it."""
+    def _show(self, asking: dict[int, m.Away]) -> None:
+        """Put the mean of all models where the lead finds it; all hear how far they are from it."""
         ledger = self._run.ledger
-        lead.snapshot = (self._owner.now(), ledger.pacer.clocks.version, ledger.samples)
-        target = self._run.replicas[lead.rank].answer_like
-        self.distance = {"consensus_distance": self._mean(target(PARAMETERS), target(BUFFERS))}
-        self._send(lead, m.Release(ledger.pacer.clocks.version, ledger.pacer.clocks.clock(lead.rank)))
+        clocks, now = ledger.pacer.clocks, self._owner.now()
+        lead = min(asking, key=lambda rank: (asking[rank].distance, rank))
+        target = self._run.replicas[lead].answer_like
+        apart = self._mean(target(PARAMETERS), target(BUFFERS))
+        for rank, message in sorted(asking.items()):
+            member, told = self._members[rank], {"consensus_distance": apart}
+            if message.distance:
+                self._report(member, told)
+            else:
+                member.snapshot, self.distance = (now, clocks.version, ledger.samples), told
+            self._send(member, m.Release(clocks.version, clocks.clock(rank), distance=apart))
 
     def _mean(self, parameters: Parts, buffers: Parts) -> float:
         """The run's own model, as it stands; how far the replicas are from it."""

@@ -25,6 +25,7 @@ from paceline.config import RunConfig
 from paceline.errors import BadGradient, ConfigError, RunStopped
 from paceline.protocols import Pacing, Peer
 from paceline.protocols.bsp import BSP
+from paceline.protocols.compression import check_family
 from paceline.protocols.settings import make_any, resolved
 from paceline.runtime.emulation import Emulation
 from paceline.runtime.loader import count_samples
@@ -104,6 +105,7 @@ class LonePace(Alone):
         name = config.protocol or protocol or "bsp"
         asked = make_any(name, (settings if name == protocol else {}) | config.settings)
         pacing = _alone(name, asked)
+        check_family(config.compress, name, asked)
         self._trace = TraceWriter(config.path / "trace.jsonl")
         self._ledger = Ledger(config, name, pacing, self._trace.write, settings=resolved(asked))
         self._emulation = Emulation(config, 0)

@@ -1,10 +1,12 @@
 """Peers in virtual time, sizes only: the protocol objects of a real run, and the place where they meet.
 
 An average among m workers costs what a ring all-reduce does, 2(m-1) messages of an m-th of the vector on
-the slowest link among them; a mixture costs a worker one message per neighbour, and the slowest link in
-its part counts; a vote costs an all-reduce of a few bytes, an exchange one message each way. Steps and
-copies cost nothing. What is started travels beside computing, as if on a network of its own. Work is dealt
-equally: every worker does its iterations, and what a lost one has not done stays undone.
+the slowest link among them; if it is compressed in a way that does not add up, m-1 messages of the whole
+compressed vector, since each has to reach everybody. A mixture costs a worker one message per neighbour,
+and the slowest link in its part counts; a vote costs an all-reduce of a few bytes, an exchange one message
+each way. Steps, copies and compressing cost nothing. What is started travels beside computing, as if on a
+network of its own. Work is dealt equally: every worker does its iterations, and what a lost one has not
+done stays undone.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import msgspec
 
 from paceline.errors import RunError
 from paceline.protocols import PEERS, Decision, Pacer, Peer
+from paceline.protocols.compression import FLOAT_BYTES, Compression, Treatment
 from paceline.protocols.meeting import SETTLING, Gathered, Meeting, call_of
 from paceline.protocols.peer import (
     Agree,
@@ -63,6 +66,7 @@ def simulate_peers(
     progress: Callable[[float], None] | None = None,
     run: str = "simulated",
     started_at: str = "",
+    compress: Compression = Compression(),
 ) -> Tally:
     """Let every worker complete so many iterations, and add up what happened."""
     require(iterations >= 1, "iterations must be >= 1", iterations, "Use --iterations 100, say.")
@@ -78,11 +82,12 @@ def simulate_peers(
         if trace is not None:
             trace(event)
 
-    emit(_started(protocol, cluster, run, started_at, seed, summarised))
+    emit(_started(protocol, cluster, run, started_at, seed, summarised, compress))
     if cluster.model_bytes is not None:
         size = cluster.model_bytes
         emit(ModelReady(0.0, size // 4, size, size))
-    PeerLoop(protocol, cluster, iterations, seed, emit, summarised).run(progress or (lambda share: None))
+    loop = PeerLoop(protocol, cluster, iterations, seed, emit, summarised, compress)
+    loop.run(progress or (lambda share: None))
     return tally
 
 
@@ -108,8 +113,16 @@ class PeerLoop:
     """Virtual time as a heap of wakings."""
 
     def __init__(
-        self, protocol: Peer, cluster: Cluster, iterations: int, seed: int, emit: Emit, summarised: bool
+        self,
+        protocol: Peer,
+        cluster: Cluster,
+        iterations: int,
+        seed: int,
+        emit: Emit,
+        summarised: bool,
+        compress: Compression,
     ) -> None:
+        self._compress = compress
         self._protocol, self._cluster, self._iterations, self._emit = protocol, cluster, iterations, emit
         self._total = cluster.workers * iterations
         self._links = [profile.link for profile in cluster.profiles()]
@@ -183,18 +196,18 @@ class PeerLoop:
         rank = worker.me.rank
         if worker.me.count < self._iterations:
             worker.compute_s = self._timing.compute_s(rank, self._now)
-            self._plan(self._now + worker.compute_s, WAKE, rank, worker.me.parameters)
+            self._plan(self._now + worker.compute_s, WAKE, rank, worker.me.parameters.clone())
         elif settles(self._protocol):
             worker.life, worker.lane = self._protocol.settle(worker.me), SETTLING
-            self._carry_out(self._meeting.retire(rank), worker.me.parameters.size_bytes, None)
+            self._carry_out(self._meeting.retire(rank), None)
             self._plan(self._now, WAKE, rank)
         else:
             self._leave(rank, "finished")
 
     def _meet(self, worker: _Worker, operation: Joint, lane: int) -> None:
-        call = call_of(operation, lane)
+        call = call_of(operation, lane, self._sent_bytes(worker.me, operation))
         gathered = self._meeting.arrive(worker.me.rank, call)
-        self._carry_out(gathered, call.size_bytes, worker if lane <= 0 else None)
+        self._carry_out(gathered, worker if lane <= 0 else None)
 
     def _exchange(self, worker: _Worker, size_bytes: int) -> None:
         """There and back, and nobody else is needed."""
@@ -222,12 +235,12 @@ class PeerLoop:
         self._book(worker, {rank})
         self._plan(max(self._now, there_at), WAKE, rank, worker.me.parameters)
 
-    def _carry_out(self, gathered: list[Gathered], size_bytes: int, worker: _Worker | None) -> None:
+    def _carry_out(self, gathered: list[Gathered], worker: _Worker | None) -> None:
         answered: set[int] = set()
         for each in gathered:
-            size = VOTE_BYTES if each.kind == "agree" else size_bytes
+            size = VOTE_BYTES if each.kind == "agree" else each.sent_bytes
             spent = self._seconds(each, size)
-            value = each.outcome if each.kind == "agree" else Phantom(size_bytes)
+            value = each.outcome if each.kind == "agree" else Phantom(each.size_bytes)
             for rank in each.receivers:
                 self._sent[rank] += size
                 if each.lane <= 0 or self._workers[rank].waits_for == each.lane:
@@ -254,13 +267,22 @@ class PeerLoop:
 
     # -- what it costs ------------------------------------------------------------------------
 
+    def _sent_bytes(self, me: Me, operation: Joint) -> int | None:
+        """A vector's bytes on the wire; None: those it has."""
+        if isinstance(operation, Agree) or self._compress.treatment(operation, me) is Treatment.WHOLE:
+            return None
+        return self._compress.wire_bytes(operation.vector.size_bytes // FLOAT_BYTES)
+
     def _seconds(self, gathered: Gathered, size_bytes: int) -> float:
         if gathered.kind == "mix":
             rows = gathered.rows
             return max(
                 (len(rows[rank]) - 1) * self._links[rank].seconds(size_bytes) for rank in gathered.receivers
             )
-        return ring_s([self._links[rank] for rank in gathered.receivers], size_bytes)
+        links = [self._links[rank] for rank in gathered.receivers]
+        if gathered.kind == "agree" or self._compress.adds_up:
+            return ring_s(links, size_bytes)
+        return max((len(links) - 1) * link.seconds(size_bytes) for link in set(links))
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -271,8 +293,7 @@ class PeerLoop:
         worker.life.close()
         self._record.left(self._now, rank, reason, unfinished)
         self._record.asked(self._now, self._pacer.leave(rank, self._now))
-        size = worker.me.parameters.size_bytes
-        self._carry_out(self._meeting.leave(rank), size, None)
+        self._carry_out(self._meeting.leave(rank), None)
 
     def _end(self) -> None:
         waiting = [worker.me.rank for worker in self._workers if worker.alive]
@@ -300,7 +321,13 @@ def _fresh(decision: Decision) -> Decision:
 
 
 def _started(
-    protocol: Peer, cluster: Cluster, run: str, started_at: str, seed: int, summarised: bool
+    protocol: Peer,
+    cluster: Cluster,
+    run: str,
+    started_at: str,
+    seed: int,
+    summarised: bool,
+    compress: Compression,
 ) -> RunStarted:
     names = (name for name, cls in PEERS.items() if type(protocol) is cls)
     return RunStarted(
@@ -316,4 +343,5 @@ def _started(
         emulated=cluster.describe(),
         summarised=summarised,
         family="peer",
+        compress=str(compress),
     )

@@ -8,7 +8,7 @@ from paceline.errors import ConfigError
 
 
 class Phantom:
-    """Arithmetic gives phantoms again; a question about values has no answer."""
+    """Arithmetic gives new phantoms; a question about values has no answer."""
 
     __slots__ = ("size_bytes",)
 
@@ -17,7 +17,7 @@ class Phantom:
 
     def clone(self) -> Phantom:
         """Another one."""
-        return self
+        return Phantom(self.size_bytes)
 
     def dot(self, other: Any) -> float:
         """Not to be known."""
@@ -30,12 +30,12 @@ class Phantom:
         pass
 
     def __add__(self, other: Any) -> Phantom:
-        return self
+        return self.clone()
 
     def __sub__(self, other: Any) -> Phantom:
-        return self
+        return self.clone()
 
     def __mul__(self, factor: float) -> Phantom:
-        return self
+        return self.clone()
 
     __rmul__ = __mul__

@@ -38,6 +38,7 @@ def run_started(config: RunConfig, name: str, settings: dict[str, Any], simulate
         target=config.target,
         emulated=config.emulated,
         balance=config.balance,
+        compress=config.compress,
         family="peer" if name in PEERS else "paced",
     )
 
@@ -153,6 +154,10 @@ class Ledger:
     def timer(self, now: float) -> Decision:
         """The time the protocol asked for has come."""
         self.write(events.Asked(now))
+        return self._noted(self.pacer.timer(now), now)
+
+    def released(self, now: float) -> Decision:
+        """Workers go on though nobody has pushed."""
         return self._noted(self.pacer.timer(now), now)
 
     def pushed(

@@ -54,6 +54,8 @@ class RunStarted(Event, frozen=True, gc=False, tag="run_started"):
     """Whether every worker's batch was in proportion to its speed."""
     summarised: bool = False
     """True when decisions are summed up in `Progress` and `Totals` instead of written one by one."""
+    compress: str = "none"
+    """How peers compressed what they gave to an average."""
     family: Literal["paced", "peer"] = "paced"
     """Whether a store decides, or workers meet among themselves."""
 

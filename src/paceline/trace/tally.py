@@ -72,6 +72,10 @@ class Result(msgspec.Struct, frozen=True):
     failures: list[Failure]
     balance: bool = False
     """Whether every worker's batch was in proportion to its speed."""
+    compress: str = "none"
+    """How peers compressed what they gave to an average."""
+    bytes_sent_each: list[int] | None = None
+    """Per worker, rank 0 first; null when only their sum is known."""
 
 
 class Tally:
@@ -95,6 +99,7 @@ class Tally:
         self.present_s: dict[int, float] = {}
         self._since: dict[int, float] = {}
         self._losses: deque[float] = deque(maxlen=50)
+        self._pushes: Counter[int] = Counter()
         self.exchanged_bytes: Counter[int] = Counter()
         """Among peers: what each worker gave away, and got."""
 
@@ -168,6 +173,8 @@ class Tally:
             emulated=start.emulated,
             failures=list(self.failures),
             balance=start.balance,
+            compress=start.compress,
+            bytes_sent_each=self._sent_each(start),
         )
 
     def _moved(self) -> tuple[int | None, int | None]:
@@ -178,10 +185,18 @@ class Tally:
             return None, None
         return self.pushes * self.model.gradient_bytes, self.pushes * self.model.weight_bytes
 
+    def _sent_each(self, start: RunStarted) -> list[int] | None:
+        if start.family == "peer":
+            return [self.exchanged_bytes[rank] for rank in range(start.workers)]
+        if self.model is None or start.summarised:
+            return None
+        return [self._pushes[rank] * self.model.gradient_bytes for rank in range(start.workers)]
+
     def _decided(self, event: Decided) -> None:
         self.version = event.version
         if event.pushed is not None:
             self.pushes += 1
+            self._pushes[event.pushed] += 1
             self.samples += event.samples
             self.clock[event.pushed] = event.clock
             if event.fate in ("apply", "hold"):

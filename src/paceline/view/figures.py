@@ -104,9 +104,10 @@ def settings(values: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={_plain(value)}" for key, value in values.items())
 
 
-def title(protocol: str, values: Mapping[str, Any], balance: bool = False) -> str:
-    """A protocol with its settings, and whether batches were balanced."""
-    return f"{protocol} {settings(values)}".strip() + (" + balance" if balance else "")
+def title(protocol: str, values: Mapping[str, Any], balance: bool = False, compress: str = "none") -> str:
+    """A protocol with its settings, whether batches were balanced, and how averages were compressed."""
+    further = (" + balance" if balance else "") + (f" + {compress}" if compress != "none" else "")
+    return f"{protocol} {settings(values)}".strip() + further
 
 
 def emulation(emulated: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from paceline.view.page import document, figure, paragraph, section, swatch
 from paceline.view.palette import STATES
 from paceline.view.record import Record, read_record
 from paceline.view.report_tables import comparison_table, facts_table, happened, headlines, reading
+from paceline.view.traffic import traffic
 
 NO_DECISIONS = "The trace is summarised: single decisions were not kept, so there is no timeline."
 
@@ -74,6 +75,7 @@ def render_report(records: list[Record]) -> str:
         section("Who waits for whom", *_timelines(content)),
         section("How old gradients were", *_staleness(content)),
         section("Throughput", *_throughput(content)),
+        section("Bytes sent", *traffic(list(zip(content.results, content.looks, strict=True)))),
         section("Failures and notes", *happened(content.pairs())),
         section("Settings and circumstances", facts_table(content.pairs())),
         section("How to read this", reading()),
@@ -85,8 +87,8 @@ def _title(results: Sequence[Result]) -> str:
     workers = {result.workers for result in results}
     on = f" on {figures.plural(first.workers, 'worker')}" if len(workers) == 1 else ""
     if len(results) == 1:
-        return f"{figures.title(first.protocol, first.settings, first.balance)}{on}"
-    names = list(dict.fromkeys(figures.title(result.protocol, {}, result.balance) for result in results))
+        return f"{figures.title(first.protocol, first.settings, first.balance, first.compress)}{on}"
+    names = list(dict.fromkeys(figures.title(r.protocol, {}, r.balance, r.compress) for r in results))
     if len(names) == 1:
         return f"{len(results)} runs of {names[0]}{on}"
     return f"{', '.join(names[:-1])} and {names[-1]}{on}"
@@ -113,7 +115,7 @@ def _legend(content: Content) -> Markup:
 
 def _learning(content: Content) -> list[Markup]:
     loss, accuracy = _loss_chart(content), _accuracy_chart(content)
-    charts = [chart for chart in (loss, accuracy) if chart is not None]
+    charts = [chart for chart in (loss, accuracy, _apart_chart(content)) if chart is not None]
     parts = [_legend(content), element("div", *charts, class_="pair")] if charts else []
     missing = [name for name, chart in (("loss", loss), ("accuracy", accuracy)) if chart is None]
     parts += [paragraph(f"No {name} was reported, so its chart is left out.", "absent") for name in missing]
@@ -158,6 +160,17 @@ def _accuracy_curve(record: Record, look: Look) -> Curve:
     reached = record.result.time_to_target_s
     ring = next((point for point in points if reached is not None and point[0] >= reached), None)
     return Curve(look, points, ring=ring)
+
+
+def _apart_chart(content: Content) -> Markup | None:
+    """How far apart the replicas of peers were; without peers there is nothing to show."""
+    name = "consensus_distance"
+    curves = [Curve(look, points) for record, look in content.pairs() if (points := record.evaluated(name))]
+    if not curves:
+        return None
+    caption = "How far replicas were from their mean, as the root of the mean square, when evaluated."
+    chart = line_chart(curves, Measure("distance from the mean"), content.until_s)
+    return figure(chart, Markup("How far apart replicas were"), caption)
 
 
 def _timelines(content: Content) -> list[Markup]:

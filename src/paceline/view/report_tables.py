@@ -115,6 +115,7 @@ def _facts(record: Record) -> dict[str, str]:
         "settings": figures.settings(start.settings) or "none",
         "workers": figures.count(start.workers),
         "batches": "balanced: in proportion to each worker's speed" if start.balance else "alike",
+        "compression": start.compress,
         "clock": f"virtual, on a simulated cluster ({emulated})" if start.simulated else "real",
         "emulated": "nothing" if start.simulated else emulated,
         "status": result.status,
@@ -171,6 +172,8 @@ _READING = {
     "gap": "The largest number of iterations by which a worker started ahead of the slowest.",
     "timeline": "Each row is a worker. A slow worker shows long quiet bars; whoever waits for it, bright "
     "ones. Blank is time outside of training steps. A cross marks a worker that was lost.",
+    "bytes sent": "What went into pushes or averages, counted as it would be sent, compressed if it was; on "
+    "one host memory is shared, and nothing is sent at all. A vector counts once, whomever it goes to.",
     "throughput": "Samples count evenly over the iteration that processed them.",
     "emulated": "Slowness or device time was injected: compare the runs with each other, not with a machine.",
     "simulated": "Times are virtual: what the model of the cluster says, not what a clock measured.",

@@ -54,8 +54,9 @@ def _fitting(content: Comparison, width: int | None) -> tuple[list[int], str]:
 
 def summary(result: Result) -> RenderableType:
     """What one run came to, in a few lines."""
+    title = figures.title(result.protocol, result.settings, result.balance, result.compress)
     head = Text.assemble(
-        _label(result.protocol, figures.title(result.protocol, result.settings, result.balance)),
+        _label(result.protocol, title),
         f" · {figures.plural(result.workers, 'worker')} · ",
         (result.status, "green" if result.status == "finished" else "bold red"),
         f" after {figures.seconds(result.seconds)}",

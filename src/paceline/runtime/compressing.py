@@ -1,0 +1,169 @@
+"""The one place where vectors are compressed: between a protocol's operation and whoever carries it out.
+
+`pack` turns what a worker gives away into what the others would receive of it; `Packed.opened` turns the
+answer back into what the protocol asked for. What has to last, residuals above all, is kept in
+`me.private.compression`: with the rest of this worker's memory, so whoever saves that saves these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.errors import BadGradient
+from paceline.protocols.compression import Compression, Treatment
+from paceline.protocols.peer import Average, Me, Mix
+from paceline.store.compression import (
+    Basis,
+    Encoded,
+    Matrix,
+    encode,
+    encode_low_rank,
+    first_basis,
+    next_basis,
+)
+from paceline.store.vector import FlatVector
+
+
+class Packed(NamedTuple):
+    """A vector as it travels."""
+
+    vector: FlatVector
+    size_bytes: int
+    """On the wire."""
+    opened: Callable[[FlatVector], FlatVector]
+    """Makes of the answer to this vector the answer to the one that was packed."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """What lasts from one exchange to the next."""
+
+    common: FlatVector
+    """The last model that was the same for all."""
+    residuals: dict[str, list[Tensor]] = field(default_factory=dict)
+    """What was left out, by kind of vector and part."""
+    bases: dict[str, list[list[Basis]]] = field(default_factory=dict)
+    """By kind of vector, part and matrix."""
+
+
+class Packing:
+    """One worker's."""
+
+    def __init__(self, how: Compression, me: Me, matrices: Sequence[Sequence[Matrix]] = ()) -> None:
+        """While all models are still equal. `matrices`: per part, those to be factorised."""
+        self._how, self._me, self._matrices = how, me, matrices
+        if how.name != "none":
+            assert isinstance(me.parameters, FlatVector)
+            me.private.compression = Kept(me.parameters.clone())
+
+    @property
+    def kept(self) -> Kept:
+        """What lasts."""
+        kept: Kept = self._me.private.compression
+        return kept
+
+    def pack(self, operation: Average | Mix) -> Packed:
+        """What the others receive of the operation's vector."""
+        vector = operation.vector
+        assert isinstance(vector, FlatVector)
+        match self._how.treatment(operation, self._me):
+            case Treatment.CHANGE:
+                assert isinstance(operation, Average)
+                return self._change(operation, vector)
+            case Treatment.MODEL:
+                return self._model(vector)
+            case Treatment.ROUNDED:
+                return self._rounded(vector)
+        return Packed(vector, vector.size_bytes, lambda answer: answer)
+
+    def _change(self, operation: Average, vector: FlatVector) -> Packed:
+        kind = operation.remainder or "lasting"
+        before = self.kept.residuals.get(kind)
+        packed = self._compressed(kind, vector)
+        if operation.weight == 0:  # it has no part in the mean: what is left out has to stay left out
+            packed = packed._replace(vector=vector * 0.0)
+        if operation.weight == 0 or operation.remainder is None:
+            self._remember(kind, before)
+        return packed
+
+    def _model(self, vector: FlatVector) -> Packed:
+        common = self.kept.common
+        packed = self._compressed("model", vector - common)
+
+        def opened(answer: FlatVector) -> FlatVector:
+            common[:] = common + packed.opened(answer)
+            return common.clone()
+
+        return packed._replace(opened=opened)
+
+    def _rounded(self, vector: FlatVector) -> Packed:
+        """x becomes mixture(rounded) + (x - rounded x): whatever the mixture, the mean of all stays."""
+        encoded = [encode(self._how, part) for part in vector.parts]
+        rounded = self._arriving(vector, encoded)
+        error = vector - rounded
+        return Packed(rounded, sum(each.size_bytes for each in encoded), lambda answer: answer + error)
+
+    def _compressed(self, kind: str, vector: FlatVector) -> Packed:
+        """With what was left out before; what is left out now is remembered."""
+        kept, empty = self.kept, [None] * len(vector.parts)
+        residuals: Sequence[Tensor | None] = kept.residuals.get(kind, empty)
+        low_rank = self._how.name == "powersgd"
+        bases = self._bases(kind, vector) if low_rank else []
+        encoded = []
+        for at, (part, residual) in enumerate(zip(vector.parts, residuals, strict=True)):
+            if low_rank:
+                on = list(zip(self._matrices[at], bases[at], strict=True))
+                encoded.append(encode_low_rank(part, on, residual))
+            else:
+                encoded.append(encode(self._how, part, residual))
+        arriving = self._arriving(vector, encoded)
+        if not self._how.is_rounding:
+            self._remember(kind, [each.residual for each in encoded])
+        size = sum(each.size_bytes for each in encoded)
+        return Packed(arriving, size, lambda answer: self._turned(kind, answer))
+
+    def _arriving(self, vector: FlatVector, encoded: Sequence[Encoded]) -> FlatVector:
+        for part, each in zip(vector.parts, encoded, strict=True):
+            self._check(part, each.decoded)
+        return FlatVector([each.decoded for each in encoded], vector.missing)
+
+    def _check(self, part: Tensor, decoded: Tensor) -> None:
+        """What was finite has to arrive so; what was not is found by those who look for it."""
+        if bool(torch.isfinite(decoded).all()) or not bool(torch.isfinite(part).all()):
+            return
+        largest = float(part.abs().max())
+        raise BadGradient(
+            f"rank {self._me.rank} was to send {largest:.4g}, too large for --compress {self._how}. "
+            "Use bf16 or none, lower the learning rate, or scale the loss down."
+        )
+
+    def _remember(self, kind: str, residuals: list[Tensor] | None) -> None:
+        if residuals is None:
+            self.kept.residuals.pop(kind, None)
+        else:
+            self.kept.residuals[kind] = residuals
+
+    def _bases(self, kind: str, vector: FlatVector) -> list[list[Basis]]:
+        if kind not in self.kept.bases:
+            rank, seed = int(self._how.amount or 1), self._me.seed
+            widths = [torch.empty(0, dtype=torch.promote_types(p.dtype, torch.float32)) for p in vector.parts]
+            self.kept.bases[kind] = [
+                [first_basis(matrix, rank, seed, like) for matrix in part]
+                for part, like in zip(self._matrices, widths, strict=True)
+            ]
+        return self.kept.bases[kind]
+
+    def _turned(self, kind: str, answer: FlatVector) -> FlatVector:
+        """Everybody takes the next basis from the same mean."""
+        bases = self.kept.bases.get(kind)
+        if bases is not None:
+            self.kept.bases[kind] = [
+                [next_basis(matrix, basis, mean) for matrix, basis in zip(found, part, strict=True)]
+                for found, part, mean in zip(self._matrices, bases, answer.parts, strict=True)
+            ]
+        return answer
