@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import ConfigError
+from paceline.protocols.bsp import BSP
 from paceline.protocols.compression import Compression, Treatment, check_family, parse_compression
 from paceline.protocols.peer import Average, Me, Mix
+from paceline.protocols.settings import make_any
 from paceline.protocols.topology import Topology
 from paceline.sim.phantom import Phantom
 
@@ -56,9 +58,11 @@ def test_a_wrong_value_is_told_with_those_allowed(text: str, words: str) -> None
 
 def test_a_paced_protocol_is_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError, match=r"for peer protocols, and 'bsp' is paced: .* Use a peer protocol"):
-        check_family("fp16", "bsp", is_peer=False)
-    check_family("none", "bsp", is_peer=False)
-    check_family("fp16", "allreduce", is_peer=True)
+        check_family("fp16", "bsp", BSP())
+    with pytest.raises(ConfigError, match="exchanges one-sidedly"):
+        check_family("fp16", "ad_psgd", make_any("ad_psgd", {}))
+    check_family("none", "bsp", BSP())
+    check_family("fp16", "allreduce", make_any("allreduce", {}))
 
 
 @pytest.mark.parametrize("how", [Compression("fp16"), Compression("int8"), Compression("topk", 0.1)])

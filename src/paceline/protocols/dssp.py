@@ -86,7 +86,7 @@ class DSSP:
             self._forget(clocks, clocks.left)
         ok = [] if pushed is None else self._answer(clocks, pushed)
         freed = clocks.waiting(up_to=clocks.slowest + self.lower)
-        return Verdict(release=tuple(dict.fromkeys((*freed, *ok))) if freed and ok else freed or tuple(ok))
+        return Verdict(release=tuple(dict.fromkeys((*freed, *ok))) if ok else freed)
 
     def _answer(self, clocks: Clocks, pushed: int) -> list[int]:
         ok = [worker for worker in self._waited_for(clocks, pushed) if self._wait_over(clocks, worker)]
