@@ -28,6 +28,7 @@ from paceline.config import RunConfig
 from paceline.fabric.channel import Channel
 from paceline.runtime.loops import RealLoop
 from paceline.runtime.owner import Owner
+from paceline.runtime.solo import LonePace
 from paceline.trace import TraceWriter
 from paceline.trace.events import Decided, Event
 
@@ -134,7 +135,9 @@ class LoneStation(TrainingStation):
         return self._writers[-1]
 
     def close(self) -> None:
-        """Note what was seen."""
+        """Note what was seen, once the last steps are on record: a lone worker writes many at a time."""
+        assert isinstance(self._pace, LonePace)
+        self._pace._write_down()
         self._notes.write_bytes(msgspec.json.encode(self._writers[0].watch))
 
 
