@@ -11,6 +11,7 @@ import pytest
 if TYPE_CHECKING:  # tests that start no process need not import torch
     from support.runs import Lab
     from support.shell import Shell
+    from support.testbed import Testbeds
 
 
 @pytest.fixture(scope="session")
@@ -49,3 +50,12 @@ def shell(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Shell:
     from support.shell import Shell
 
     return Shell(lab, monkeypatch)
+
+
+@pytest.fixture
+def testbeds() -> Iterator[Testbeds]:
+    """Real hosts on this machine; skips where there may be none."""
+    from support.testbed import testbeds_for_a_test
+
+    with testbeds_for_a_test() as beds:
+        yield beds

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from paceline.testbed import records, why_not
+from paceline.testbed.bed import take_down
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BIN = Path(sys.executable).parent
 RUN_ELSEWHERE = ("make ",)
 """`make test` is what runs this file; `make demo` is tried from a fresh clone."""
+
+TESTBED = "lab"
+"""The one that the pages make."""
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
@@ -34,19 +41,46 @@ def commands() -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("docs")
     for name in ("examples", "recipes"):
         shutil.copytree(ROOT / name, folder / name)
-    return folder
+    before = records.names()
+    yield folder
+    if TESTBED in records.names() and TESTBED not in before:  # a page that broke off
+        take_down(TESTBED)
+
+
+@pytest.fixture(scope="module")
+def background() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Commands that a page starts with `&`; those that do not end by themselves are ended with the pages."""
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.terminate()
+        process.wait(20)
+
+
+def skip_without_root(text: str) -> None:
+    reason = why_not()
+    if "testbed" in text and reason is not None:
+        pytest.skip(reason)
 
 
 @pytest.mark.parametrize(("page", "line"), commands(), ids=lambda value: value[:60])
-def test_every_command_of_the_docs_runs(page: str, line: str, workplace: Path) -> None:
-    program, *arguments = shlex.split(line)
+def test_every_command_of_the_docs_runs(
+    page: str, line: str, workplace: Path, background: list[subprocess.Popen[bytes]]
+) -> None:
+    skip_without_root(line)
+    environment = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    if line.endswith("&"):
+        command = ["bash", "-c", f"exec {line.removesuffix('&')}"]
+        background.append(subprocess.Popen(command, cwd=workplace, env=environment))
+        return
     done = subprocess.run(
-        [str(BIN / program), *arguments],
+        ["bash", "-c", line],
         cwd=workplace,
+        env=environment,
         capture_output=True,
         text=True,
         timeout=110,
@@ -57,6 +91,7 @@ def test_every_command_of_the_docs_runs(page: str, line: str, workplace: Path) -
 
 @pytest.mark.parametrize(("page", "text"), blocks("python"), ids=lambda value: value[:20])
 def test_every_snippet_of_the_docs_runs(page: str, text: str, tmp_path: Path) -> None:
+    skip_without_root(text)
     script = tmp_path / "snippet.py"
     script.write_text(text)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=110, check=False)

@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import advise, tune
+from paceline.cli import advise, testbed, tune
 from paceline.cli.bench import bench
 from paceline.cli.common import DEBUG
 from paceline.cli.compare import compare
+from paceline.cli.doctor import doctor
 from paceline.cli.protocols import protocols
 from paceline.cli.replay import replay
 from paceline.cli.report import report
@@ -42,10 +43,11 @@ def options(
         os.environ[DEBUG] = "1"
 
 
-for command in (train, compare, simulate, replay, protocols, report, bench):
+for command in (train, compare, simulate, replay, protocols, report, bench, doctor):
     app.command()(command)
 app.add_typer(advise.app, name="advise")
 app.add_typer(tune.app, name="tune")
+app.add_typer(testbed.app, name="testbed")
 
 
 def main() -> None:
