@@ -22,6 +22,12 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     script: str | None = None
     args: tuple[str, ...] = ()
     workers: int = 1
+    listen: str | None = None
+    """Address at which workers of other hosts may join; None: all are here."""
+    here: int | None = None
+    """How many of the workers are started on this machine, ranks 0 and up; None: all."""
+    host_patience_s: float = 30.0
+    """How long a host may be out of reach before its workers count as lost."""
     protocol: str | None = None
     """None: what the script names in `join`, else bsp."""
     settings: dict[str, Any] = {}
@@ -76,11 +82,19 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise ConfigError(f"workers must be at least 1, got {self.workers}.")
+        if self.here is not None and not 0 <= self.here <= self.workers:
+            raise ConfigError(f"{self.here} of {self.workers} workers cannot be here.")
+        if self.here is not None and self.here < self.workers and self.listen is None:
+            raise ConfigError(
+                f"{self.workers - self.here} of {self.workers} workers are to come from elsewhere, but the "
+                "run does not listen. Name an address with --listen HOST:PORT."
+            )
         for rank, factor in self.slow.items():
             if not 0 <= rank < self.workers:
                 last = self.workers - 1
                 raise ConfigError(f"slow rank {rank} does not exist: the ranks are 0 to {last}.")
             _check_positive(f"slow factor of rank {rank}", factor)
+        _check_positive("host patience", self.host_patience_s, " seconds")
         _check_positive("device time", self.device_time_s, " seconds")
         _check_positive("clip norm", self.clip_norm)
         if not isinstance(self.weighting, str):
@@ -95,6 +109,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"jitter must be in [0, 1), got {self.jitter:g}.")
         if self.target is not None and not math.isfinite(self.target):
             raise ConfigError(f"target must be an accuracy such as 0.95, got {self.target:g}.")
+
+    @property
+    def near(self) -> int:
+        """How many workers are started on this machine."""
+        return self.workers if self.here is None else self.here
 
     @property
     def path(self) -> Path:

@@ -108,9 +108,9 @@ class Run:
 class Running:
     """A run in progress."""
 
-    def __init__(self, engine: LocalEngine, config: RunConfig) -> None:
+    def __init__(self, engine: LocalEngine, config: RunConfig, secret: str = "") -> None:
         self.engine, self.config = engine, config
-        engine.launch(config)
+        engine.launch(config, secret)
         self.pids = engine.pids
 
     def events(self, kind: type[Event]) -> int:
@@ -158,6 +158,8 @@ class Lab:
         self._engine: LocalEngine | None = None
         self._running: Running | None = None
         self._numbers = count()
+        self.further: set[int] = set()
+        """Other engines, which may stay."""
         os.environ[TOKEN] = self.token
 
     @property
@@ -225,7 +227,7 @@ class Lab:
     @property
     def idle(self) -> set[int]:
         """What may be there between runs: the engine."""
-        return set() if self._engine is None else {self._engine._process.pid}
+        return self.further | (set() if self._engine is None else {self._engine._process.pid})
 
     def leftovers(self) -> set[int]:
         """Processes that carry our token."""

@@ -12,6 +12,7 @@ from paceline.bench.death import death
 from paceline.bench.exchange import exchange
 from paceline.bench.lone import lone
 from paceline.bench.machine import copy_bandwidth, look_around
+from paceline.bench.network import network
 from paceline.bench.plan import Plan, Say
 from paceline.bench.record import Record, Row, today
 from paceline.bench.simulator import simulator
@@ -41,6 +42,12 @@ BENCHMARKS = {
         "until the last has its weights. Paceline's store against a server behind torch.distributed.rpc and "
         "a warm Ray actor, which both get and return one flat tensor that nobody has to copy.",
         store,
+    ),
+    "network": Benchmark(
+        "A tensor there and another back between two processes, on loopback and on a link of known speed "
+        "between two hosts of a testbed: Paceline's session against gloo's "
+        "send and recv, torch.distributed.rpc, and a plain socket. In turns, started anew for each size.",
+        network,
     ),
     "death": Benchmark("From SIGKILL of a worker to the store's `worker_left` event.", death),
     "lone": Benchmark("Training with one worker under the engine against plain PyTorch.", lone),

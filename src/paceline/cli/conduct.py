@@ -19,18 +19,20 @@ from paceline.view.progress import RunProgress, live
 LOOK_S = 0.1
 
 
-def conduct(engine: LocalEngine, config: RunConfig, title: str = "") -> Result:
+def conduct(engine: LocalEngine, config: RunConfig, title: str = "", secret: str = "") -> Result:
     """Run to the end. Ctrl-C asks the run to save itself; a second one ends it at once."""
     folder = config.path
     (folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)))
     progress = RunProgress()
     trace, output = TraceTail(folder / "trace.jsonl"), LogTail(folder / "logs" / "rank0.log")
     with live(progress):
-        engine.launch(config)
-        ended = None
+        engine.launch(config, secret)
+        ended, door = None, LogTail(folder / "address")
         while ended is None:
             ended = _wait(engine, progress)
             _show(progress, trace, output)
+            for address in door.new_lines():
+                progress.print(_invitation(config, address))
     return _finish(config, ended)
 
 
@@ -57,6 +59,16 @@ class LogTail:
         end = data.rfind(b"\n") + 1
         self._offset += end
         return data[:end].decode(errors="replace").splitlines()
+
+
+def _invitation(config: RunConfig, address: str) -> str:
+    missing = config.workers - config.near
+    made = config.path / "secret"
+    secret = f"the secret in {made}" if made.exists() else "the run's secret"
+    return (
+        f"listening at {address} for {missing} workers of other hosts. There, with {secret}: "
+        f"paceline host {address} --workers {missing} --secret-file FILE"
+    )
 
 
 def _wait(engine: LocalEngine, progress: RunProgress) -> Ended | None:

@@ -13,6 +13,7 @@ from paceline.cli.bench import bench
 from paceline.cli.common import DEBUG
 from paceline.cli.compare import compare
 from paceline.cli.doctor import doctor
+from paceline.cli.host import host
 from paceline.cli.protocols import protocols
 from paceline.cli.replay import replay
 from paceline.cli.report import report
@@ -43,7 +44,7 @@ def options(
         os.environ[DEBUG] = "1"
 
 
-for command in (train, compare, simulate, replay, protocols, report, bench, doctor):
+for command in (train, host, compare, simulate, replay, protocols, report, bench, doctor):
     app.command()(command)
 app.add_typer(advise.app, name="advise")
 app.add_typer(tune.app, name="tune")

@@ -119,6 +119,37 @@ PrivateWeights = Annotated[
         rich_help_panel=TROUBLE,
     ),
 ]
+HOSTS = "Several hosts"
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Let workers of other hosts join at this address of this machine (`paceline host`).",
+        rich_help_panel=HOSTS,
+    ),
+]
+Here = Annotated[
+    int | None,
+    typer.Option(
+        help="How many of the workers to start on this machine. Default: all.", rich_help_panel=HOSTS
+    ),
+]
+HostPatience = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        help="How long another host may be out of reach before its workers count as lost.",
+        rich_help_panel=HOSTS,
+    ),
+]
+SecretFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with the run's secret; PACELINE_SECRET in the environment does as well. Without either a "
+        "run that listens makes one, in its folder.",
+        rich_help_panel=HOSTS,
+    ),
+]
 Runs = Annotated[Path, typer.Option(help="Folder that holds the runs.")]
 Json = Annotated[
     bool, typer.Option("--json", help="One JSON document on standard output, nothing else there.")

@@ -46,6 +46,10 @@ def train(
     bad_gradient: o.BadGradient = "stop",
     on_failure: o.OnFailure = "continue",
     private_weights: o.PrivateWeights = False,
+    listen: o.Listen = None,
+    here: o.Here = None,
+    host_patience: o.HostPatience = 30.0,
+    secret_file: o.SecretFile = None,
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -70,6 +74,9 @@ def train(
             "script": str(script),
             "args": tuple(args or ()),
             "workers": workers,
+            "listen": listen,
+            "here": here,
+            "host_patience_s": host_patience,
             "seed": seed,
             "target": target,
             "weighting": parse_weighting(weighting),
@@ -90,17 +97,32 @@ def train(
         }
         if resume is not None:
             asked = _as_before(resume, asked, _typed(context))
-        _run(asked, runs, json)
+        _run(asked, runs, json, secret_file)
 
 
-def _run(asked: dict[str, Any], runs: Path, json: bool) -> None:
+def _as_worker(asked: dict[str, Any], runs: Path) -> None:
+    """This process is a worker that torchrun started: take part, with these flags."""
+    from paceline.engines.torchrun import take_part
+    from paceline.runtime.script import run_script
+
+    cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    raise typer.Exit(run_script(take_part(asked, runs), max(1, cores)))
+
+
+def _run(asked: dict[str, Any], runs: Path, json: bool, secret_file: Path | None = None) -> None:
+    from paceline.engines import torchrun
+
+    if torchrun.launched():
+        _check_words(asked)
+        _as_worker(asked, runs)
     from paceline.cli.conduct import conduct
     from paceline.engines.local import LocalEngine
 
     config = make_config(asked, runs)
-    warn_if_crowded(config.workers, config.device_time_s)
+    warn_if_crowded(config.near, config.device_time_s)
+    secret = _secret(config, secret_file)
     with LocalEngine(config.script) as engine:
-        result = conduct(engine, config)
+        result = conduct(engine, config, secret=secret)
     if json:
         print_json(result)
     else:
@@ -112,9 +134,17 @@ def _run(asked: dict[str, Any], runs: Path, json: bool) -> None:
         print(f"{config.folder}")
 
 
+def _secret(config: Any, file: Path | None) -> str:
+    if config.listen is None:
+        return ""
+    from paceline.cli.secret import secret_for
+
+    return secret_for(config.path, file)
+
+
 def _typed(context: typer.Context) -> set[str]:
     """The configuration fields that were given on the command line."""
-    names = {"set_": "settings", "device_time": "device_time_s"}
+    names = {"set_": "settings", "device_time": "device_time_s", "host_patience": "host_patience_s"}
     typed = (name for name in context.params if _was_typed(context, name))
     return {names.get(name, name) for name in typed}
 

@@ -7,10 +7,21 @@ import msgspec
 from paceline.config import RunConfig
 
 
+class Guest(msgspec.Struct, frozen=True):
+    """A host that takes part in a run whose store is elsewhere."""
+
+    address: tuple[str, int]
+    session: str
+    ranks: tuple[int, ...]
+
+
 class Launch(msgspec.Struct, frozen=True, tag=True):
-    """Start this run."""
+    """Start this run, or this host's part of it."""
 
     config: RunConfig
+    secret: str = ""
+    """Of a run that listens."""
+    guest: Guest | None = None
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):

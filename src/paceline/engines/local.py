@@ -49,9 +49,9 @@ class LocalEngine:
     ) -> None:
         self.close()
 
-    def launch(self, config: RunConfig) -> None:
-        """Start a run; it goes on by itself."""
-        self._channel.send(c.Launch(config))
+    def launch(self, config: RunConfig, secret: str = "", guest: c.Guest | None = None) -> None:
+        """Start a run, or this host's part of one; it goes on by itself."""
+        self._channel.send(c.Launch(config, secret, guest))
         started = self._receive()
         assert isinstance(started, c.Started)
         self.pids = started.pids

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from paceline.config import RunConfig
 from paceline.engines import control as c
 from paceline.fabric.channel import Channel
 
@@ -33,8 +32,9 @@ WARM = ("numpy", "scipy", "sklearn.datasets", "pandas", "torchvision", "transfor
 class Brood:
     """The processes of one run."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self.config = config
+    def __init__(self, order: c.Launch) -> None:
+        config = self.config = order.config
+        self._order = order
         self.stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self.workers: dict[int, int] = {}
         self.store: int | None = None
@@ -43,13 +43,15 @@ class Brood:
         (config.path / "logs").mkdir(parents=True, exist_ok=True)
 
     def hatch(self) -> None:
-        """Fork the workers, and the owner of the store if there is more than one of them."""
-        if self.config.workers == 1 and self.config.cluster is None:
-            self.workers[_fork(lambda: self._worker(0, None), self._log("rank0"))] = 0
+        """Fork the workers, and what stands between them: the owner of the store, or the host's relay."""
+        config, guest = self.config, self._order.guest
+        if config.workers == 1 and config.cluster is None and config.listen is None and guest is None:
+            self.workers[_fork(lambda: self._worker(0, 0, None), self._log("rank0"))] = 0
             return
-        pairs = [Channel.pair() for _ in range(self.config.workers)]
-        for rank in range(self.config.workers):
-            self.workers[_fork(partial(self._worker, rank, pairs), self._log(f"rank{rank}"))] = rank
+        ranks = range(config.near) if guest is None else guest.ranks
+        pairs = [Channel.pair() for _ in ranks]
+        for place, rank in enumerate(ranks):
+            self.workers[_fork(partial(self._worker, rank, place, pairs), self._log(f"rank{rank}"))] = rank
         pids = tuple(self.workers)
         self.store = _fork(lambda: self._owner(pairs, pids), self._log("store"))
         for pair in pairs:
@@ -80,30 +82,30 @@ class Brood:
     def _log(self, name: str) -> Path:
         return self.config.path / "logs" / f"{name}.log"
 
-    def _worker(self, rank: int, pairs: list[tuple[socket.socket, socket.socket]] | None) -> int:
+    def _worker(self, rank: int, place: int, pairs: list[tuple[socket.socket, socket.socket]] | None) -> int:
         from paceline.runtime.script import run_script
         from paceline.runtime.seat import Seat
 
         channel = None
         for other, (mine, theirs) in enumerate(pairs or []):
             theirs.close()
-            if other == rank:
+            if other == place:
                 channel = Channel(mine)
             else:
                 mine.close()
-        threads = max(1, (os.cpu_count() or 1) // self.config.workers)
+        threads = max(1, (os.cpu_count() or 1) // max(1, len(pairs or [()])))
         return run_script(Seat(rank, self.config, channel), threads)
 
     def _owner(self, pairs: list[tuple[socket.socket, socket.socket]], pids: tuple[int, ...]) -> int:
-        from paceline.runtime.serve import serve
+        from paceline.runtime.serve import host, serve
 
         for mine, _ in pairs:
             mine.close()
-        return serve(
-            self.config,
-            [(Channel(end), pid) for (_, end), pid in zip(pairs, pids, strict=True)],
-            self.stop_fd,
-        )
+        workers = [(Channel(end), pid) for (_, end), pid in zip(pairs, pids, strict=True)]
+        guest = self._order.guest
+        if guest is not None:
+            return host(guest.address, self._order.secret, guest.session, workers, self.stop_fd)
+        return serve(self.config, workers, self.stop_fd, self._order.secret)
 
 
 def main() -> None:
@@ -133,7 +135,7 @@ def main() -> None:
 
 def _obey(message: c.ToZygote, brood: Brood | None, channel: Channel) -> Brood | None:
     if isinstance(message, c.Launch):
-        brood = Brood(message.config)
+        brood = Brood(message)
         brood.hatch()
         channel.send(c.Started(tuple(brood.workers)))
     elif brood is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -18,6 +18,16 @@ from paceline.errors import RunError
 T = TypeVar("T")
 LARGEST_BYTES = 8 << 20
 FDS = 4
+
+
+class Line(Protocol):
+    """The way to a worker, wherever it is."""
+
+    def send(self, message: msgspec.Struct, fds: tuple[int, ...] = ()) -> None:
+        """Send one message, with descriptors if any."""
+
+    def close(self) -> None:
+        """End the conversation."""
 
 
 class Channel:

@@ -28,10 +28,10 @@ class Segment:
         self.fd = fd
         self.size_bytes = size_bytes
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        self._map = mmap.mmap(fd, size_bytes, access=access)
+        self.map = mmap.mmap(fd, size_bytes, access=access)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*not writable.*")
-            self.bytes: Tensor = torch.frombuffer(self._map, dtype=torch.uint8)
+            self.bytes: Tensor = torch.frombuffer(self.map, dtype=torch.uint8)
 
     @classmethod
     def create(cls, size_bytes: int, what: str) -> Segment:

@@ -96,6 +96,19 @@ class Gathering:
             write(event)
         return Assembly(ledger, store, weights, shared)
 
+    def equip_late(self, member: Member, run: Assembly, living: list[Member]) -> None:
+        """A worker came, or came back, while the run goes on: give it what the others have."""
+        others = [x for x in living if x.segment is not None]
+        if not others or isinstance(self.protocol[1], Peer):
+            raise ConfigError(f"rank {member.rank} cannot join now: nobody is there to go on with it.")
+        first = others[0]
+        assert first.segment is not None
+        check_same(first, [first, member])
+        values = run.store.layout.buffer_views(first.segment.bytes)
+        buffers = {slot.name: view for slot, view in zip(run.store.layout.buffers, values, strict=True)}
+        equip(member, run.store, None, run.shared, buffers)
+        member.initial = None
+
 
 class Assembly:
     """A run that can begin."""
@@ -172,14 +185,17 @@ def _check_memory(layout: Layout, workers: int, shared: bool) -> None:
 
 
 def equip(
-    member: Member, store: ParameterStore, initial: Segment, shared: bool, buffers: dict[str, Tensor]
+    member: Member, store: ParameterStore, initial: Segment | None, shared: bool, buffers: dict[str, Tensor]
 ) -> None:
-    """Give a worker its segment, with rank 0's buffers, and its weights."""
+    """Give a worker its segment, with the given buffers (else rank 0's initial ones), and its weights."""
     layout = store.layout
     segment = member.segment = Segment.create(layout.segment_bytes, f"gradients of rank {member.rank}")
-    first = layout.buffer_views(initial.bytes[layout.weights_bytes :])
-    for slot, view, value in zip(layout.buffers, layout.buffer_views(segment.bytes), first, strict=True):
-        view.copy_(buffers.get(slot.name, value))
+    values = dict(buffers)
+    if initial is not None:
+        first = layout.buffer_views(initial.bytes[layout.weights_bytes :])
+        values = {slot.name: view for slot, view in zip(layout.buffers, first, strict=True)} | values
+    for slot, view in zip(layout.buffers, layout.buffer_views(segment.bytes), strict=True):
+        view.copy_(values[slot.name])
     member.gradients = Gradients(layout, segment.bytes)
     if not shared:
         member.weights = Segment.create(layout.weights_bytes, f"weights of rank {member.rank}")

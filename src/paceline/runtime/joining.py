@@ -46,7 +46,7 @@ def _take_part(protocol: str | None, settings: dict[str, Any]) -> Pace:
         return Alone()
     if place.channel is None:
         return LonePace(place.config, protocol, settings)
-    link = StoreLink(place.channel, protocol, settings)
+    link = StoreLink(place.channel, protocol, settings, place.rank)
     name = link.config.protocol or protocol
     if name not in PEERS:
         return WorkerPace(link)

@@ -22,13 +22,15 @@ T = TypeVar("T")
 class StoreLink:
     """Requests and answers. Every wait is a blocking receive: asleep in the kernel."""
 
-    def __init__(self, channel: Channel, protocol: str | None, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, channel: Channel, protocol: str | None, settings: dict[str, Any], rank: int | None = None
+    ) -> None:
         self._channel = channel
         self._granted: deque[Batch] = deque()
         self._over = False
         self.segments: list[Segment] = []
         """This worker's segment, its weights, and what else it was given."""
-        self._send(m.Hello(os.getpid(), protocol, settings))
+        self._send(m.Hello(os.getpid(), protocol, settings, rank))
         welcome, _ = self._expect(m.Welcome)
         self.config: RunConfig = welcome.config
         self.rank = welcome.rank

@@ -6,11 +6,15 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import time
 
 from paceline.errors import RunError
-from paceline.fabric.channel import Channel
+from paceline.fabric.channel import Channel, Line
+from paceline.fabric.neighbours import take_neighbour
 from paceline.fabric.watcher import Watcher
+from paceline.runtime import messages as m
+from paceline.runtime.guests import Guests, Heard, RemoteLine
 from paceline.runtime.member import Member
 from paceline.runtime.messages import worker_decoder
 from paceline.runtime.owner import Owner
@@ -24,8 +28,16 @@ GRACE_S = 10.0
 class RealLoop:
     """Single-threaded, asleep in epoll; a watcher thread tells of deaths."""
 
-    def __init__(self, owner: Owner, workers: list[tuple[Channel, int]], stop: int | None = None) -> None:
-        """Workers are channel and pid, by rank; `stop` becomes readable when the run is to end."""
+    def __init__(
+        self,
+        owner: Owner,
+        workers: list[tuple[Channel, int]],
+        stop: int | None = None,
+        guests: Guests | None = None,
+        listener: socket.socket | None = None,
+    ) -> None:
+        """Workers are channel and pid, by rank; `stop` becomes readable when the run is to end; further
+        workers come from other hosts, or (through `listener`) from this one."""
         self._owner = owner
         self._watcher = Watcher()
         self._epoll = select.epoll()
@@ -35,6 +47,15 @@ class RealLoop:
             self._epoll.register(stop, select.EPOLLIN)
         self._by_fd: dict[int, Member] = {}
         self._by_pid: dict[int, Member] = {}
+        self._guests = guests
+        self._by_line: dict[RemoteLine, Member] = {}
+        if guests is not None:
+            self._epoll.register(guests.fileno(), select.EPOLLIN)
+        self._listener = listener
+        self._newcomers: dict[int, tuple[Channel, int]] = {}
+        """Processes of this host that have not said yet who they are."""
+        if listener is not None:
+            self._epoll.register(listener.fileno(), select.EPOLLIN)
         self._flush_at = 0.0
         self._kill_at: float | None = None
         for rank, (channel, pid) in enumerate(workers):
@@ -43,9 +64,11 @@ class RealLoop:
     def run(self) -> None:
         """Until every worker is gone."""
         try:
-            while self._owner.living:
+            while self._owner.living or self._owner.expecting:
                 self._turn()
         finally:
+            if self._guests is not None:
+                self._guests.close()
             self._watcher.close()
             self._epoll.close()
 
@@ -64,6 +87,13 @@ class RealLoop:
             elif fd == self._stop:
                 self._epoll.unregister(fd)
                 self._owner.stop("stopped", "interrupted")
+            elif self._guests is not None and fd == self._guests.fileno():
+                for heard in self._guests.take():
+                    self._hear(heard)
+            elif self._listener is not None and fd == self._listener.fileno():
+                self._open(self._listener)
+            elif fd in self._newcomers:
+                self._introduce(fd)
             elif fd in self._by_fd:
                 self._listen(self._by_fd[fd], fd)
                 if self._watcher.noticed:  # not after all the others' pushes: each may take long
@@ -78,11 +108,67 @@ class RealLoop:
         waits = [FLUSH_S] if busy else []
         if self._owner.ask_at is not None:
             waits.append(max(0.0, self._owner.ask_at - self._owner.now()))
-        return min(waits, default=-1)
+        overdue = self._guests.overdue() if self._guests is not None else None
+        return min(waits if overdue is None else [*waits, overdue], default=-1)
+
+    def _hear(self, heard: Heard) -> None:
+        """A worker of another host spoke, or is gone."""
+        if isinstance(heard.message, m.Hello):
+            self._admit(heard.line)
+        member = self._by_line.get(heard.line)
+        if member is None or member.gone:
+            heard.line.close()
+            return
+        if heard.message is None:
+            self._owner.lost(member, heard.detail)
+        else:
+            self._owner.handle(member, heard.message, heard.fds)
+
+    def _admit(self, line: RemoteLine) -> None:
+        """A worker of another host wants to take part."""
+        rank = self._place(line, line.rank)
+        if rank is not None:
+            self._by_line[line] = self._owner.add(rank, line, line.pid)
+
+    def _place(self, line: Line, wanted: int | None) -> int | None:
+        """The rank a newcomer gets, its own or a free one; None when it is turned away."""
+        workers, taken = self._owner.config.workers, {x.rank for x in self._owner.living}
+        free = [rank for rank in range(workers) if rank not in taken]
+        rank = free[0] if wanted is None and free else wanted
+        if rank is not None and rank in free:
+            return rank
+        who = "another worker" if rank is None else f"rank {rank}"
+        with contextlib.suppress(OSError):
+            line.send(m.Halt("config", f"{who} came, but that place in a run of {workers} is taken."))
+        line.close()
+        return None
+
+    def _open(self, listener: socket.socket) -> None:
+        """A process of this host has come."""
+        taken = take_neighbour(listener)
+        if taken is not None:
+            channel, pid = Channel(taken[0]), taken[1]
+            self._newcomers[channel.fileno()] = channel, pid
+            self._epoll.register(channel.fileno(), select.EPOLLIN)
+
+    def _introduce(self, fd: int) -> None:
+        """It says who it is, or goes."""
+        channel, pid = self._newcomers.pop(fd)
+        self._epoll.unregister(fd)
+        received = None
+        with contextlib.suppress(RunError, OSError):
+            received = channel.receive(worker_decoder)
+        hello = received[0] if received is not None else None
+        rank = self._place(channel, hello.rank) if isinstance(hello, m.Hello) else None
+        if rank is None or hello is None:
+            channel.close()
+            return
+        self._add(rank, channel, pid)
+        self._owner.handle(self._by_fd[fd], hello, [])
 
     def _listen(self, member: Member, fd: int) -> None:
         try:
-            received = member.channel.receive(worker_decoder)
+            received = member.near.receive(worker_decoder)
         except (RunError, OSError) as error:
             self._owner.lost(member, str(error))
             received = None
@@ -103,11 +189,11 @@ class RealLoop:
 
     def _drain(self, member: Member) -> None:
         """Hear what a dead worker still said: a push that arrived counts."""
-        os.set_blocking(member.channel.fileno(), False)
-        fd = member.channel.fileno()
+        os.set_blocking(member.near.fileno(), False)
+        fd = member.near.fileno()
         while not member.gone:
             try:
-                received = member.channel.receive(worker_decoder)
+                received = member.near.receive(worker_decoder)
             except (RunError, OSError):
                 break
             if received is None:
@@ -129,5 +215,12 @@ class RealLoop:
             self._kill_at = self._kill_at or now + GRACE_S
             if now >= self._kill_at:
                 for member in self._owner.living:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(member.pid, signal.SIGKILL)
+                    self._end(member)
+
+    def _end(self, member: Member) -> None:
+        """It had its time."""
+        if not isinstance(member.channel, Channel):
+            self._owner.lost(member, "it did not end when the run did")
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member.pid, signal.SIGKILL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.errors import BadGradient
-from paceline.fabric.channel import Channel
+from paceline.fabric.channel import Channel, Line
 from paceline.fabric.segment import Segment
 from paceline.runtime.held import Held
 from paceline.runtime.messages import Register
@@ -15,7 +15,7 @@ from paceline.store.parameters import Gradients
 class Member:
     """Keyed by connection, not by rank: a rank that returns is a new member."""
 
-    def __init__(self, rank: int, channel: Channel, pid: int) -> None:
+    def __init__(self, rank: int, channel: Line, pid: int) -> None:
         self.rank = rank
         self.channel = channel
         self.pid = pid
@@ -44,6 +44,12 @@ class Member:
         self.gone = False
         self.lost = False
         """Whether it died or failed."""
+
+    @property
+    def near(self) -> Channel:
+        """The channel of a worker on this machine."""
+        assert isinstance(self.channel, Channel), "a worker elsewhere is heard through its host"
+        return self.channel
 
     @property
     def pushed(self) -> Gradients:

@@ -20,6 +20,8 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     pid: int
     protocol: str | None
     settings: dict[str, Any]
+    rank: int | None = None
+    """The rank it was started as, if it knows; who has the store as a neighbour is told."""
 
 
 class Register(msgspec.Struct, frozen=True, tag=True):

@@ -18,17 +18,17 @@ from typing import Literal
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError, PacelineError, RunError, WorkerFailed
-from paceline.fabric.channel import Channel
+from paceline.fabric.channel import Line
 from paceline.protocols import Decision
 from paceline.runtime import messages as m
 from paceline.runtime.assembling import PeerAssembly, assemble
 from paceline.runtime.carrying import Carrier
 from paceline.runtime.dispensing import Dispenser
-from paceline.runtime.gathering import Assembly, Gathering, run_state
+from paceline.runtime.gathering import Assembly, Gathering
 from paceline.runtime.member import Member
 from paceline.runtime.peering import Peering
+from paceline.runtime.saving import save_run
 from paceline.store.budget import Batch
-from paceline.store.checkpoint import model_state, save_checkpoint, save_weights
 from paceline.store.ledger import run_started
 from paceline.store.parameters import Gradients
 from paceline.trace import TraceWriter, events
@@ -61,15 +61,19 @@ class Owner:
         self._stopping: m.Halt | None = None
         self._planned_epochs: int | None = None
         self._skipped = 0
-        self._failures = 0
         self._cores = os.cpu_count() or 1
 
     # -- membership ---------------------------------------------------------------------------
 
-    def add(self, rank: int, channel: Channel, pid: int) -> Member:
-        """A worker process was started."""
+    def add(self, rank: int, channel: Line, pid: int) -> Member:
+        """A worker was started, or has come from another host."""
         member = self.members[rank] = Member(rank, channel, pid)
         return member
+
+    @property
+    def expecting(self) -> bool:
+        """Whether workers of other hosts are still to come."""
+        return self._run is None and not self.ending and len(self.members) < self.config.workers
 
     def lost(self, member: Member, detail: str) -> None:
         """A worker died without a word."""
@@ -144,16 +148,31 @@ class Owner:
             case m.Back():
                 self._back(member, message)
             case m.Hello():
-                self._gathering.hello(member, message)
+                if self._run is None:
+                    self._gathering.hello(member, message)
                 self._send(member, m.Welcome(self.config, member.rank))
             case m.Register():
                 self._gathering.register(member, message, fds)
-                self._maybe_begin()
+                if self._run is None:
+                    self._maybe_begin()
+                else:
+                    self._join_late(member, self._run)
 
     def _maybe_begin(self) -> None:
         complete = len(self.members) == self.config.workers and all(x.registered for x in self.living)
         if complete and self.living and self._run is None:
             self._begin()
+
+    def _join_late(self, member: Member, run: Assembly) -> None:
+        """Somebody came, or came back, while the run goes on; if it does not fit, only it is turned away."""
+        try:
+            self._gathering.equip_late(member, run, self.living)
+        except PacelineError as error:
+            self._send(member, m.Halt("config", str(error)))
+            member.gone = True
+            member.channel.close()
+            return
+        self._enlist([member])
 
     def _begin(self) -> None:
         members = self.living
@@ -166,8 +185,15 @@ class Owner:
         if self._planned_epochs is not None:
             self._plan(self._planned_epochs)
         self._zero_s = self._clock()
+        self._enlist(members)
+
+    def _enlist(self, members: list[Member]) -> None:
+        """They have their memory: now they count, and begin."""
+        run = self._started
         for member in members:
-            run.ledger.join(member.rank, self.now(), None if self._simulated else member.pid)
+            joined = run.ledger.join(member.rank, self.now(), None if self._simulated else member.pid)
+            if len(members) == 1:
+                self._follow(joined)
         for member in members:
             batch = self._work.draw(member)
             weights = member.weights or run.weights
@@ -283,7 +309,6 @@ class Owner:
         member.gone = True
         member.channel.close()
         member.lost = reason in ("died", "failed")
-        self._failures += member.lost
         if self._run is None:
             if member.lost:
                 raise WorkerFailed(f"rank {member.rank} {reason} before training began: {detail}")
@@ -321,7 +346,7 @@ class Owner:
         """Write what remains of the run: weights, a checkpoint if it did not finish, the trace's end."""
         run = self._run
         self.halted = self.last_word
-        if self._failures == self.config.workers and self.halted is None:
+        if self.halted is None and self.members and all(member.lost for member in self.members.values()):
             self.halted = m.Halt("failed", "every worker failed")
         if run is None:
             self.halted = self.halted or m.Halt("config", NEVER_PREPARED)
@@ -336,14 +361,9 @@ class Owner:
 
     def _save(self, run: Assembly) -> None:
         lead = min(self.members.values(), key=lambda member: (member.lost, member.rank))
-        memory = lead.segment.bytes if lead.segment else None
         if self._peering is not None:
             self._peering.conclude(lead)
-        elif self.halted is not None:
-            state = run_state(run.ledger, run.store)
-            save_checkpoint(self.config.path / "checkpoint", run.store, memory, state)
-        weights = model_state(run.store.layout, run.store.views, memory)
-        save_weights(self.config.path / "weights.safetensors", weights)
+        save_run(self.config, run, lead, checkpoint=self.halted is not None and self._peering is None)
         lost = run.ledger.abandoned()
         if lost and self.halted is None:
             self.note("warning", f"{lost} samples were left by workers that died when nobody else was there")
@@ -392,6 +412,6 @@ class Owner:
 
     def _send(self, member: Member, message: m.FromStore, fds: tuple[int, ...] = ()) -> None:
         """Answer; if the worker is gone its death is noticed elsewhere."""
-        member.asks = False
         with contextlib.suppress(OSError):
             member.channel.send(message, fds)
+        member.asks = False

@@ -100,7 +100,7 @@ class ReplayLoop:
 
     def _listen(self) -> None:
         """Take in what workers say; nobody is heard further than its next message of weight."""
-        attentive = {x.channel.fileno(): x for x in self._owner.living if not self._held[x.rank]}
+        attentive = {x.near.fileno(): x for x in self._owner.living if not self._held[x.rank]}
         ready, _, _ = select.select([*attentive, self._stop], [], [])
         for fd in ready:
             if fd == self._stop:
@@ -111,7 +111,7 @@ class ReplayLoop:
     def _take(self, member: Member) -> None:
         received = None
         with contextlib.suppress(RunError, OSError):
-            received = member.channel.receive(m.worker_decoder)
+            received = member.near.receive(m.worker_decoder)
         if received is None:
             self._owner.lost(member, "its process ended")
         elif isinstance(received[0], PATIENT):

@@ -55,10 +55,11 @@ def run_script(seat: Seat, threads: int) -> int:
             traceback.print_exc()
         elif not isinstance(caught, RunStopped | ConfigError):
             print(caught, file=sys.stderr)
-    return _end(seat, error)
+    return end_script(seat, error)
 
 
-def _end(seat: Seat, error: BaseException | None) -> int:
+def end_script(seat: Seat, error: BaseException | None) -> int:
+    """Tell the run how the script ended; the exit status."""
     pace = joined()
     text = "" if error is None else _one_line(error)
     if isinstance(pace, WorkerPace):

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from paceline.config import RunConfig
+from paceline.errors import ConfigError
 from paceline.fabric.channel import Channel
+from paceline.fabric.door import Enter
+from paceline.fabric.wire import check_secret, show_address
+from paceline.runtime.guests import Guests
 from paceline.runtime.loops import RealLoop
 from paceline.runtime.owner import Owner
+from paceline.runtime.relay import Relay
 from paceline.runtime.replay import ReplayLoop
 from paceline.runtime.virtual import VirtualLoop
 from paceline.sim.request import ClusterRequest
-from paceline.trace import read_trace
+from paceline.trace import read_trace, tally
 
 
-def serve(config: RunConfig, workers: list[tuple[Channel, int]], stop: int) -> int:
+def serve(config: RunConfig, workers: list[tuple[Channel, int]], stop: int, secret: str = "") -> int:
     """Hold the store for these workers (channel and pid, by rank) until all are gone."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     loop: RealLoop | VirtualLoop | ReplayLoop
@@ -28,12 +35,34 @@ def serve(config: RunConfig, workers: list[tuple[Channel, int]], stop: int) -> i
         loop.attach(owner, workers)
     elif config.cluster is None:
         owner = Owner(config, time.monotonic)
-        loop = RealLoop(owner, workers, stop)
+        try:
+            guests = _guests(config, secret)
+        except ConfigError as error:
+            owner.halt("config", str(error))
+            guests = None
+        loop = RealLoop(owner, workers, stop, guests)
     else:
         cluster = msgspec.convert(config.cluster, ClusterRequest, strict=False).cluster()
         loop = VirtualLoop(cluster, config.seed, stop)
         owner = Owner(config, loop.clock, exchange_s=loop.exchange_s)
         loop.attach(owner, workers)
+    return _see_through(owner, loop)
+
+
+def serve_strangers(config: RunConfig, secret: str, ready: Callable[[str], socket.socket]) -> int:
+    """Hold the store for workers that somebody else started; `ready` is told the address, and gives what
+    neighbours come through."""
+    owner = Owner(config, time.monotonic)
+    guests = _guests(config, secret)
+    assert guests is not None, "a store for strangers listens"
+    listener = ready(show_address(*guests.address))
+    status = _see_through(owner, RealLoop(owner, [], None, guests, listener))
+    result = tally(read_trace(config.path)).result()
+    (config.path / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+    return status
+
+
+def _see_through(owner: Owner, loop: RealLoop | VirtualLoop | ReplayLoop) -> int:
     try:
         loop.run()
     except BaseException as error:  # a bug of ours, or a torch error: the workers must not wait for ever
@@ -42,3 +71,22 @@ def serve(config: RunConfig, workers: list[tuple[Channel, int]], stop: int) -> i
     finally:
         owner.close()
     return 0
+
+
+def host(
+    address: tuple[str, int], secret: str, session: str, workers: list[tuple[Channel, int]], stop: int
+) -> int:
+    """Stand between the workers of this host and a store elsewhere."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    hello = Enter(session, socket.gethostname())
+    Relay(address, check_secret(secret), hello, workers, stop=stop).run()
+    return 0
+
+
+def _guests(config: RunConfig, secret: str) -> Guests | None:
+    """The door for other hosts; where it is stands in the run's folder."""
+    if config.listen is None:
+        return None
+    guests = Guests(config, check_secret(secret))
+    (config.path / "address").write_text(show_address(*guests.address) + "\n")
+    return guests

@@ -111,12 +111,12 @@ class VirtualLoop:
 
     def _hear(self, member: Member) -> m.FromWorker | None:
         """One message of this worker. A push is put off to its time; all else is handled at once."""
-        ready, _, _ = select.select([member.channel.fileno(), self._stop], [], [])
+        ready, _, _ = select.select([member.near.fileno(), self._stop], [], [])
         if self._stop in ready:
             self._owner.halt("stopped", "interrupted")
             return None
         try:
-            received = member.channel.receive(m.worker_decoder)
+            received = member.near.receive(m.worker_decoder)
         except (RunError, OSError):
             received = None
         if received is None:
@@ -161,7 +161,7 @@ class VirtualLoop:
             while not member.gone:
                 received = None
                 with contextlib.suppress(RunError, OSError):
-                    received = member.channel.receive(m.worker_decoder)
+                    received = member.near.receive(m.worker_decoder)
                 if received is None:
                     self._owner.lost(member, "its process ended")
                 else:

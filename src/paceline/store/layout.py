@@ -77,6 +77,11 @@ class Layout(msgspec.Struct, frozen=True):
         """What a push carries."""
         return sum(region.size_bytes for region in self.regions)
 
+    @property
+    def gradient_end(self) -> int:
+        """Where in a segment the gradients end and the buffers begin."""
+        return max((region.gradients + region.size_bytes for region in self.regions), default=0)
+
     def digest(self) -> str:
         """A short name for the layout, to compare workers' models by."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]

@@ -1,0 +1,191 @@
+"""One end of a link under test: a process that pushes a tensor and gets one back, by one way or another.
+
+`python -m paceline.bench.ends WAY ROLE HOST PORT BYTES`: the client reads a number of rounds per line
+from standard input and prints how long each took, as one JSON list; the server answers until it is
+killed. Ways: Paceline's session, gloo's send and recv, torch's RPC, and a plain socket, which is
+what the link can give to one thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+
+from paceline.fabric.dialer import Dialer
+from paceline.fabric.door import Door, Enter
+from paceline.fabric.session import Session, prepare
+from paceline.fabric.wire import check_secret
+
+SECRET = check_secret("the secret of a benchmark, for nobody else")
+WAYS = ("paceline", "gloo", "torch rpc", "socket")
+Round = Callable[[], None]
+
+
+class Mirror:
+    """Memory that is written to, and what to do when it is full."""
+
+    def __init__(self, size_bytes: int, full: Callable[[], None]) -> None:
+        self.memory = memoryview(bytearray(size_bytes))
+        self._full = full
+
+    def place(self, lane: int, what: int, offset: int, length: int) -> memoryview:
+        """A piece arrives."""
+        return self.memory[offset : offset + length]
+
+    def arrived(self, lane: int, what: int, data: bytes) -> None:
+        """All pieces have."""
+        self._full()
+
+
+def session_client(host: str, port: int, size: int) -> Round:
+    """Push through a session."""
+    back = threading.Event()
+    mirror = Mirror(size, back.set)
+    dialer = Dialer((host, port), SECRET, Enter("bench", "client"), mirror, print)
+    dialer.open()
+    gradient = memoryview(bytearray(os.urandom(1 << 16) * (size // (1 << 16) + 1)))[:size]
+
+    def go() -> None:
+        back.clear()
+        dialer.session.send_memory(0, 0, gradient, 0, size)
+        dialer.session.send(0, b"push")
+        back.wait()
+
+    return go
+
+
+def session_server(host: str, port: int, size: int) -> None:
+    """Answer with as much."""
+
+    def answer() -> None:
+        session.send_memory(0, 0, weights, 0, size)
+        session.send(0, b"release")
+
+    weights = memoryview(bytearray(size))
+    session = Session(Mirror(size, answer), lambda why, closed: None)
+    Door((host, port), SECRET, lambda asked: (session, b""))
+    threading.Event().wait()
+
+
+def socket_client(host: str, port: int, size: int) -> Round:
+    """Push through a plain connection."""
+    sock = _patiently(host, port)
+    gradient, weights = memoryview(bytearray(size)), memoryview(bytearray(size))
+
+    def go() -> None:
+        sock.sendall(gradient)
+        sock.recv_into(weights, size, socket.MSG_WAITALL)
+
+    return go
+
+
+def socket_server(host: str, port: int, size: int) -> None:
+    """Answer with as much."""
+    sock, _ = socket.create_server((host, port)).accept()
+    prepare(sock)
+    memory = memoryview(bytearray(size))
+    while sock.recv_into(memory, size, socket.MSG_WAITALL) == size:
+        sock.sendall(memory)
+
+
+def gloo_client(host: str, port: int, size: int) -> Round:
+    """Push with `send`, pull with `recv`."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"tcp://{host}:{port}", rank=1, world_size=2)
+    gradient, weights = torch.ones(size // 4), torch.empty(size // 4)
+
+    def go() -> None:
+        dist.send(gradient, 0)
+        dist.recv(weights, 0)
+
+    return go
+
+
+def gloo_server(host: str, port: int, size: int) -> None:
+    """Answer with as much."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"tcp://{host}:{port}", rank=0, world_size=2)
+    weights = torch.ones(size // 4)
+    while True:
+        dist.recv(weights, 1)
+        dist.send(weights, 1)
+
+
+def rpc_client(host: str, port: int, size: int) -> Round:
+    """Push as an argument, pull as a result."""
+    from torch.distributed import rpc
+
+    _rpc(host, port, "client", 1)
+    gradient = torch.ones(size // 4)
+
+    def go() -> None:
+        rpc.rpc_sync("server", mirror_of, args=(gradient,))
+
+    return go
+
+
+def rpc_server(host: str, port: int, size: int) -> None:
+    """Answer with as much."""
+    _rpc(host, port, "server", 0)
+    threading.Event().wait()
+
+
+def mirror_of(gradient: torch.Tensor) -> torch.Tensor:
+    """What the server does."""
+    return gradient
+
+
+def _rpc(host: str, port: int, name: str, rank: int) -> None:
+    from torch.distributed import rpc
+
+    where = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://{host}:{port}")
+    rpc.init_rpc(name, rank=rank, world_size=2, rpc_backend_options=where)  # type: ignore[no-untyped-call]
+
+
+def _patiently(host: str, port: int) -> socket.socket:
+    until = time.monotonic() + 30
+    while True:
+        try:
+            sock = socket.create_connection((host, port), timeout=5)
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+        else:
+            prepare(sock)
+            return sock
+
+
+CLIENTS = dict(zip(WAYS, (session_client, gloo_client, rpc_client, socket_client), strict=True))
+SERVERS = dict(zip(WAYS, (session_server, gloo_server, rpc_server, socket_server), strict=True))
+
+
+def main() -> None:
+    """Be one end."""
+    way, role, host, port, size = sys.argv[1:]
+    torch.set_num_threads(1)
+    if role == "server":
+        SERVERS[way](host, int(port), int(size))
+        return
+    go = CLIENTS[way](host, int(port), int(size))
+    for line in sys.stdin:
+        took = []
+        for _ in range(int(line)):
+            began = time.perf_counter()
+            go()
+            took.append(time.perf_counter() - began)
+        print(json.dumps(took), flush=True)
+    os._exit(0)  # nobody has to wait for the others' goodbyes
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Push and pull between two hosts, against gloo and torch's RPC on the same link.
+
+On loopback, and (with the privileges it takes) between two hosts of a testbed whose links have a
+known speed. There the plain socket tells what the link gives, and the share of it is the figure;
+torch's RPC is left out, because it sees that both hosts are one machine and takes another way.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import chain
+from typing import Any
+
+from paceline.bench.ends import WAYS
+from paceline.bench.plan import Plan, Say
+from paceline.bench.record import Row
+from paceline.bench.stats import ratio_of_medians, spread
+from paceline.errors import RunError
+from paceline.testbed import HostSpec, Testbed, why_not
+
+LINK_MBIT = 1000
+TARGETS = {"gloo": 1.0, "torch rpc": 2.0}
+PIPES: dict[str, Any] = {
+    "stdin": subprocess.PIPE,
+    "stdout": subprocess.PIPE,
+    "stderr": subprocess.DEVNULL,
+    "text": True,
+}
+Start = Callable[[str, Sequence[str]], "subprocess.Popen[str]"]
+
+
+def network(plan: Plan, say: Say) -> list[Row]:
+    """Loopback first, then a real link."""
+    rows = []
+    for size in plan.sizes_mb:
+        rows += _loopback(plan, size, say)
+    reason = why_not()
+    if reason is not None:
+        say(f"no link of a known speed: {reason}")
+        return rows
+    for size in plan.sizes_mb:
+        rows += _link(plan, size, say)
+    return rows
+
+
+def _loopback(plan: Plan, size: float, say: Say) -> list[Row]:
+    def start(role: str, command: Sequence[str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(command, **PIPES)
+
+    seen = _measure(plan, size, start, "127.0.0.1")
+    return [_row(plan, size, "loopback", way, seen, TARGETS.get(way), say) for way in WAYS[1:]]
+
+
+def _link(plan: Plan, size: float, say: Say) -> list[Row]:
+    with Testbed.up({name: HostSpec(link_mbit=LINK_MBIT) for name in ("a", "b")}) as bed:
+
+        def start(role: str, command: Sequence[str]) -> subprocess.Popen[str]:
+            host = bed["a" if role == "server" else "b"]
+            return host.popen(list(command), **PIPES)
+
+        seen = _measure(plan, size, start, bed["a"].address)
+    where = f"{LINK_MBIT} Mbit/s"
+    ways = [way for way in WAYS[1:] if way != "torch rpc"]
+    rows = [_row(plan, size, where, way, seen, 1.0 if way == "gloo" else None, say) for way in ways]
+    if size < 10:  # what fits into the link's burst travels faster than the link
+        return rows
+    return [*rows, _share(plan, size, seen["paceline"], say)]
+
+
+def _measure(plan: Plan, size: float, start: Start, host: str) -> dict[str, list[list[float]]]:
+    """All ways in turns, block by block."""
+    blocks, rounds = plan.rounds(size) if size < 10 or plan.quick else (4, 3)
+    with ExitStack() as stack:
+        clients = {way: stack.enter_context(_pair(way, start, host, size)) for way in WAYS}
+        for client in clients.values():
+            _block(client, plan.warm_up)
+        seen: dict[str, list[list[float]]] = {way: [] for way in WAYS}
+        for _ in range(blocks):
+            for way, client in clients.items():
+                seen[way].append(_block(client, rounds))
+    return seen
+
+
+@contextmanager
+def _pair(way: str, start: Start, host: str, size: float) -> Iterator[subprocess.Popen[str]]:
+    """Both ends; the client's."""
+    where = [host, str(_free_port()), str(round(size * 1e6) // 4 * 4)]
+    command = [sys.executable, "-m", "paceline.bench.ends", way]
+    ends = [start(role, [*command, role, *where]) for role in ("server", "client")]
+    try:
+        yield ends[1]
+    finally:
+        for end in ends:
+            end.kill()
+            end.wait()
+            for stream in (end.stdin, end.stdout):
+                if stream is not None:
+                    stream.close()
+
+
+def _block(client: subprocess.Popen[str], rounds: int) -> list[float]:
+    assert client.stdin is not None
+    assert client.stdout is not None
+    client.stdin.write(f"{rounds}\n")
+    client.stdin.flush()
+    line = client.stdout.readline()
+    if not line:
+        raise RunError(f"an end of the link broke: {client.args!r}")
+    took: list[float] = json.loads(line)
+    return took
+
+
+def _row(
+    plan: Plan,
+    size: float,
+    where: str,
+    way: str,
+    seen: dict[str, list[list[float]]],
+    target: float | None,
+    say: Say,
+) -> Row:
+    value, interval = ratio_of_medians(seen[way], seen["paceline"], plan.seed)
+    say(f"network {where}, {size:g} MB, against {way}: {value:.2f}x")
+    return Row(
+        case={"MB": size, "link": where, "peer": way},
+        measured={
+            "paceline": spread(list(chain(*seen["paceline"]))),
+            "peer": spread(list(chain(*seen[way]))),
+        },
+        figure="speedup",
+        value=value,
+        interval=interval,
+        target=None if plan.quick or size < 10 else target,
+        limit_s=None,
+        remark="",
+    )
+
+
+def _share(plan: Plan, size: float, seen: list[list[float]], say: Say) -> Row:
+    """Of the link's nominal rate: both ways one after the other, headers not counted."""
+    ideal = 2 * size * 8 / LINK_MBIT
+    value, interval = ratio_of_medians([[ideal]] * len(seen), seen, plan.seed)
+    say(f"network {LINK_MBIT} Mbit/s, {size:g} MB: {100 * value:.0f} % of the link")
+    return Row(
+        case={"MB": size, "link": f"{LINK_MBIT} Mbit/s", "peer": "nominal rate"},
+        measured={"paceline": spread(list(chain(*seen)))},
+        figure="speedup",
+        value=value,
+        interval=interval,
+        target=None if plan.quick or size < 10 else 0.9,
+        limit_s=ideal,
+        remark="",
+    )
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port

@@ -1,0 +1,80 @@
+"""`paceline host`: this machine's workers for a run whose store is elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli import options as o
+from paceline.cli.common import check_script, errors_for_people
+
+if TYPE_CHECKING:
+    from paceline.engines.local import LocalEngine
+
+
+def host(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the run listens.")],
+    workers: Annotated[int, typer.Option("--workers", "-n", help="Worker processes to start here.")] = 1,
+    secret_file: o.SecretFile = None,
+    script: Annotated[
+        Path | None, typer.Option(help="The script, if its path here is another than at the run's host.")
+    ] = None,
+    wait: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for the run.")] = 60.0,
+    runs: o.Runs = Path("runs"),
+) -> None:
+    """Take part in a run that another host started with --listen.
+
+    The run tells which script to run, with which arguments and protocol; the same files have to be
+    here. A link that is cut is waited for; Ctrl-C takes this host's workers out, and the run goes on.
+
+    Example: paceline host 10.0.0.1:29600 --workers 2 --secret-file run.secret
+    """
+    with errors_for_people():
+        _host(address, workers, secret_file, script, runs, wait)
+
+
+def _host(
+    address: str, workers: int, secret_file: Path | None, script: Path | None, runs: Path, wait: float
+) -> None:
+    import msgspec
+
+    from paceline.cli.secret import VARIABLE, given_secret
+    from paceline.engines.hosting import enrol
+    from paceline.engines.local import LocalEngine
+    from paceline.errors import ConfigError
+
+    if workers < 1:
+        raise ConfigError(f"workers must be at least 1, got {workers}.")
+    secret = given_secret(secret_file)
+    if secret is None:
+        raise ConfigError(f"a run lets in only who knows its secret. Give --secret-file, or set {VARIABLE}.")
+    config, guest = enrol(address, secret, workers, runs, wait)
+    path = Path(config.script or "") if script is None else script
+    check_script(path)
+    config = msgspec.structs.replace(config, script=str(path))
+    print(
+        f"ranks {', '.join(map(str, guest.ranks))} of {config.workers}; logs in {config.folder}/logs",
+        file=sys.stderr,
+    )
+    with LocalEngine(config.script) as engine:
+        engine.launch(config, secret, guest)
+        statuses = _wait(engine)
+    if any(statuses.values()):
+        bad = ", ".join(f"{rank} ({code})" for rank, code in sorted(statuses.items()) if code)
+        print(f"error: ranks ended badly: {bad}. Read {config.folder}/logs/.", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _wait(engine: LocalEngine) -> dict[int, int]:
+    while True:
+        try:
+            ended = engine.wait(1.0)
+        except KeyboardInterrupt:
+            print("stopping this host's workers", file=sys.stderr)
+            engine.stop()
+            continue
+        if ended is not None:
+            return ended.statuses

@@ -1,0 +1,87 @@
+"""How a worker that somebody else started finds its run: by a meeting point, and through its neighbours.
+
+An engine hands every worker the meeting point, nothing more. On the store's own host the worker finds
+the store by name and shares memory with it. On any other host it finds that host's relay, or starts
+it: whoever is first does, and the relay ends with its last worker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from paceline.config import RunConfig
+from paceline.errors import RunError
+from paceline.fabric.channel import Channel
+from paceline.fabric.neighbours import find_neighbour
+from paceline.runtime.seat import Seat
+
+PATIENCE_S = 60.0
+"""How long a process may take until it can be talked to."""
+
+
+class Meeting(msgspec.Struct, frozen=True):
+    """Where a run can be joined, and what it takes."""
+
+    address: str
+    secret: str
+
+    @property
+    def name(self) -> str:
+        """Under which neighbours find each other; who does not know the secret cannot guess it."""
+        return hashlib.sha256(f"{self.address} {self.secret}".encode()).hexdigest()[:32]
+
+
+class StoreOrder(msgspec.Struct, frozen=True):
+    """What a store's process is told: the run, and its secret. It says where it listens."""
+
+    config: RunConfig
+    secret: str
+
+
+def take_seat(meeting: Meeting, rank: int, config: RunConfig) -> Seat:
+    """This process's place in the run; its rank is what its engine says."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        sock = find_neighbour(meeting.name)
+        if sock is not None:
+            return Seat(rank, config, Channel(sock))
+        if time.monotonic() > until:
+            raise RunError(f"no relay came up on this host within {PATIENCE_S:g} s.")
+        start_service("relay", msgspec.json.encode(meeting))
+
+
+def open_store(config: RunConfig, secret: str) -> Meeting:
+    """Start the process that holds the store; where it listens."""
+    order = msgspec.json.encode(StoreOrder(config, secret))
+    return Meeting(start_service("store", order), secret)
+
+
+def start_service(kind: str, order: bytes) -> str:
+    """A process of its own session that outlives us, once it has said that it is ready: its first line."""
+    command: Sequence[str] = (sys.executable, "-m", "paceline.engines.service", kind)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=_environment()
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin, process.stdout:
+        process.stdin.write(order)
+        process.stdin.close()
+        line = process.stdout.readline().decode().strip()
+    word, _, rest = line.partition(" ")
+    if word != "ready":
+        raise RunError(f"the {kind} of this run could not start: {rest or 'it ended without a word'}")
+    return rest
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without what a launcher told its workers: the service is none of them."""
+    launchers = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_", "OMP_NUM_THREADS")
+    return {key: value for key, value in os.environ.items() if not key.startswith(launchers)}

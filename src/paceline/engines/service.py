@@ -1,0 +1,79 @@
+"""The processes that stand between workers somebody else started: the store, or a host's relay.
+
+The order comes on standard input (nobody can read it in the list of processes), the first line on
+standard output says `ready`, or `error` and why.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+
+from paceline.engines.meeting import Meeting, StoreOrder
+from paceline.errors import ConfigError, PacelineError
+from paceline.fabric.door import Enter
+from paceline.fabric.neighbours import wait_for_neighbours
+from paceline.fabric.wire import check_secret, parse_address
+
+
+def main() -> None:
+    """Obey one order."""
+    kind, order = sys.argv[1], sys.stdin.buffer.read()
+    try:
+        status = _store(order) if kind == "store" else _relay(order)
+    except PacelineError as error:
+        _say(f"error {error}")
+        status = 2 if isinstance(error, ConfigError) else 1
+    sys.exit(status)
+
+
+def _store(order: bytes) -> int:
+    from paceline.runtime.serve import serve_strangers
+
+    request = msgspec.json.decode(order, type=StoreOrder)
+    folder = request.config.path
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(request.config)))
+
+    def ready(address: str) -> socket.socket:
+        listener = wait_for_neighbours(Meeting(address, request.secret).name)
+        if listener is None:
+            raise ConfigError(f"another store of this run is on this host already, at {address}.")
+        _say(f"ready {address}", folder / "logs" / "store.log")
+        return listener
+
+    return serve_strangers(request.config, request.secret, ready)
+
+
+def _relay(order: bytes) -> int:
+    from paceline.runtime.relay import Relay
+
+    meeting = msgspec.json.decode(order, type=Meeting)
+    listener = wait_for_neighbours(meeting.name)
+    if listener is None:  # a neighbour was faster
+        _say("ready")
+        return 0
+    hello = Enter(secrets.token_hex(16), socket.gethostname())
+    relay = Relay(parse_address(meeting.address), check_secret(meeting.secret), hello, [], listener)
+    _say("ready", Path(os.devnull))
+    relay.run()
+    return 0
+
+
+def _say(line: str, log: Path | None = None) -> None:
+    """The first and last word on standard output; from then on it is the log."""
+    print(line, flush=True)
+    if log is not None:
+        fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        os.close(fd)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,300 @@
+"""A conversation between two hosts that outlives its connection.
+
+Every frame has a number (by order). The sender keeps what was not acknowledged, and when a cut
+link is back both ends tell how far they had heard: the rest is sent again, so each frame arrives
+exactly once and in order, whatever happened to the connection. Pieces of tensors are kept as
+references to their memory, which nobody changes before the other end has answered: a worker sleeps
+until it is released, and the store keeps a worker's weights as they are until its next push.
+
+Each lane (a worker) has a queue of its own, and lanes take turns piece by piece: a batch drawn by
+one worker never waits behind the hundred megabytes of another. One thread reads, one writes; both
+sleep in the kernel. Pieces are received straight into the memory they belong to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from paceline.errors import PacelineError
+from paceline.fabric.wire import ACK, CONTROL, DATA, HEADER, PIECE_BYTES, read_header
+
+HEARTBEAT_S = 1.0
+"""How often something is said even if there is nothing to say."""
+SILENCE_MS = 5000
+"""After so long without an acknowledgement the kernel gives a connection up."""
+ACK_EVERY = 32
+"""Numbered frames after which an acknowledgement does not wait for company."""
+TCP_NOTSENT_LOWAT = 25
+UNSENT_BYTES = 1 << 20
+ANSWER, PLEASE_ANSWER = 1, 2
+SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+
+
+class Sink(Protocol):
+    """Who receives. Called by the reading thread, in order."""
+
+    def place(self, lane: int, what: int, offset: int, length: int) -> memoryview:
+        """The memory a piece belongs to; raises to refuse."""
+
+    def arrived(self, lane: int, what: int, data: bytes) -> None:
+        """A message."""
+
+
+class Outgoing(NamedTuple):
+    """A message, or a stretch of memory."""
+
+    kind: int
+    what: int
+    lane: int
+    data: memoryview
+    offset: int
+
+
+class Session:
+    """One end."""
+
+    def __init__(self, sink: Sink, broken: Callable[[str, bool], None]) -> None:
+        """`broken` is told, by a thread of the session, why its connection is gone, and whether the other
+        end closed it (it lives, or its host does) or fell silent. It may come back."""
+        self._sink = sink
+        self._broken = broken
+        self._changed = threading.Condition()
+        self._swap = threading.RLock()
+        """Held while connections are exchanged; never by the threads that read and write."""
+        self._lanes: dict[int, deque[Outgoing]] = {}
+        self._turn: deque[int] = deque()
+        """Lanes with something to send, the next first."""
+        self._unheard: deque[Outgoing] = deque()
+        self._again: deque[Outgoing] = deque()
+        self._heard = 0
+        """Of our frames, how many the other end has acknowledged."""
+        self._acknowledged = 0
+        self.received = 0
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self._sock: socket.socket | None = None
+        self._used: socket.socket | None = None
+        """The last connection, also when it is broken: to be closed when nobody reads from it any more."""
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+        self._urgent = 0
+        """Whether an acknowledgement is due at once: ours, or theirs."""
+
+    # -- what is to be sent -------------------------------------------------------------------
+
+    def send(self, lane: int, data: bytes, what: int = 0, queue: int | None = None) -> None:
+        """Send a message, after what is in its queue already (that of its lane, unless named)."""
+        self._put(lane if queue is None else queue, Outgoing(CONTROL, what, lane, memoryview(data), 0))
+
+    def send_memory(
+        self, lane: int, what: int, memory: memoryview, start: int, stop: int, queue: int | None = None
+    ) -> None:
+        """Send a stretch of memory. It must not change until the other end has answered."""
+        if stop > start:
+            stretch = Outgoing(DATA, what, lane, memory[start:stop], start)
+            self._put(lane if queue is None else queue, stretch)
+
+    def _put(self, queue: int, item: Outgoing) -> None:
+        with self._changed:
+            waiting = self._lanes.setdefault(queue, deque())
+            if not waiting:
+                self._turn.append(queue)
+            waiting.append(item)
+            self._changed.notify_all()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until the other end has everything; whether it has."""
+        with self._changed:
+            self._urgent = max(self._urgent, PLEASE_ANSWER)
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: not (self._turn or self._again or self._unheard), timeout_s)
+
+    # -- connections come and go --------------------------------------------------------------
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now."""
+        return self._sock is not None
+
+    def attach(self, sock: socket.socket, heard: int) -> None:
+        """Go on over this connection; the other end has had so many of our frames."""
+        with self._swap:
+            self.detach()
+            if self._closed:
+                sock.close()
+            else:
+                self._go_on(sock, heard)
+
+    def _go_on(self, sock: socket.socket, heard: int) -> None:
+        prepare(sock)
+        with self._changed:
+            self._hear(heard)
+            self._again = deque(self._unheard)
+            self._unheard.clear()
+            self._sock = self._used = sock
+        targets = (self._read, self._write)
+        self._threads = [threading.Thread(target=run, args=(sock,), daemon=True) for run in targets]
+        for thread in self._threads:
+            thread.start()
+
+    def detach(self) -> None:
+        """Give the present connection up, and wait until nobody reads from it any more."""
+        with self._swap:
+            self._drop(self._sock)
+            for thread in self._threads:
+                thread.join()
+            self._threads = []
+            if self._used is not None:
+                self._used.close()
+                self._used = None
+            with self._changed:  # what was to be sent again, but was not yet: keep the order
+                self._unheard.extend(self._again)
+                self._again.clear()
+
+    def close(self) -> None:
+        """The end; not to be revived."""
+        self._closed = True
+        self.detach()
+
+    def _drop(self, sock: socket.socket | None) -> bool:
+        """Whether it was the present connection, which is gone now."""
+        if sock is None:
+            return False
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+        with self._changed:
+            mine, self._sock = self._sock is sock, None if self._sock is sock else self._sock
+            self._changed.notify_all()
+        return mine
+
+    def _lost(self, sock: socket.socket, error: Exception | None) -> None:
+        if self._drop(sock) and not self._closed:
+            why = "its connection ended" if error is None else f"its connection broke ({error})"
+            self._broken(why, not (isinstance(error, OSError) and error.errno in SILENT))
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def _read(self, sock: socket.socket) -> None:
+        head = bytearray(HEADER.size)
+        reason: Exception | None = None
+        try:
+            while _fill(sock, memoryview(head)):
+                header = read_header(head)
+                if not self._take(sock, *header):
+                    break
+        except (OSError, PacelineError) as error:
+            reason = error
+        finally:
+            self._lost(sock, reason)
+
+    def _take(
+        self, sock: socket.socket, kind: int, what: int, lane: int, length: int, offset: int, ack: int
+    ) -> bool:
+        if kind == DATA:
+            if not _fill(sock, self._sink.place(lane, what, offset, length)):
+                return False
+        elif kind == CONTROL:
+            data = bytearray(length)
+            if not _fill(sock, memoryview(data)):
+                return False
+            self._sink.arrived(lane, what, bytes(data))
+        with self._changed:
+            self._hear(ack)
+            self.received += kind != ACK
+            self.received_bytes += HEADER.size + length
+            if kind == ACK and what == PLEASE_ANSWER:
+                self._urgent = max(self._urgent, ANSWER)
+                self._changed.notify_all()
+            if self.received - self._acknowledged >= ACK_EVERY:
+                self._changed.notify_all()
+        return True
+
+    def _hear(self, ack: int) -> None:
+        while self._heard < ack and self._unheard:
+            self._unheard.popleft()
+            self._heard += 1
+        if not self._unheard:
+            self._changed.notify_all()
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def _write(self, sock: socket.socket) -> None:
+        reason: Exception | None = None
+        try:
+            while self._sock is sock:
+                item, ack = self._next(sock)
+                if self._sock is sock:
+                    self._put_on_wire(sock, item, ack)
+        except OSError as error:
+            reason = error
+        finally:
+            self._lost(sock, reason)
+
+    def _next(self, sock: socket.socket) -> tuple[Outgoing, int]:
+        """What to send now: what was lost, what is new, or a sign of life."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._sock is not sock or self._something, HEARTBEAT_S)
+            item = Outgoing(ACK, 0, 0, memoryview(b""), 0)
+            if self._urgent:
+                item, self._urgent = item._replace(what=self._urgent), 0
+            elif self._again:
+                item = self._again.popleft()
+            elif self._turn:
+                item = self._first_piece()
+            if item.kind != ACK and self._sock is sock:
+                self._unheard.append(item)
+            elif item.kind != ACK:
+                self._again.appendleft(item)
+            self._acknowledged = self.received
+            return item, self.received
+
+    @property
+    def _something(self) -> bool:
+        return (
+            bool(self._again or self._turn or self._urgent) or self.received - self._acknowledged >= ACK_EVERY
+        )
+
+    def _first_piece(self) -> Outgoing:
+        """A piece of the lane whose turn it is; then it is another's turn."""
+        lane = self._turn.popleft()
+        waiting = self._lanes[lane]
+        item = waiting.popleft()
+        if item.kind == DATA and len(item.data) > PIECE_BYTES:
+            rest = item._replace(data=item.data[PIECE_BYTES:], offset=item.offset + PIECE_BYTES)
+            waiting.appendleft(rest)
+            item = item._replace(data=item.data[:PIECE_BYTES])
+        if waiting:
+            self._turn.append(lane)
+        return item
+
+    def _put_on_wire(self, sock: socket.socket, item: Outgoing, ack: int) -> None:
+        head = HEADER.pack(item.kind, item.what, item.lane, len(item.data), item.offset, ack)
+        sent = sock.sendmsg([head, item.data]) if item.data else sock.send(head)
+        whole = len(head) + len(item.data)
+        if sent < whole:
+            sock.sendall((head + bytes(item.data))[sent:])
+        self.sent_bytes += whole
+
+
+def prepare(sock: socket.socket) -> None:
+    """A connection for messages and tensors: prompt, with little unsent, and not silent for ever."""
+    sock.settimeout(None)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS)
+    sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+
+
+def _fill(sock: socket.socket, memory: memoryview) -> bool:
+    """Read until the memory is full; False when the connection ended before."""
+    while memory:
+        count = sock.recv_into(memory, len(memory), socket.MSG_WAITALL)
+        if count == 0:
+            return False
+        memory = memory[count:]
+    return True

@@ -1,0 +1,143 @@
+"""What two hosts say to each other before and around everything else: proof of the secret, and frames.
+
+Whoever connects proves that it knows the run's secret, and is shown that the other end does, by a
+challenge of fixed length each way (HMAC-SHA256 over both ends' random numbers). Until then nothing
+is decoded and nothing is allocated; who is too slow or wrong is shown the door.
+After it come frames: a header of fixed size whose lengths are checked before a byte of the rest
+is read. The secret proves who speaks; it does not hide what is said: for that there is TLS.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+import struct
+import time
+from typing import NamedTuple
+
+from paceline.errors import ConfigError, RunError
+
+MAGIC = b"paceline-wire-1\n"
+NONCE = 32
+PROOF = 32
+REFUSED = bytes(PROOF)
+"""In place of a proof: so that a wrong secret can be told from a link that broke."""
+HANDSHAKE_S = 5.0
+"""How long a stranger may take to prove that it is none."""
+PIECE_BYTES = 1 << 20
+"""Tensors travel in pieces of this size, so that nothing small waits behind something large."""
+CONTROL_BYTES = 8 << 20
+"""The largest message that is not a tensor's piece."""
+SHORTEST_SECRET = 16
+
+CONTROL, DATA, ACK = 1, 2, 3
+HEADER = struct.Struct("<BBHIQQ")
+
+
+class Header(NamedTuple):
+    """What stands before every frame."""
+
+    kind: int
+    what: int
+    """Which memory a piece belongs to; who speaks, in a message."""
+    lane: int
+    """The worker it concerns, as its host counts them."""
+    length: int
+    offset: int
+    ack: int
+    """How many numbered frames the sender has received so far."""
+
+
+def new_secret() -> str:
+    """A secret nobody guesses."""
+    return secrets.token_hex(32)
+
+
+def check_secret(secret: str) -> bytes:
+    """The secret as key material; a short one is refused."""
+    if len(secret) < SHORTEST_SECRET:
+        raise ConfigError(
+            f"the run's secret has {len(secret)} characters; at least {SHORTEST_SECRET} are needed. "
+            "Make one with: openssl rand -hex 32"
+        )
+    return secret.encode()
+
+
+def read_header(data: bytes | bytearray) -> Header:
+    """Take a header apart; whatever does not fit is refused before anything is read or allocated."""
+    header = Header(*HEADER.unpack(data))
+    longest = {CONTROL: CONTROL_BYTES, DATA: PIECE_BYTES, ACK: 0}.get(header.kind)
+    if longest is None or header.length > longest:
+        raise RunError(f"a frame of kind {header.kind} and {header.length} bytes is not ours.")
+    return header
+
+
+def admit(sock: socket.socket, secret: bytes) -> bool:
+    """The listening side of the handshake; whether the other end knows the secret."""
+    deadline = time.monotonic() + HANDSHAKE_S
+    mine = os.urandom(NONCE)
+    try:
+        sock.settimeout(HANDSHAKE_S)
+        sock.sendall(MAGIC + mine)
+        answer = receive_exactly(sock, NONCE + PROOF, deadline)
+        theirs, proof = answer[:NONCE], answer[NONCE:]
+        if not hmac.compare_digest(proof, _proof(secret, b"guest", mine, theirs)):
+            sock.sendall(REFUSED)
+            return False
+        sock.sendall(_proof(secret, b"house", mine, theirs))
+    except (OSError, RunError):
+        return False
+    return True
+
+
+def enter(sock: socket.socket, secret: bytes) -> None:
+    """The connecting side of the handshake."""
+    deadline = time.monotonic() + HANDSHAKE_S
+    sock.settimeout(HANDSHAKE_S)
+    greeting = receive_exactly(sock, len(MAGIC) + NONCE, deadline)
+    if greeting[: len(MAGIC)] != MAGIC:
+        raise ConfigError("whoever listens there does not speak this Paceline's language.")
+    theirs, mine = greeting[len(MAGIC) :], os.urandom(NONCE)
+    sock.sendall(mine + _proof(secret, b"guest", theirs, mine))
+    proof = receive_exactly(sock, PROOF, deadline)
+    if proof == REFUSED:
+        raise ConfigError("the run refused us: the secret is wrong. Take the one of the run.")
+    if not hmac.compare_digest(proof, _proof(secret, b"house", theirs, mine)):
+        raise ConfigError("the other end does not know the run's secret: that is not the run we mean.")
+
+
+def receive_exactly(sock: socket.socket, size: int, deadline: float) -> bytes:
+    """So many bytes before the deadline, however slowly they are fed."""
+    data = b""
+    while len(data) < size:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise RunError(f"{len(data)} of {size} bytes within {HANDSHAKE_S:g} s.")
+        sock.settimeout(left)
+        part = sock.recv(size - len(data))
+        if not part:
+            raise RunError("the connection ended during the handshake.")
+        data += part
+    return data
+
+
+def _proof(secret: bytes, side: bytes, house: bytes, guest: bytes) -> bytes:
+    return hmac.digest(secret, MAGIC + side + house + guest, hashlib.sha256)
+
+
+def parse_address(text: str, default_port: int = 0) -> tuple[str, int]:
+    """`host:port`, `[v6]:port`, or a host alone."""
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, str(default_port)
+    if not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"{text!r} is not an address. Write HOST:PORT, for instance 10.0.0.1:29600.")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def show_address(host: str, port: int) -> str:
+    """The address as people write it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

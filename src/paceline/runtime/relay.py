@@ -1,0 +1,266 @@
+"""A host's relay: to its workers it looks like the store, to the store it is their host.
+
+Workers of a host talk to the relay as they would talk to the store: over a Unix socket, with their
+gradients and weights in shared memory. The relay has the one connection to the store's host. A
+worker's push first sends its segment, then the word; a release arrives after the weights it speaks
+of, which are received straight into the memory the worker reads. Where all workers of the run read
+one buffer, one copy travels per host. A link that is cut makes workers wait, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+
+import msgspec
+
+from paceline.errors import RunError
+from paceline.fabric.channel import Channel
+from paceline.fabric.dialer import Dialer
+from paceline.fabric.door import Enter
+from paceline.fabric.neighbours import take_neighbour
+from paceline.fabric.segment import Segment
+from paceline.fabric.watcher import Watcher
+from paceline.runtime import messages as m
+from paceline.runtime.guests import (
+    HOST,
+    INITIAL,
+    SEGMENT,
+    SHARED,
+    WEIGHTS,
+    WORKER,
+    Dismissed,
+    Equip,
+    Gone,
+    Offer,
+    ToHost,
+    guest_decoder,
+)
+from paceline.store.layout import Layout
+
+LAST_WORD_S = 10.0
+"""How long the relay waits for the store to have heard everything."""
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Local:
+    """A worker of this host."""
+
+    def __init__(self, lane: int, channel: Channel, pid: int) -> None:
+        self.lane = lane
+        self.channel = channel
+        self.pid = pid
+        self.layout: Layout | None = None
+        self.segment: Segment | None = None
+        self.weights: Segment | None = None
+        self.gone = False
+        self.dismissed = False
+        """Whether the store has heard the last of it."""
+
+
+class Relay:
+    """Serves the workers of one host until all are gone."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        secret: bytes,
+        hello: Enter,
+        workers: list[tuple[Channel, int]],
+        listener: socket.socket | None = None,
+        stop: int | None = None,
+    ) -> None:
+        """Workers are channel and pid; more may come through the listener. `stop`: see `RealLoop`."""
+        self._locals: list[Local] = []
+        self._by_fd: dict[int, Local] = {}
+        self._shared: Segment | None = None
+        self._watcher = Watcher()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._lock = threading.Lock()
+        self._hopeless = ""
+        self._listener = listener
+        self._epoll = select.epoll()
+        for fd in (self._watcher.fileno(), self._wake, stop, None if listener is None else listener.fileno()):
+            if fd is not None:
+                self._epoll.register(fd, select.EPOLLIN)
+        self._stop = stop
+        self._dialer = Dialer(address, secret, hello, self, self._gave_up)
+        self._session = self._dialer.session
+        for channel, pid in workers:
+            self._add(channel, pid)
+
+    def run(self) -> None:
+        """Until the last worker is gone and the store knows it."""
+        try:
+            self._dialer.open()
+            while any(not x.gone for x in self._locals) or not self._locals:
+                for fd, _ in self._epoll.poll():
+                    self._turn(fd)
+            self._wait_for_the_last_word()
+        finally:
+            self._dialer.close()
+            self._watcher.close()
+            self._epoll.close()
+
+    def _wait_for_the_last_word(self) -> None:
+        """Not before the store knows that all are gone, unless it cannot be told."""
+        until = time.monotonic() + LAST_WORD_S
+        while not self._hopeless and not all(x.dismissed for x in self._locals):
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            for fd, _ in self._epoll.poll(left):
+                self._turn(fd)
+
+    def _turn(self, fd: int) -> None:
+        if fd == self._watcher.fileno():
+            self._deaths()
+        elif self._listener is not None and fd == self._listener.fileno():
+            taken = take_neighbour(self._listener)
+            if taken is not None:
+                self._add(Channel(taken[0]), taken[1])
+        elif fd == self._wake:
+            os.eventfd_read(self._wake)
+            if self._hopeless:
+                self._end()
+        elif fd == self._stop:
+            self._epoll.unregister(fd)
+            self._hopeless = "interrupted"
+            self._end()
+        elif fd in self._by_fd:
+            self._listen(self._by_fd[fd])
+
+    def _add(self, channel: Channel, pid: int) -> None:
+        worker = Local(len(self._locals), channel, pid)
+        self._locals.append(worker)
+        self._by_fd[channel.fileno()] = worker
+        self._epoll.register(channel.fileno(), select.EPOLLIN)
+        self._watcher.watch(pid)
+
+    # -- from workers -------------------------------------------------------------------------
+
+    def _listen(self, worker: Local) -> None:
+        try:
+            received = worker.channel.receive(m.worker_decoder)
+        except (RunError, OSError) as error:
+            self._lost(worker, str(error))
+            return
+        if received is None:
+            self._lost(worker, "its connection ended")
+            return
+        message, fds = received
+        if self._hopeless and not isinstance(message, m.Leave | m.Failed):
+            self._tell(worker, m.Halt("stopped", self._hopeless))
+            return
+        if isinstance(message, m.Register):
+            self._register(worker, message, fds)
+        elif isinstance(message, m.Push) and worker.segment is not None:
+            self._session.send_memory(
+                worker.lane, SEGMENT, memoryview(worker.segment.map), 0, worker.segment.size_bytes
+            )
+        self._session.send(worker.lane, _encoder.encode(message), WORKER)
+        if isinstance(message, m.Leave | m.Failed):
+            self._forget(worker)
+
+    def _register(self, worker: Local, message: m.Register, fds: list[int]) -> None:
+        layout = worker.layout = message.layout
+        if fds:
+            initial = Segment(fds[0], layout.weights_bytes + layout.segment_bytes)
+            initial.close_fd()
+            self._session.send(worker.lane, _encoder.encode(Offer(initial.size_bytes)), HOST)
+            self._session.send_memory(worker.lane, INITIAL, memoryview(initial.map), 0, initial.size_bytes)
+
+    def _deaths(self) -> None:
+        dead = set(self._watcher.take())
+        for worker in [x for x in self._locals if x.pid in dead and not x.gone]:
+            self._drain(worker)
+            if not worker.gone:
+                self._lost(worker, "its process was killed")
+
+    def _drain(self, worker: Local) -> None:
+        """Pass on what a dead worker still said: a push that was announced counts."""
+        os.set_blocking(worker.channel.fileno(), False)
+        with contextlib.suppress(RunError, OSError):
+            while not worker.gone and select.select([worker.channel], [], [], 0)[0]:
+                self._listen(worker)
+
+    def _lost(self, worker: Local, detail: str) -> None:
+        text = f"{detail} (process {worker.pid} on host {socket.gethostname()})"
+        self._session.send(worker.lane, _encoder.encode(Gone(text)), HOST)
+        self._forget(worker)
+
+    def _forget(self, worker: Local) -> None:
+        worker.gone = True
+        self._by_fd.pop(worker.channel.fileno(), None)
+        self._watcher.forget(worker.pid)
+        with self._lock:
+            worker.channel.close()
+
+    # -- from the store: called by the session's reading thread -------------------------------
+
+    def place(self, lane: int, what: int, offset: int, length: int) -> memoryview:
+        """A piece arrives."""
+        memory = self._shared if lane == SHARED else None
+        if lane < len(self._locals):
+            worker = self._locals[lane]
+            memory = {SEGMENT: worker.segment, WEIGHTS: worker.weights}.get(what)
+        if memory is None or offset + length > memory.size_bytes:
+            raise RunError(f"{length} bytes at {offset} for a memory that was not agreed on.")
+        return memoryview(memory.map)[offset : offset + length]
+
+    def arrived(self, lane: int, what: int, data: bytes) -> None:
+        """A message arrives."""
+        if lane == SHARED and what == HOST:
+            self._gave_up("the run is over")
+            return
+        if lane >= len(self._locals):
+            raise RunError(f"a message for lane {lane}, which does not exist.")
+        worker = self._locals[lane]
+        try:
+            if what == HOST:
+                self._obey(worker, guest_decoder.decode(data))
+                return
+            self._tell(worker, m.store_decoder.decode(data))
+        except msgspec.DecodeError as error:
+            raise RunError(f"a message of {len(data)} bytes that is not ours: {error}") from None
+
+    def _obey(self, worker: Local, order: ToHost) -> None:
+        if isinstance(order, Equip):
+            self._equip(worker, order)
+        elif isinstance(order, Dismissed):
+            worker.dismissed = True
+            os.eventfd_write(self._wake, 1)
+
+    def _equip(self, worker: Local, order: Equip) -> None:
+        assert worker.layout is not None, "a worker registers before it is equipped"
+        layout = worker.layout
+        worker.segment = Segment.create(layout.segment_bytes, f"gradients of worker {worker.lane}")
+        if order.shared:
+            self._shared = self._shared or Segment.create(layout.weights_bytes, "weights")
+        else:
+            worker.weights = Segment.create(layout.weights_bytes, f"weights of worker {worker.lane}")
+
+    def _tell(self, worker: Local, message: m.FromStore) -> None:
+        fds: tuple[int, ...] = ()
+        weights = worker.weights or self._shared
+        if isinstance(message, m.Ready) and worker.segment is not None and weights is not None:
+            fds = (worker.segment.fd, weights.fd)
+            if message.shared:
+                weights.seal_for_readers()
+        with self._lock, contextlib.suppress(OSError):
+            if not worker.gone:
+                worker.channel.send(message, fds)
+
+    def _gave_up(self, why: str) -> None:
+        self._hopeless = why
+        os.eventfd_write(self._wake, 1)
+
+    def _end(self) -> None:
+        """The store cannot be reached any more, or somebody stopped us: nobody is to wait for ever."""
+        for worker in [x for x in self._locals if not x.gone]:
+            self._tell(worker, m.Halt("stopped", self._hopeless))

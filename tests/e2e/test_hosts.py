@@ -1,0 +1,157 @@
+"""Workers on two hosts: the same run, whatever happens to the wire between them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from paceline.engines.hosting import enrol
+from paceline.engines.local import LocalEngine
+from paceline.errors import ConfigError
+from paceline.protocols import PROTOCOLS
+from paceline.trace.events import WorkerJoined, WorkerLeft
+from support.hosts import SECRET, Apart
+from support.runs import Lab, once, wait_until
+from support.tensors import assert_equal
+
+SAMPLES, BATCH, EPOCHS = 240, 4, 3
+SIZES = ("--samples", SAMPLES, "--batch", BATCH, "--epochs", EPOCHS)
+DIALS = {"workers": 4, "device_time_s": 0.003, "slow": {3: 2.0}}
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def elsewhere(warm_lab: Lab) -> Iterator[LocalEngine]:
+    """The second host's engine."""
+    engine = LocalEngine()
+    warm_lab.further.add(engine._process.pid)
+    yield engine
+    warm_lab.further.discard(engine._process.pid)
+    engine.close()
+
+
+@pytest.mark.parametrize("here", [0, 2])
+def test_bsp_over_two_hosts_equals_bsp_on_one_bit_for_bit(
+    lab: Lab, elsewhere: LocalEngine, here: int
+) -> None:
+    dials = {"workers": 4, "protocol": "bsp", "seed": 5}
+    near = lab.trained("train.py", "normed", *SIZES, "--shuffle", **dials)
+    apart = Apart(lab, elsewhere, "train.py", "normed", *SIZES, "--shuffle", here=here, **dials)
+    apart.host(4 - here)
+    far = apart.finish()
+    assert far.result.status == "finished", far.end.detail
+    assert_equal(far.weights, near.weights)
+    assert far.used() == once(EPOCHS, SAMPLES)
+
+
+@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+def test_a_wire_cut_again_and_again_loses_and_doubles_nothing(
+    lab: Lab, elsewhere: LocalEngine, protocol: str
+) -> None:
+    random = Random(protocol)
+    apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, here=2, protocol=protocol, **DIALS)
+    apart.host(2)
+    apart.running.until_training()
+    for _ in range(6):
+        time.sleep(random.uniform(0, 0.1))
+        apart.wire.cut()
+    run = apart.finish()
+    assert run.result.status == "finished", run.end.detail
+    assert run.used() == once(EPOCHS, SAMPLES)
+    assert not run.died
+    assert apart.wire.connections > 2
+
+
+def test_a_cut_wire_changes_no_bit_of_bsp(lab: Lab, elsewhere: LocalEngine) -> None:
+    dials = {"workers": 4, "protocol": "bsp"}
+    near = lab.trained("train.py", "momentum", *SIZES, **dials)
+    apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, here=2, **dials)
+    apart.host(2)
+    for _ in range(20):
+        time.sleep(0.02)
+        apart.wire.cut()
+    assert_equal(apart.finish().weights, near.weights)
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "ssp", "dssp", "asp"])
+def test_a_worker_killed_on_another_host_is_named_and_the_others_do_its_work(
+    lab: Lab, elsewhere: LocalEngine, protocol: str
+) -> None:
+    apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, here=2, protocol=protocol, **DIALS)
+    apart.host(2)
+    apart.running.until_pushes(8)
+    apart.kill(3)
+    run = apart.finish()
+    assert run.result.status == "finished", run.end.detail
+    assert run.used() == once(EPOCHS, SAMPLES)
+    assert [failure.worker for failure in run.result.failures] == [3]
+    assert "on host" in run.result.failures[0].detail
+
+
+def test_a_host_that_is_killed_takes_its_workers_along_and_the_run_goes_on(
+    lab: Lab, elsewhere: LocalEngine
+) -> None:
+    apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, here=2, protocol="ssp", **DIALS)
+    apart.host(2)
+    apart.running.until_pushes(8)
+    for pid in (apart.relay_pid, *apart.pids.values()):
+        os.kill(pid, signal.SIGKILL)
+    run = apart.finish()
+    assert run.result.status == "finished", run.end.detail
+    assert run.used() == once(EPOCHS, SAMPLES)
+    assert {failure.worker for failure in run.result.failures} == {2, 3}
+
+
+def test_a_second_host_takes_the_places_of_one_that_was_killed(lab: Lab, elsewhere: LocalEngine) -> None:
+    sizes = ("--samples", 2000, "--batch", BATCH, "--epochs", 2)
+    apart = Apart(lab, elsewhere, "train.py", "momentum", *sizes, here=2, protocol="ssp", **DIALS)
+    apart.host(2)
+    apart.running.until_pushes(8)
+    for pid in (apart.relay_pid, *apart.pids.values()):
+        os.kill(pid, signal.SIGKILL)
+    assert elsewhere.wait(30) is not None
+    wait_until(lambda: apart.running.events(WorkerLeft) == 2, "the loss is noticed")
+    apart.host(2)
+    run = apart.finish()
+    assert run.result.status == "finished", run.end.detail
+    assert run.used() == once(2, 2000)
+    joined = [event.worker for event in run.of(WorkerJoined)]
+    assert joined.count(2) == joined.count(3) == 2
+
+
+def test_more_workers_than_places_are_refused_and_the_run_goes_on(lab: Lab, elsewhere: LocalEngine) -> None:
+    apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, here=2, protocol="ssp", **DIALS)
+    with pytest.raises(ConfigError, match=r"3 workers would like to join.* 2 are free"):
+        enrol("{}:{}".format(*apart.address), SECRET, 3, lab.root, 5)
+    with pytest.raises(ConfigError, match="secret is wrong"):
+        enrol("{}:{}".format(*apart.address), SECRET + "!", 2, lab.root, 5)
+    apart.host(2)
+    assert apart.finish().result.status == "finished"
+
+
+def test_a_peer_protocol_is_refused_with_the_reason(lab: Lab, elsewhere: LocalEngine) -> None:
+    apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, here=1, protocol="local_sgd", workers=2)
+    apart.host(1)
+    run = apart.finish()
+    assert run.end.user_mistake
+    assert "peer protocols do not work through a store" in run.end.detail
+
+
+def test_stopping_the_run_stops_the_other_host_and_leaves_a_checkpoint(
+    lab: Lab, elsewhere: LocalEngine
+) -> None:
+    apart = Apart(
+        lab, elsewhere, "train.py", "momentum", "--epochs", 100_000, here=1, protocol="ssp", workers=2
+    )
+    apart.host(1)
+    apart.running.until_pushes(8)
+    apart.running.stop()
+    run = apart.finish()
+    assert run.result.status == "stopped"
+    assert (run.folder / "checkpoint").is_dir()
+    assert apart.statuses == {1: 0}

@@ -1,0 +1,197 @@
+"""A session outlives its connections: every frame arrives once, in order, in the right memory."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.errors import ConfigError, RunError
+from paceline.fabric.dialer import Dialer
+from paceline.fabric.door import Door, Enter
+from paceline.fabric.session import Session
+from paceline.fabric.wire import ACK, CONTROL, DATA, HEADER, PIECE_BYTES, check_secret, read_header
+
+SECRET = check_secret("a secret of more than sixteen characters")
+pytestmark = pytest.mark.timeout(60)
+
+
+class Notebook:
+    """Remembers what arrived, and has memory for lanes."""
+
+    def __init__(self, size: int) -> None:
+        self.memory = {lane: bytearray(size) for lane in range(4)}
+        self.messages: list[tuple[int, bytes]] = []
+        self.seen: list[bytes] = []
+        self.more = threading.Condition()
+
+    def place(self, lane: int, what: int, offset: int, length: int) -> memoryview:
+        if offset + length > len(self.memory[lane]):
+            raise RunError("too much")
+        return memoryview(self.memory[lane])[offset : offset + length]
+
+    def arrived(self, lane: int, what: int, data: bytes) -> None:
+        with self.more:
+            self.messages.append((lane, data))
+            self.seen.append(bytes(self.memory[lane][-8:]))
+            self.more.notify_all()
+
+    def wait(self, count: int) -> None:
+        with self.more:
+            assert self.more.wait_for(lambda: len(self.messages) >= count, 30), self.messages
+
+
+class Ends:
+    """A door with one session behind it, and who calls."""
+
+    def __init__(self, size: int) -> None:
+        self.here, self.there = Notebook(size), Notebook(size)
+        self.session = Session(self.here, lambda why, closed: None)
+        self.door = Door(("127.0.0.1", 0), SECRET, lambda asked: (self.session, b"letter"))
+        self.gave_up: list[str] = []
+        hello = Enter("one", "test")
+        self.dialer = Dialer(self.door.address, SECRET, hello, self.there, self.gave_up.append, 10)
+        assert self.dialer.open() == b"letter"
+
+    def cut(self) -> None:
+        sock = self.dialer.session._sock
+        if sock is not None:
+            sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.dialer.close()
+        self.door.close()
+        self.session.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    both = Ends(5 * PIECE_BYTES // 2)
+    yield both
+    both.close()
+
+
+def test_memory_arrives_before_the_message_that_speaks_of_it(ends: Ends) -> None:
+    size = len(ends.here.memory[1])
+    data = memoryview(bytes(i % 251 for i in range(size)))
+    ends.dialer.session.send_memory(1, 0, data, 0, size)
+    ends.dialer.session.send(1, b"pushed")
+    ends.here.wait(1)
+    assert ends.here.messages == [(1, b"pushed")]
+    assert ends.here.memory[1] == data
+    assert ends.here.seen == [bytes(data[-8:])]
+
+
+def test_a_small_message_overtakes_the_large_tensor_of_another_lane(ends: Ends) -> None:
+    data = memoryview(bytes(len(ends.here.memory[1])))
+    for _ in range(40):
+        ends.dialer.session.send_memory(1, 0, data, 0, len(data))
+    ends.dialer.session.send(1, b"large")
+    ends.dialer.session.send(2, b"small")
+    ends.here.wait(2)
+    assert [text for _, text in ends.here.messages] == [b"small", b"large"]
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    script=st.lists(
+        st.sampled_from(["here", "there", "cut", "tensor"]) | st.just("there"), min_size=4, max_size=40
+    )
+)
+def test_every_frame_arrives_exactly_once_and_in_order_whatever_is_cut(script: list[str]) -> None:
+    ends = Ends(3 * PIECE_BYTES)
+    sent: dict[str, list[tuple[int, bytes]]] = {"here": [], "there": []}
+    try:
+        for number, act in enumerate(script):
+            if act == "cut":
+                ends.cut()
+            elif act == "tensor":
+                data = memoryview(bytes([number % 256]) * (2 * PIECE_BYTES + 17))
+                ends.dialer.session.send_memory(1, 0, data, 0, len(data))
+            else:
+                session = ends.session if act == "here" else ends.dialer.session
+                sent[act].append((1, b"%d" % number))
+                session.send(1, b"%d" % number)
+        ends.here.wait(len(sent["there"]))
+        ends.there.wait(len(sent["here"]))
+        assert ends.dialer.session.drain(20)
+        assert ends.session.drain(20)
+        assert ends.here.messages == sent["there"]
+        assert ends.there.messages == sent["here"]
+        assert not ends.gave_up
+    finally:
+        ends.close()
+
+
+def test_a_caller_with_a_wrong_secret_is_refused_and_the_others_go_on(ends: Ends) -> None:
+    wrong = Dialer(ends.door.address, b"another secret, long enough", Enter("x", "y"), Notebook(8), print, 5)
+    with pytest.raises(ConfigError, match="secret is wrong"):
+        wrong.open()
+    wrong.close()
+    ends.dialer.session.send(0, b"still here")
+    ends.here.wait(1)
+
+
+@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n" * 9, bytes(64), b"\xff" * 4096, b""])
+def test_garbage_is_shown_the_door_before_anything_is_decoded(ends: Ends, garbage: bytes) -> None:
+    with socket.create_connection(ends.door.address, timeout=10) as stranger:
+        heard = b""
+        with contextlib.suppress(OSError):  # a reset is an answer, too
+            stranger.sendall(garbage)
+            stranger.shutdown(socket.SHUT_WR)
+            while part := stranger.recv(4096):
+                heard += part
+    assert len(heard) <= 16 + 32 + 32  # the greeting and a refusal, and not one word more
+    ends.dialer.session.send(0, b"unharmed")
+    ends.here.wait(1)
+
+
+def test_slow_strangers_do_not_keep_others_out(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.fabric.wire.HANDSHAKE_S", 0.5)
+    strangers = [socket.create_connection(ends.door.address, timeout=10) for _ in range(40)]
+    try:
+        ends.cut()
+        ends.dialer.session.send(0, b"back again")
+        ends.here.wait(1)
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+@pytest.mark.parametrize(("kind", "length"), [(DATA, PIECE_BYTES + 1), (CONTROL, 1 << 31), (ACK, 1), (9, 0)])
+def test_a_length_that_cannot_be_is_refused_before_anything_is_allocated(kind: int, length: int) -> None:
+    with pytest.raises(RunError, match="not ours"):
+        read_header(HEADER.pack(kind, 0, 0, length, 0, 0))
+
+
+def test_a_piece_for_memory_that_was_not_agreed_on_ends_the_connection_not_the_session(ends: Ends) -> None:
+    size = len(ends.here.memory[1])
+    ends.dialer.session.send_memory(1, 0, memoryview(bytes(size + 8)), size, size + 8)
+    ends.dialer.session.send(1, b"never heard")
+    assert not ends.dialer.session.drain(1.0)
+    assert ends.here.messages == []
+
+
+def test_who_finds_nobody_gives_up_and_says_where() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = free.getsockname()[:2]
+    dialer = Dialer(address, SECRET, Enter("x", "y"), Notebook(8), print, 0.3)
+    with pytest.raises(RunError, match=f"nobody answered at 127.0.0.1:{address[1]}"):
+        dialer.open()
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen at 127.0.0.1:{port}.*in use"):
+            Door(("127.0.0.1", port), SECRET, lambda asked: (Session(Notebook(8), print), b""))
+
+
+def test_a_short_secret_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has 5 characters"):
+        check_secret("short")

@@ -1,0 +1,121 @@
+"""A second host for tests: an engine of its own, behind a wire that can be cut."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from typing import Any
+
+from paceline.engines.control import Ended
+from paceline.engines.hosting import enrol
+from paceline.engines.local import LocalEngine
+from support.runs import LONGEST_S, Lab, Run, Running, children, wait_until
+
+SECRET = "the secret of a run in the tests"
+
+
+class Wire:
+    """Forwards connections to an address, until they are cut; then the next one is forwarded."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._open: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self.connections = 0
+        self._start(self._accept)
+
+    def cut(self) -> None:
+        """End all connections, whatever is on its way."""
+        for sock in self._open:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """For good."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+        for thread in list(self._threads):
+            thread.join(10)
+        for sock in self._open:
+            sock.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            self._open.append(near)
+            try:
+                far = socket.create_connection(self._target)
+            except OSError:
+                near.shutdown(socket.SHUT_RDWR)
+                continue
+            self.connections += 1
+            self._open.append(far)
+            self._start(self._pump, near, far)
+            self._start(self._pump, far, near)
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+        for sock in (source, sink):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def _start(self, target: Any, *args: object) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+
+class Apart:
+    """A run whose first workers are here, and whose others come through a wire."""
+
+    def __init__(
+        self, lab: Lab, engine: LocalEngine, script: str, *args: object, here: int, **dials: Any
+    ) -> None:
+        self.lab, self.engine = lab, engine
+        config = lab.config(script, *args, listen="127.0.0.1:0", here=here, **dials)
+        self.running = lab._running = Running(lab.engine, config, SECRET)
+        where = config.path / "address"
+        wait_until(lambda: where.exists() and where.read_text().endswith("\n"), "the run listens")
+        host, _, port = where.read_text().strip().rpartition(":")
+        self.address = host, int(port)
+        self.wire = Wire(self.address)
+
+    def host(self, workers: int) -> None:
+        """Start the second host."""
+        via = f"{self.wire.address[0]}:{self.wire.address[1]}"
+        config, guest = enrol(via, SECRET, workers, self.lab.root / "there", 30)
+        self.ranks = guest.ranks
+        self.engine.launch(config, SECRET, guest)
+        self.pids = dict(zip(guest.ranks, self.engine.pids, strict=True))
+        self.logs = config.path / "logs"
+
+    @property
+    def relay_pid(self) -> int:
+        """The process between the second host's workers and the store."""
+        return max(set(children(self.engine._process.pid)) - set(self.pids.values()))
+
+    def kill(self, rank: int) -> None:
+        """SIGKILL a worker of the second host."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pids[rank], signal.SIGKILL)
+
+    def finish(self) -> Run:
+        """Wait for both hosts."""
+        run = self.lab.finish(self.running)
+        ended = self.engine.wait(LONGEST_S)
+        assert isinstance(ended, Ended), "the second host hangs"
+        self.statuses, self.relay_status = ended.statuses, ended.store_status
+        self.wire.close()
+        return run
