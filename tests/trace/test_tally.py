@@ -245,3 +245,5 @@ def test_in_a_paced_run_every_worker_has_sent_its_pushes() -> None:
         ModelReady(0.0, 10, 40, 44), Totals(1.0, 3, 12, 0, {0: 3}, (1.0,), (0.0,)), summarised=True
     )
     assert (summed.bytes_sent, summed.bytes_sent_each) == (132, None)
+    each = Totals(1.0, 3, 12, 0, {0: 3}, (1.0,), (0.0,), (2, 1))
+    assert result(ModelReady(0.0, 10, 40, 44), each, summarised=True).bytes_sent_each == [88, 44]

@@ -25,6 +25,8 @@ from paceline.errors import ConfigError
 from paceline.protocols.base import Fate, Flush, Verdict
 from paceline.protocols.clocks import Clocks
 
+_WAIT = Verdict(fate=Fate.HOLD)
+
 
 @dataclass(slots=True)
 class BackupBSP:
@@ -44,11 +46,12 @@ class BackupBSP:
             )
 
     def decide(self, clocks: Clocks, pushed: int | None) -> Verdict:
-        self.began = min(self.began, clocks.version)  # a round without a usable gradient made no step
+        if self.began > clocks.version:  # a round without a usable gradient made no step
+            self.began = clocks.version
         if pushed is not None and clocks.version - clocks.staleness(pushed) < self.began:
             return Verdict(fate=Fate(self.late), release=(pushed,))
         active = len(clocks.active)
         if clocks.waiting_count < max(active - self.backups, min(active, 1)):
-            return Verdict(fate=Fate.HOLD)
+            return _WAIT
         self.began = clocks.version + 1
         return Verdict(fate=Fate.HOLD, flush=Flush.MEAN, release=clocks.waiting())

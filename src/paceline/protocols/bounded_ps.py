@@ -30,6 +30,8 @@ from paceline.protocols.base import Fate, Flush, Verdict
 from paceline.protocols.clocks import Clocks
 from paceline.protocols.ssp import SSP
 
+_APPLY, _HOLD = Fate.APPLY, Fate.HOLD
+
 
 @cache
 def _bound(staleness: int | None) -> SSP:
@@ -56,21 +58,18 @@ class BoundedPS:
             raise ConfigError(f"BoundedPS resync must be >= 0, got {self.resync}. Use 0 to never resync.")
 
     def decide(self, clocks: Clocks, pushed: int | None) -> Verdict:
-        all_wait = clocks.waiting_count == len(clocks.active)
+        active = len(clocks.active)
+        all_wait = clocks.waiting_count == active
         round_ends = all_wait or clocks.slowest != self.round
         self.round = clocks.slowest
-        fate = Fate.HOLD if self.buffered else Fate.APPLY
+        fate, flush = _HOLD if self.buffered else _APPLY, None
         gradients = clocks.held + (self.buffered and pushed is not None)
-        one_each = self.staleness == 0 or gradients == len(clocks.active)
-        mean = Flush.MEAN if one_each else Flush.PART
-        flush = mean if round_ends and gradients else None
+        if round_ends and gradients:
+            flush = Flush.MEAN if self.staleness == 0 or gradients == active else Flush.PART
         steps = clocks.version + (round_ends if self.buffered else pushed is not None)
-        if self._resync_is_due(clocks, steps):
+        if self.resync > 0 and steps - self.synced >= self.resync * active:
             if not all_wait:
                 return Verdict(fate=fate, flush=flush)
             self.synced = steps
         release = _bound(self.staleness).decide(clocks, pushed).release
         return Verdict(fate=fate, flush=flush, release=release)
-
-    def _resync_is_due(self, clocks: Clocks, steps: int) -> bool:
-        return self.resync > 0 and steps - self.synced >= self.resync * len(clocks.active)

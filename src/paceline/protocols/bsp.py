@@ -19,6 +19,8 @@ from typing import ClassVar
 from paceline.protocols.base import Fate, Flush, Verdict
 from paceline.protocols.clocks import Clocks
 
+_WAIT = Verdict(fate=Fate.HOLD)
+
 
 @dataclass(frozen=True, slots=True)
 class BSP:
@@ -26,5 +28,5 @@ class BSP:
 
     def decide(self, clocks: Clocks, pushed: int | None) -> Verdict:
         if clocks.waiting_count < len(clocks.active):
-            return Verdict(fate=Fate.HOLD)
+            return _WAIT
         return Verdict(fate=Fate.HOLD, flush=Flush.MEAN, release=clocks.waiting())

@@ -15,8 +15,38 @@ for it. Released, it takes part again as a newcomer does.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import KeysView, Mapping
-from types import MappingProxyType
+from collections.abc import Iterator, KeysView, Mapping
+from math import inf
+
+
+class Member:
+    """What the table knows of one active worker, in one place: with thousands of them, the cache counts."""
+
+    __slots__ = ("clock", "last_push_s", "push_before_s", "read", "released_s", "worker")
+
+    def __init__(self, worker: int, clock: int, read: int, released_s: float) -> None:
+        self.worker = worker
+        self.clock = clock
+        self.last_push_s: float | None = None
+        self.push_before_s: float | None = None
+        self.read = read
+        self.released_s = released_s
+
+
+class Completed(Mapping[int, int]):
+    """Each member's clock, as it is when it is looked at."""
+
+    def __init__(self, members: dict[int, Member]) -> None:
+        self._members = members
+
+    def __getitem__(self, worker: int) -> int:
+        return self._members[worker].clock
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
 
 
 class Clocks:
@@ -43,32 +73,29 @@ class Clocks:
         """The largest clock among active workers."""
         self.left: int | None = None
         """Who left, when that is the event being judged: what a rule remembers of it is to be forgotten."""
-        self._completed: dict[int, int] = {}
-        self._last_push_s: dict[int, float] = {}
-        self._push_before_s: dict[int, float] = {}
-        self._released_s: dict[int, float] = {}
-        self._read: dict[int, int] = {}
+        self.held = 0
+        """Gradients kept for a later flush."""
+        self.waiting_count = 0
+        """Workers that have pushed and are not yet released."""
+        self._members: dict[int, Member] = {}
+        self.active: KeysView[int] = self._members.keys()
+        """The workers that take part, in the order they joined."""
+        self._benched: dict[int, int] = {}
+        self.benched: KeysView[int] = self._benched.keys()
+        """The workers that are set aside, first come first: asleep, and not active."""
         self._held: dict[int, float] = {}
-        self._held_count = 0
         self._at: dict[int, int] = {}
         self._below: dict[int, int] = {}
-        self._newcomer: int | None = None  # waits, but does not stand in the row yet: most never do
+        self._newcomer: Member | None = None  # waits, but does not stand in the row yet: most never do
         self._waiting: dict[int, dict[int, None]] = {}
         self._waiting_clocks: list[int] = []
-        self._waiting_count = 0
         self._laggards: list[tuple[float, int]] | None = None
         self._laggards_of = -1
-        self._benched: dict[int, int] = {}
-
-    @property
-    def active(self) -> KeysView[int]:
-        """The workers that take part, in the order they joined."""
-        return self._completed.keys()
 
     @property
     def completed(self) -> Mapping[int, int]:
         """Each active worker's clock."""
-        return MappingProxyType(self._completed)
+        return Completed(self._members)
 
     @property
     def batch(self) -> float:
@@ -76,72 +103,58 @@ class Clocks:
         pushes = self.pushes - self.resumed_pushes
         return (self.total_samples - self.resumed_samples) / pushes if pushes else 0.0
 
-    @property
-    def benched(self) -> KeysView[int]:
-        """The workers that are set aside, first come first: asleep, and not active."""
-        return self._benched.keys()
-
-    @property
-    def held(self) -> int:
-        """Gradients kept for a later flush."""
-        return self._held_count
-
-    @property
-    def waiting_count(self) -> int:
-        """Workers that have pushed and are not yet released."""
-        return self._waiting_count
-
     def clock(self, worker: int) -> int:
         """The worker's clock; of one that is set aside, the clock it had."""
-        return self._completed[worker] if worker in self._completed else self._benched[worker]
+        member = self._members.get(worker)
+        return self._benched[worker] if member is None else member.clock
 
     def gap(self, worker: int) -> int:
         """How many iterations the worker is ahead of the slowest."""
-        return self._completed[worker] - self.slowest
-
-    def lead(self, workers: tuple[int, ...]) -> int:
-        """The largest gap among these."""
-        if len(workers) == 1:
-            return self._completed[workers[0]] - self.slowest
-        return max(map(self._completed.__getitem__, workers)) - self.slowest
+        return self._members[worker].clock - self.slowest
 
     def is_waiting(self, worker: int) -> bool:
         """Whether the worker has pushed and is not yet released; true of one that is set aside."""
-        if worker == self._newcomer:
+        member = self._members.get(worker)
+        if member is not None and member is self._newcomer:
             return True
-        bucket = self._waiting.get(self._completed.get(worker, -1))
-        return worker in self._benched if bucket is None else worker in bucket
+        return worker in self._benched if member is None else worker in self._waiting.get(member.clock, ())
 
     def is_present(self, worker: int) -> bool:
         """Whether the worker is in the run, active or set aside."""
-        return worker in self._completed or worker in self._benched
+        return worker in self._members or worker in self._benched
 
     def staleness(self, worker: int) -> int:
         """Optimizer steps made since the worker read the weights."""
-        return self.version - self._read[worker]
+        return self.version - self._members[worker].read
 
     def last_push_s(self, worker: int) -> float | None:
         """When the worker last pushed; None before its first push."""
-        return self._last_push_s.get(worker)
+        member = self._members.get(worker)
+        return None if member is None else member.last_push_s
 
     def interval_s(self, worker: int) -> float | None:
         """Time between the worker's last two pushes; None while unknown."""
-        before = self._push_before_s.get(worker)
-        return None if before is None else self._last_push_s[worker] - before
+        member = self._members.get(worker)
+        if member is None or member.last_push_s is None or member.push_before_s is None:
+            return None
+        return member.last_push_s - member.push_before_s
 
     def run_s(self, worker: int) -> float | None:
         """What the push a worker waits with took from its release on: no waiting in it. None if unknown."""
-        pushed = self._last_push_s.get(worker)
-        return None if pushed is None or not self.is_waiting(worker) else pushed - self._released_s[worker]
+        member = self._members.get(worker)
+        if member is None or member.last_push_s is None or not self.is_waiting(worker):
+            return None
+        return member.last_push_s - member.released_s
 
     def waiting(self, up_to: int | None = None) -> tuple[int, ...]:
         """Waiting workers whose clock is at most `up_to`: lowest clock first, then who waited first."""
         newcomer, clocks = self._newcomer, self._waiting_clocks
         if not clocks or (up_to is not None and clocks[0] > up_to):  # nobody but the newcomer, if at all
-            alone = newcomer is not None and (up_to is None or self._completed[newcomer] <= up_to)
-            return (newcomer,) if alone else ()  # type: ignore[return-value]
+            alone = newcomer is not None and (up_to is None or newcomer.clock <= up_to)
+            return (newcomer.worker,) if newcomer is not None and alone else ()
         if newcomer is not None:
             self._line_up(newcomer)
+            self._newcomer = None
         end = len(clocks) if up_to is None else bisect_right(clocks, up_to)
         return tuple(worker for clock in clocks[:end] for worker in self._waiting[clock])
 
@@ -158,26 +171,28 @@ class Clocks:
     def laggard(self) -> int:
         """The slowest worker; among equals the one whose next push is expected last."""
         if self._laggards is None or self._laggards_of != self.slowest:
-            tied = (w for w, clock in self._completed.items() if clock == self.slowest)
+            tied = (w for w, member in self._members.items() if member.clock == self.slowest)
             self._laggards = sorted((self._expected_s(w), w) for w in tied)
             self._laggards_of = self.slowest
-        while self._completed.get(self._laggards[-1][1]) != self.slowest:
+        while True:
+            worker = self._laggards[-1][1]
+            member = self._members.get(worker)
+            if member is not None and member.clock == self.slowest:
+                return worker
             self._laggards.pop()
-        return self._laggards[-1][1]
 
     def _expected_s(self, worker: int) -> float:
-        interval = self.interval_s(worker)
-        return float("inf") if interval is None else self._last_push_s[worker] + interval
+        last, interval = self.last_push_s(worker), self.interval_s(worker)
+        return inf if last is None or interval is None else last + interval
 
-    def _line_up(self, worker: int) -> None:
+    def _line_up(self, member: Member) -> None:
         """Let the newcomer stand in the row of those who wait."""
-        clock = self._completed[worker]
+        clock = member.clock
         bucket = self._waiting.get(clock)
         if bucket is None:
             bucket = self._waiting[clock] = {}
             insort(self._waiting_clocks, clock)
-        bucket[worker] = None
-        self._newcomer = None
+        bucket[member.worker] = None
 
 
 class ClockTable(Clocks):
@@ -185,11 +200,10 @@ class ClockTable(Clocks):
 
     def join(self, worker: int) -> None:
         """Let a worker take part; it starts computing on the current version."""
-        clock = self._completed[worker] = self.slowest
+        clock = self.slowest
+        self._members[worker] = Member(worker, clock, self.version, self.now)
         self._at[clock] = self._at.get(clock, 0) + 1
         self._shift_below(clock, 1)
-        self._read[worker] = self.version
-        self._released_s[worker] = self.now
         self._laggards = None
 
     def leave(self, worker: int) -> None:
@@ -199,54 +213,62 @@ class ClockTable(Clocks):
             return
         if self.is_waiting(worker):
             self.release(worker)
-        clock = self._completed.pop(worker)
-        self._last_push_s.pop(worker, None)
-        self._push_before_s.pop(worker, None)
+        clock = self._members.pop(worker).clock
         self._at[clock] -= 1
         self._shift_below(clock, -1)
         self._settle_extremes()
 
-    def push(self, worker: int, samples: int) -> None:
-        """Count an iteration: the worker's clock ticks and it waits for its release."""
-        clock = self._completed[worker]
-        self._completed[worker] = clock + 1
-        at = self._at
+    def push(self, worker: int, samples: int) -> int:
+        """Count an iteration: the worker's clock ticks and it waits for its release.
+
+        The answer is the version the worker had read.
+        """
+        member, at = self._members[worker], self._at
+        clock = member.clock
+        member.clock = ticked = clock + 1
+        member.push_before_s, member.last_push_s = member.last_push_s, self.now
         at[clock] -= 1
-        at[clock + 1] = at.get(clock + 1, 0) + 1
-        if clock + 1 in self._below:
-            self._below[clock + 1] -= 1
+        at[ticked] = at.get(ticked, 0) + 1
+        if ticked in self._below:
+            self._below[ticked] -= 1
         if clock == self.slowest and not at[clock]:
             del at[clock]
-            self.slowest = clock + 1
+            self.slowest = ticked
         if clock == self.fastest:
-            self.fastest = clock + 1
-        last = self._last_push_s.get(worker)
-        if last is not None:
-            self._push_before_s[worker] = last
-        self._last_push_s[worker] = self.now
+            self.fastest = ticked
         self.total_samples += samples
         self.pushes += 1
-        if self._newcomer is not None:
-            self._line_up(self._newcomer)
-        self._newcomer = worker
-        self._waiting_count += 1
+        earlier, self._newcomer = self._newcomer, member
+        if earlier is not None:
+            self._line_up(earlier)
+        self.waiting_count += 1
+        return member.read
 
     def release(self, worker: int) -> None:
         """End a worker's wait; it reads the current version. One that was set aside takes part again."""
-        if self._benched and worker in self._benched:
-            del self._benched[worker]
-            self.join(worker)
-            return
-        if worker == self._newcomer:
-            self._newcomer = None
-        else:
-            self._step_out(worker)
-        self._waiting_count -= 1
-        self._read[worker] = self.version
-        self._released_s[worker] = self.now
+        self.let_go((worker,))
 
-    def _step_out(self, worker: int) -> None:
-        clock = self._completed[worker]
+    def let_go(self, workers: tuple[int, ...]) -> int:
+        """Release all of these. The answer is the largest lead over the slowest among them."""
+        version, now, furthest = self.version, self.now, self.slowest
+        members, benched, newcomer = self._members, self._benched, self._newcomer
+        for worker in workers:
+            if benched and worker in benched:
+                del benched[worker]
+                self.join(worker)
+                continue
+            member = members[worker]
+            if member is newcomer:
+                self._newcomer = newcomer = None
+            else:
+                self._step_out(worker, member.clock)
+            self.waiting_count -= 1
+            member.read, member.released_s = version, now
+            if member.clock > furthest:
+                furthest = member.clock
+        return furthest - self.slowest
+
+    def _step_out(self, worker: int, clock: int) -> None:
         bucket = self._waiting[clock]
         del bucket[worker]
         if not bucket:
@@ -257,7 +279,7 @@ class ClockTable(Clocks):
         """Set a waiting worker aside: it sleeps on, and nobody waits for it until it is released."""
         if not self.is_waiting(worker):
             raise KeyError(worker)
-        clock = self._completed[worker]
+        clock = self._members[worker].clock
         self.leave(worker)
         self._benched[worker] = clock
 
@@ -265,10 +287,10 @@ class ClockTable(Clocks):
         """Let all active workers have the clock of the fastest; who waits keeps its place in the row."""
         waiting, level = self.waiting(), self.fastest
         self._newcomer = None
-        for worker in self._completed:
-            self._completed[worker] = level
-        if self._completed:
-            self._at, self.slowest = {level: len(self._completed)}, level
+        for member in self._members.values():
+            member.clock = level
+        if self._members:
+            self._at, self.slowest = {level: len(self._members)}, level
         if waiting:
             self._waiting, self._waiting_clocks = {level: dict.fromkeys(waiting)}, [level]
         self._below, self._laggards = {}, None
@@ -281,12 +303,12 @@ class ClockTable(Clocks):
     def hold(self, worker: int, weight: float) -> None:
         """Keep the worker's pushed gradient for a flush, added to those it already has there."""
         self._held[worker] = self._held.get(worker, 0.0) + weight
-        self._held_count += 1
+        self.held += 1
 
     def flush(self) -> dict[int, float]:
         """Hand out the held gradients' owners and summed weights, in rank order."""
         held = dict(sorted(self._held.items()))
-        self._held, self._held_count = {}, 0
+        self._held, self.held = {}, 0
         return held
 
     def _shift_below(self, clock: int, change: int) -> None:
@@ -295,7 +317,7 @@ class ClockTable(Clocks):
                 self._below[above] += change
 
     def _settle_extremes(self) -> None:
-        if not self._completed:
+        if not self._members:
             return
         while not self._at.get(self.slowest):
             self._at.pop(self.slowest, None)

@@ -84,28 +84,34 @@ class DSSP:
     def decide(self, clocks: Clocks, pushed: int | None) -> Verdict:
         if clocks.left is not None:
             self._forget(clocks, clocks.left)
-        ok = [] if pushed is None else self._answer(clocks, pushed)
+        ok = () if pushed is None else self._answer(clocks, pushed)
         freed = clocks.waiting(up_to=clocks.slowest + self.lower)
-        return Verdict(release=tuple(dict.fromkeys((*freed, *ok))) if ok else freed)
+        if not ok or not freed or ok == freed:
+            return Verdict(release=freed or ok)
+        return Verdict(release=tuple(dict.fromkeys((*freed, *ok))))
 
-    def _answer(self, clocks: Clocks, pushed: int) -> list[int]:
-        ok = [worker for worker in self._waited_for(clocks, pushed) if self._wait_over(clocks, worker)]
+    def _answer(self, clocks: Clocks, pushed: int) -> tuple[int, ...]:
+        ok: tuple[int, ...] = ()
+        if pushed in self.awaited_by:
+            ok = tuple(w for w in self._waited_for(clocks, pushed) if self._wait_over(clocks, w))
         if self._may_run(clocks, pushed):
-            ok.append(pushed)
-        elif self.preset in ("bounded_eager", "figure2"):
+            return (*ok, pushed)
+        if self.preset in ("bounded_eager", "figure2"):
             self._wait_for_laggard(clocks, pushed)
         return ok
 
     def _may_run(self, clocks: Clocks, worker: int) -> bool:
-        gap = clocks.gap(worker)
-        if self._bounded and gap > self.upper:
+        gap, granted = clocks.gap(worker), self.grants.get(worker)
+        if granted:
+            if gap <= self.upper or not self._bounded:
+                self.grants[worker] = granted - 1
+                return True
             self.grants[worker] = 0
-        if self.grants.get(worker, 0) > 0:
-            self.grants[worker] -= 1
-            return True
         if gap <= self.lower:
             return True
-        granted = self._controller(clocks, worker) if clocks.clock(worker) == clocks.fastest else 0
+        if clocks.slowest + gap < clocks.fastest:
+            return False
+        granted = self._controller(clocks, worker)
         if granted:
             self.grants[worker] = granted if self.preset == "printed" else granted - 1
         return granted > 0

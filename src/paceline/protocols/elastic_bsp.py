@@ -68,7 +68,8 @@ class ElasticBSP:
     def decide(self, clocks: Clocks, pushed: int | None) -> Verdict:
         if pushed is not None:
             self._count(clocks, pushed)
-        if self._monitoring and self._all_pushed_twice(clocks):
+        monitoring = self.monitor == "free" and not self.predicted
+        if monitoring and self._all_pushed_twice(clocks, pushed):
             self.stops, self.predicted = self._predict(clocks), True
         if pushed is not None and not self._is_last(pushed):
             return Verdict(release=(pushed,))
@@ -79,16 +80,18 @@ class ElasticBSP:
         return Verdict(fate=fate, flush=Flush.MEAN, release=clocks.waiting())
 
     def _count(self, clocks: Clocks, worker: int) -> None:
+        since = self.since
         if clocks.interval_s(worker) is None:  # its first push since it joined, or came back
-            self.since.pop(worker, None)
+            since.pop(worker, None)
             self.stops.pop(worker, None)
-        self.since[worker] = self.since.get(worker, 0) + 1
+        since[worker] = since.get(worker, 0) + 1
 
     def _is_last(self, worker: int) -> bool:
         made = self.since[worker]
         if self.max_superstep and made >= self.max_superstep:
             return True
-        return not self._monitoring and made >= self.stops.get(worker, 1)
+        monitoring = self.monitor == "free" and not self.predicted
+        return not monitoring and made >= self.stops.get(worker, 1)
 
     def _begin_superstep(self, clocks: Clocks) -> None:
         self.since, self.predicted = {}, False
@@ -112,8 +115,10 @@ class ElasticBSP:
         first = max(last + interval, clocks.now)
         return [first + i * interval for i in range(self.lookahead)]
 
-    def _all_pushed_twice(self, clocks: Clocks) -> bool:
-        """Whether all have an interval of this superstep; only one who has not is looked at each time."""
+    def _all_pushed_twice(self, clocks: Clocks, pushed: int | None) -> bool:
+        """Whether all have an interval of this superstep: one who has not is looked at when it pushes."""
+        if pushed is not None and self.unseen and pushed != self.unseen[-1]:
+            return False
         while self.unseen:
             if self._is_unseen(clocks, self.unseen[-1]):
                 return False
@@ -124,7 +129,3 @@ class ElasticBSP:
     def _is_unseen(self, clocks: Clocks, worker: int) -> bool:
         known = self.since.get(worker, 0) >= 2 and clocks.interval_s(worker) is not None
         return not known and worker in clocks.active
-
-    @property
-    def _monitoring(self) -> bool:
-        return self.monitor == "free" and not self.predicted

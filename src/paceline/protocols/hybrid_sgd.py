@@ -32,6 +32,8 @@ from paceline.errors import ConfigError
 from paceline.protocols.base import Fate, Flush, Verdict
 from paceline.protocols.clocks import Clocks
 
+_GATHER = Verdict(fate=Fate.HOLD)
+
 
 @dataclass(frozen=True, slots=True)
 class HybridSGD:
@@ -74,7 +76,7 @@ class HybridSGD:
         gathered = clocks.waiting_count if waits else clocks.held + len(alone)
         count = clocks.pushes if self.count == "gradients" else clocks.version
         if gathered < self.needed(count, len(clocks.active)):
-            return Verdict(fate=Fate.HOLD, release=() if waits else alone)
+            return _GATHER if waits else Verdict(fate=Fate.HOLD, release=alone)
         if alone and gathered == 1 and not clocks.held:
             return Verdict(release=alone)
         of_all = clocks.held + len(alone) >= len(clocks.active)

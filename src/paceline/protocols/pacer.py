@@ -89,12 +89,11 @@ class Pacer:
         self._table.now = now
         return self._decide(None)
 
-    def push(self, worker: int, now: float, samples: int = 1, *, usable: bool = True) -> Decision:
+    def push(self, worker: int, now: float, samples: int = 1, usable: bool = True) -> Decision:
         """A worker completed an iteration and waits. A gradient that is not usable is dropped."""
         table = self._table
         table.now = now
-        table.push(worker, samples)
-        return self._decide(worker, table.staleness(worker), usable)
+        return self._decide(worker, table.push(worker, samples), usable)
 
     def plan(self, samples: int | None) -> None:
         """The run is going to process this many samples in all."""
@@ -104,15 +103,16 @@ class Pacer:
         """Go on counting where a checkpoint was taken."""
         self._table.resume(version, samples, pushes)
 
-    def _decide(self, pushed: int | None, staleness: int = 0, usable: bool = True) -> Decision:
+    def _decide(self, pushed: int | None, read: int | None = None, usable: bool = True) -> Decision:
         table = self._table
-        read = table.version - staleness
+        before = table.version
         verdict = self.protocol.decide(table, pushed)
-        fate = None if pushed is None else verdict.fate if usable else Fate.DROP
-        if fate is _APPLY:
+        fate: Fate | None = verdict.fate if usable else Fate.DROP
+        if pushed is None:
+            fate = None
+        elif fate is _APPLY:
             table.version += 1
         elif fate is _HOLD:
-            assert pushed is not None
             table.hold(pushed, verdict.weight)
         flushed: dict[int, float] = {}
         gradients = 0
@@ -120,16 +120,17 @@ class Pacer:
             gradients = table.held
             flushed = table.flush()
             table.version += bool(flushed)
-        for worker in verdict.bench:
+        bench, rebase = verdict.bench, verdict.rebase
+        for worker in bench:
             table.bench(worker)
-        if verdict.rebase:
+        if rebase:
             table.rebase()
-        release = verdict.release
-        for worker in release:
-            table.release(worker)
-        self._decisions += 1
+        release, gap = verdict.release, 0
+        if release:
+            gap = table.let_go(release)
+        self._decisions = number = self._decisions + 1
         return Decision(
-            self._decisions,
+            number,
             pushed,
             fate,
             verdict.flush if flushed else None,
@@ -138,13 +139,13 @@ class Pacer:
             release,
             verdict.weight,
             verdict.lr_scale,
-            read,
-            staleness,
+            before if read is None else read,
+            0 if read is None else before - read,
             table.version,
-            table.lead(release) if release else 0,
+            gap,
             verdict.ask_again_s,
-            verdict.bench,
-            verdict.rebase,
+            bench,
+            rebase,
             verdict.adjust,
             verdict.note,
         )

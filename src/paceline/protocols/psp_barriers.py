@@ -42,7 +42,10 @@ class Redraw(msgspec.Struct, tag="event"):
         if pushed is None:
             self._recount(clocks)
         else:
-            self.rooms.setdefault(clocks.clock(pushed), []).append(pushed)
+            room = self.rooms.get(clock := clocks.clock(pushed))
+            if room is None:
+                room = self.rooms[clock] = []
+            room.append(pushed)
         if not psp.drawn:
             self.budget = -log1p(-psp.uniform())
         hazard = hazards(len(clocks.active) - 1, psp.sample, psp.pass_fraction)
@@ -51,34 +54,22 @@ class Redraw(msgspec.Struct, tag="event"):
 
     def _look(self, psp: PSP, clocks: Clocks, hazard: Hazards) -> tuple[int, ...]:
         passed: list[int] = []
-        sure = -1
-        for clock, waiting in list(self.rooms.items()):
+        rooms, budget, sure = self.rooms, self.budget, -1
+        for clock, waiting in tuple(rooms.items()):
             each = hazard[clocks.count_below(clock - psp.staleness)]
-            if each * len(waiting) <= self.budget:
-                self.budget -= each * len(waiting)
+            met = each * len(waiting)
+            if met <= budget:
+                budget -= met
             elif each == inf:
                 sure = max(sure, clock)
-                del self.rooms[clock]
+                del rooms[clock]
             else:
-                self._race(psp, waiting, each, passed)
+                budget = _race(psp, waiting, each, budget, passed)
                 if not waiting:
-                    del self.rooms[clock]
+                    del rooms[clock]
+        self.budget = budget
         # Whom nobody holds back goes in the order of the table, as under SSP.
         return tuple(passed) if sure < 0 else (*clocks.waiting(up_to=sure), *passed)
-
-    def _race(self, psp: PSP, waiting: list[int], hazard: float, passed: list[int]) -> None:
-        """Let each of a room meet that hazard; who passes is moved from one list to the other."""
-        count = len(waiting)
-        while count and self.budget < hazard * count:
-            hazard -= self.budget / count
-            draw = psp.uniform() * count
-            at = int(draw)
-            self.budget = -log1p(at - draw)  # the fraction is as random as the whole
-            passed.append(waiting[at])
-            waiting[at] = waiting[-1]
-            waiting.pop()
-            count -= 1
-        self.budget -= hazard * count
 
     def _recount(self, clocks: Clocks) -> None:
         """Read from the table who waits, if one of them is gone."""
@@ -87,6 +78,24 @@ class Redraw(msgspec.Struct, tag="event"):
         self.rooms = {}
         for worker in clocks.waiting():
             self.rooms.setdefault(clocks.clock(worker), []).append(worker)
+
+
+def _race(psp: PSP, waiting: list[int], hazard: float, budget: float, passed: list[int]) -> float:
+    """Let each of a room meet that hazard; who passes is moved from one list to the other.
+
+    The answer is what is left of the budget.
+    """
+    count = len(waiting)
+    while count and budget < hazard * count:
+        hazard -= budget / count
+        draw = psp.uniform() * count
+        at = int(draw)
+        budget = -log1p(at - draw)  # the fraction is as random as the whole
+        passed.append(waiting[at])
+        waiting[at] = waiting[-1]
+        waiting.pop()
+        count -= 1
+    return budget - hazard * count
 
 
 class Keep(msgspec.Struct, tag="fixed"):

@@ -27,6 +27,8 @@ class BalancedWork:
     Positions are samples here. What a lost worker did not finish is cut anew.
     """
 
+    measures = True
+
     def __init__(self, total: int, workers: int, batch: int, tell: Callable[[str], None]) -> None:
         """`total`: pushes of the batch's size; `tell` takes a note whenever sizes change."""
         self.total = total

@@ -1,33 +1,26 @@
-"""The event loop: virtual time as a heap of events, and a pacer that is asked about each.
+"""The event loop: events in the order of virtual time, and a pacer that is asked about each.
 
 One iteration of a worker is
 
     released -> pull -> compute -> push -> its turn at the store -> the verdict -> released ...
 
-and costs one event, its arrival at the store. Events of one moment go by priority, then by the
-order in which they were planned, so that nothing depends on chance or on hashing.
+and costs one event, its arrival at the store.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from heapq import heappop, heappush
+from itertools import islice
 from math import inf
 
 from paceline.errors import RunError
 from paceline.protocols import PROTOCOLS, Decision, Pacer, Pacing
+from paceline.sim.agenda import ARRIVAL, JOIN, KILL, STOP, STORE_FREE, TIMER, Agenda, Event
 from paceline.sim.cluster import Cluster
 from paceline.sim.record import Reason, Record
 from paceline.sim.timing import Timing
 from paceline.sim.work import Work
-
-# Priorities within one moment: losses first, pushes before the timer that would give them up. What
-# happens at the very moment a run is stopped still counts.
-KILL, JOIN, STORE_FREE, ARRIVAL, TIMER, STOP = range(6)
-
-Event = tuple[float, int, int, int, float, int]
-"""Time, priority, sequence number, worker; of an arrival also its compute seconds and position."""
 
 _EVENTS_PER_REPORT = 8192
 _MOST_IDLE_TIMERS = 10_000
@@ -51,10 +44,11 @@ class Loop:
         self._record = record
         self._batch = cluster.batch
         self._samples = work.samples
+        self._measures = work.measures
         self._apply_s = cluster.apply_s
         self._pull_s = [timing.pull_s(worker) for worker in workers]
         self._push_s = [timing.push_s(worker) for worker in workers]
-        self._heap: list[Event] = []
+        self._agenda = Agenda()
         self._sequence = 0
         self._under_way: list[Event | None] = [None for _ in workers]  # each one's last arrival
         self._queue: deque[Event] = deque()
@@ -76,23 +70,21 @@ class Loop:
         for worker in range(self._cluster.workers):
             if worker not in absent:
                 self._join(worker, 0.0)
-        while self._heap:
-            self._some_events()
+        events = iter(self._agenda)
+        while self._agenda:
+            self._go_on(islice(events, _EVENTS_PER_REPORT))
             done = self._pacer.clocks.total_samples / (self._work.total * self._batch)
             progress(max(done, self._now / (until_s or inf)))
         self._end()
 
-    def _some_events(self) -> None:
-        heap, under_way = self._heap, self._under_way
-        for _ in range(_EVENTS_PER_REPORT):
-            if not heap:
-                return
-            event = heappop(heap)
+    def _go_on(self, events: Iterable[Event]) -> None:
+        under_way = self._under_way
+        for event in events:
             if event[1] != ARRIVAL:
                 self._happen(event)
             elif under_way[event[3]] is event:  # else the worker was lost on the way
-                self._now = event[0]
-                if event[0] < self._free_at or self._queue:
+                self._now = now = event[0]
+                if now < self._free_at or self._queue:
                     self._queue_up(event)
                 else:
                     self._serve(event)
@@ -116,7 +108,7 @@ class Loop:
     def _plan(self, time: float, kind: int, worker: int) -> Event:
         self._sequence += 1
         event = (time, kind, self._sequence, worker, 0.0, 0)
-        heappush(self._heap, event)
+        self._agenda.add(event)
         return event
 
     # The store: one push at a time, in the order of arrival.
@@ -136,14 +128,15 @@ class Loop:
             self._plan(self._free_at, STORE_FREE, self._queue[0][3])
 
     def _serve(self, event: Event) -> None:
-        now = self._now
+        _, _, _, worker, compute_s, position = event
+        now, samples = self._now, self._samples[worker]
         self._free_at = now + self._apply_s
-        worker, compute_s = event[3], event[4]
-        samples = self._samples[worker]
-        decision = self._pacer.push(worker, now, samples)
-        self._record.pushed(now, decision, worker, compute_s, event[5])
-        self._carry_out(decision)
-        self._work.pushed(worker, samples, compute_s)
+        decision = self._pacer.push(worker, now, samples, True)
+        self._record.pushed(now, decision, worker, compute_s, position)
+        if decision.release or decision.ask_again_s is not None or self._timer is not None:
+            self._carry_out(decision)
+        if self._measures:
+            self._work.pushed(worker, samples, compute_s)
 
     # Decisions.
 
@@ -159,17 +152,20 @@ class Loop:
         The store first finishes what it is busy with, then they pull.
         """
         at = self._now if self._now > self._free_at else self._free_at
+        draw, compute, add = self._work.draw, self._timing.compute_s, self._agenda.add
+        sequence = self._sequence
         for worker in workers:
-            position = self._work.draw(worker)
+            position = draw(worker)
             if position is None:
                 self._leaving.append(worker)
                 continue
             begin = at + self._pull_s[worker]
-            compute_s = self._timing.compute_s(worker, begin, self._samples[worker] / self._batch)
-            self._sequence = sequence = self._sequence + 1
+            compute_s = compute(worker, begin, self._samples[worker] / self._batch)
+            sequence += 1
             event = (begin + compute_s + self._push_s[worker], ARRIVAL, sequence, worker, compute_s, position)
             self._under_way[worker] = event
-            heappush(self._heap, event)
+            add(event)
+        self._sequence = sequence
 
     def _ring(self, time: float) -> None:
         """A timer rang. A protocol that only ever asks again would keep the run from ending."""
@@ -232,8 +228,8 @@ class Loop:
 
     def _stop(self, time: float) -> None:
         """The run ends here, whoever computes or waits: nobody is asked any more."""
-        clocks, more_to_come = self._pacer.clocks, bool(self._heap)
-        self._heap.clear()
+        clocks, more_to_come = self._pacer.clocks, bool(self._agenda)
+        self._agenda.clear()
         if clocks.active or (more_to_come and self._work.undone):
             self._now, self._stopped = time, True
         for worker in sorted([*clocks.active, *clocks.benched]):

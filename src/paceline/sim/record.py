@@ -131,6 +131,7 @@ class Summary:
         self._gaps: set[int] = set()
         self._staleness: Counter[int] = Counter()
         self._compute_s = np.zeros(workers)
+        self._pushes = np.zeros(workers, dtype=np.int64)
         self._wait_s = [0.0] * workers
         self._waits_since: list[float | None] = [None] * workers
         # Of the pushes since the last event: added up many at once, which is far cheaper.
@@ -150,11 +151,13 @@ class Summary:
         self._took_s.append(compute_s)
         if decision.fate is not _DROP:
             self._stale.append(decision.staleness)
-        if decision.release == (worker,):  # the usual answer: it did not wait
+        release = decision.release
+        if release == (worker,):  # the usual answer: it did not wait
             self._gaps.add(decision.gap)
         else:
             self._waits_since[worker] = now
-            self._released(now, decision)
+            if release:
+                self._released(now, decision)
         if decision.note:
             _tell(self._emit, now, decision)
         if len(self._pushed) == self._every:
@@ -173,13 +176,15 @@ class Summary:
         compute_s, wait_s = tuple(self._compute_s.tolist()), tuple(self._wait_s)
         self._emit(self._progress(now))
         samples, max_gap = clocks.total_samples, max(self._gaps, default=None)
-        self._emit(Totals(now, clocks.pushes, samples, max_gap, self._staleness, compute_s, wait_s))
+        each = tuple(self._pushes.tolist())
+        self._emit(Totals(now, clocks.pushes, samples, max_gap, self._staleness, compute_s, wait_s, each))
         self._emit(RunEnded(now, status, detail))
 
     def _add_up(self) -> None:
         self._staleness.update(self._stale)
         if self._pushed:
             self._compute_s += np.bincount(self._pushed, self._took_s, len(self._compute_s))
+            self._pushes += np.bincount(self._pushed, minlength=len(self._pushes))
         self._pushed.clear()
         self._took_s.clear()
         self._stale.clear()
@@ -187,8 +192,12 @@ class Summary:
     def _released(self, now: float, decision: Decision) -> None:
         if decision.release:
             self._gaps.add(decision.gap)
+        waits_since, wait_s = self._waits_since, self._wait_s
         for worker in decision.release:
-            self._end_wait(now, worker)
+            since = waits_since[worker]
+            if since is not None:
+                wait_s[worker] += now - since
+                waits_since[worker] = None
 
     def _end_wait(self, now: float, worker: int) -> None:
         since = self._waits_since[worker]

@@ -26,7 +26,7 @@ class Timing:
         require(seed >= 0, "a seed must be >= 0", seed, "Use --seed 0, say.")
         self._seed = seed
         self._profiles = cluster.profiles()
-        self._phases = [_phases(profile, seed, rank) for rank, profile in enumerate(self._profiles)]
+        self._phases = _phases(self._profiles, seed)
         self._exchange_s = _exchange_s(self._profiles, cluster.model_bytes or 0)
         self._streams: list[np.random.Generator | None] = [None] * cluster.workers
         # One row of times for each worker, in one piece: with ten thousand of them, the cache counts.
@@ -42,8 +42,9 @@ class Timing:
             at = 0
         self._next[worker] = at + 1
         work = self._times[worker * BLOCK + at] * batches
-        phases = self._phases[worker]
-        return work if phases is None else phases.stretched(work, now)
+        if self._phases and worker in self._phases:
+            return self._phases[worker].stretched(work, now)
+        return work
 
     def push_s(self, worker: int) -> float:
         """How long a gradient is under way to the store."""
@@ -67,8 +68,10 @@ def _exchange_s(profiles: list[Profile], size_bytes: int) -> list[float]:
     return [seconds[profile.link] for profile in profiles]
 
 
-def _phases(profile: Profile, seed: int, rank: int) -> _Phases | None:
-    return None if profile.transient is None else _Phases(profile.transient, seed, rank)
+def _phases(profiles: list[Profile], seed: int) -> dict[int, _Phases]:
+    """Of each rank that has slow phases."""
+    slow = ((rank, profile.transient) for rank, profile in enumerate(profiles))
+    return {rank: _Phases(transient, seed, rank) for rank, transient in slow if transient is not None}
 
 
 class _Phases:

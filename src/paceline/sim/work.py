@@ -17,6 +17,8 @@ class Work(Protocol):
     """Pushes in all, if nobody is lost."""
     samples: list[int]
     """Behind the push that each worker drew last."""
+    measures: bool
+    """Whether it is to be told how long pushes took."""
 
     @property
     def undone(self) -> int:
@@ -46,6 +48,8 @@ class Work(Protocol):
 
 class Unmeasured:
     """Work that does not depend on how fast workers are."""
+
+    measures = False
 
     def pushed(self, worker: int, samples: int, compute_s: float) -> None:
         pass

@@ -195,6 +195,8 @@ class Totals(Event, frozen=True, gc=False, tag="totals"):
     """How many applied gradients had each staleness."""
     compute_s: tuple[float, ...]
     wait_s: tuple[float, ...]
+    pushes_each: tuple[int, ...] = ()
+    """Per worker; empty in older traces."""
 
 
 class RunEnded(Event, frozen=True, gc=False, tag="run_ended"):

@@ -188,7 +188,7 @@ class Tally:
     def _sent_each(self, start: RunStarted) -> list[int] | None:
         if start.family == "peer":
             return [self.exchanged_bytes[rank] for rank in range(start.workers)]
-        if self.model is None or start.summarised:
+        if self.model is None or self._pushes.total() != self.pushes:  # a summary that tells their sum only
             return None
         return [self._pushes[rank] * self.model.gradient_bytes for rank in range(start.workers)]
 
@@ -223,6 +223,7 @@ class Tally:
     def _totals(self, event: Totals) -> None:
         self.pushes, self.samples, self.max_gap = event.pushes, event.samples, event.max_gap
         self.staleness = Counter(event.staleness)
+        self._pushes = Counter(dict(enumerate(event.pushes_each)))
         self.wait_s = dict(enumerate(event.wait_s))
 
     def _waiting_share(self, rank: int) -> float | None:
