@@ -63,6 +63,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     from outside. Needs a map-style dataset, its loader's own batches, and shared work."""
     private_weights: bool = False
     """Give every worker its own copy even in lockstep, so that scripts may write to parameters."""
+    fabric: Literal["shared", "gloo"] = "shared"
+    """How the vectors of a peer protocol travel: through memory that all processes of this machine share,
+    or between the workers by torch.distributed's gloo, over the loopback interface (for a model on a GPU:
+    by its NCCL, untested)."""
     slow: dict[int, float] = {}
     """Rank -> factor by which its compute is stretched (emulated)."""
     device_time_s: float | None = None
@@ -105,6 +109,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "Use shards 'shared', or leave --balance out."
             )
         parse_compression(self.compress)
+        if self.connects and self.workers == 1:
+            raise ConfigError(
+                f"fabric {self.fabric!r} connects workers, but there is only 1. Use --workers 2 or more, "
+                "or --fabric shared."
+            )
         if not 0 <= self.jitter < 1:
             raise ConfigError(f"jitter must be in [0, 1), got {self.jitter:g}.")
         if self.target is not None and not math.isfinite(self.target):
@@ -119,6 +128,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     def path(self) -> Path:
         """The run's folder."""
         return Path(self.folder)
+
+    @property
+    def connects(self) -> bool:
+        """Whether workers connect to each other: then none can go on without another."""
+        return self.fabric != "shared"
 
     @property
     def emulated(self) -> dict[str, Any] | None:

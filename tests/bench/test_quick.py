@@ -31,6 +31,17 @@ def test_exchange_compares_with_gloo_for_both_optimizers() -> None:
     assert [case["optimizer"] for case in quick("exchange")] == ["sgd", "adamw"]
 
 
+def test_allreduce_compares_one_exchange_and_whole_steps_over_both_fabrics() -> None:
+    cases = [(case["measured"], case["model"], case["fabric"]) for case in quick("allreduce")]
+    assert cases == [
+        ("one exchange", "0.1 MB", "shared"),
+        ("whole steps", "cnn", "shared"),
+        ("whole steps", "cnn", "gloo"),
+        ("whole steps", "transformer", "shared"),
+        ("whole steps", "transformer", "gloo"),
+    ]
+
+
 @pytest.mark.skipif(not ray_server.installed(), reason="Ray is not installed: pip install 'paceline[bench]'")
 def test_store_compares_with_rpc_and_ray_for_one_worker_and_for_two() -> None:
     cases = {(case["workers"], case["peer"]) for case in quick("store")}

@@ -54,6 +54,33 @@ def test_compare_puts_both_families_side_by_side_and_writes_a_report(shell: Shel
         assert name in page.read_text()
 
 
+def test_train_over_gloo_writes_the_same_kind_of_result(shell: Shell) -> None:
+    flags = ("--workers", 2, "--protocol", "local_sgd", "--set", "period=3")
+    runs = [
+        shell("train", TRAIN, *flags, "--fabric", f, "--json", "--", "momentum") for f in ("gloo", "shared")
+    ]
+    assert [run.code for run in runs] == [0, 0], runs[0].err
+    gloo, shared = (run.json for run in runs)
+    assert gloo.keys() == shared.keys()
+    for figure in ("status", "samples", "updates", "bytes_sent", "protocol", "settings"):
+        assert gloo[figure] == shared[figure]
+    assert (gloo["fabric"], shared["fabric"]) == ("gloo", "shared")
+    page = shell.runs / "report.html"
+    assert shell("report", shell.runs / gloo["run"], "--out", page).code == 0
+    assert "local_sgd period=3 over gloo" in page.read_text()
+
+
+def test_over_gloo_what_cannot_use_it_is_refused_before_anything_starts(shell: Shell) -> None:
+    protocols = ("--protocols", "allreduce,bsp", "--fabric", "gloo", "--workers", 2)
+    done = shell("compare", *protocols, TRAIN, "--", "momentum")
+    assert done.code == 2
+    assert "protocol 'bsp' is of the paced family" in done.error
+    one_sided = shell("train", "--protocol", "ad_psgd", *protocols[2:], TRAIN, "--", "momentum")
+    assert one_sided.code == 2
+    assert "protocol 'ad_psgd' as it is set exchanges one-sidedly" in one_sided.error
+    assert not shell.runs.exists()
+
+
 def test_a_mistake_in_a_peer_protocols_settings_is_told_before_anything_starts(shell: Shell) -> None:
     done = shell("train", TRAIN, "--protocol", "local_sgd", "--set", "period=0", "--", "momentum")
     assert done.code == 2

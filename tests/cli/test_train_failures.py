@@ -70,6 +70,16 @@ def test_a_worker_that_raises_alone_is_listed_and_the_others_finish(shell: Shell
     assert done.json["samples"] == 32
 
 
+def test_over_gloo_a_worker_that_dies_ends_the_run_with_its_rank_named(
+    shell: Shell, in_scripts: Write
+) -> None:
+    script = in_scripts(HEAD + LOOP + "    if pace.rank == 1:\n        os.kill(os.getpid(), 9)\n")
+    done = shell("train", script, "--protocol", "allreduce", "--fabric", "gloo", "--workers", 3)
+    assert done.code == 1
+    assert "rank 1 was lost, and over gloo nobody can go on without it" in done.error
+    assert "Rank 1 ended by SIGKILL" in done.error
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("text", ["x = (\n", "import no_such_module_anywhere\n", "raise SystemExit(3)\n"])
 def test_a_script_that_does_not_get_as_far_as_join_fails(

@@ -37,6 +37,9 @@ SCRIPT = SCRIPTS / "train.py"
         ("--shards unequal", "'unequal'"),
         ("--bad-gradient ignore", "'ignore'"),
         ("--on-failure wait", "'wait'"),
+        ("--fabric glo", "unknown --fabric 'glo'. Did you mean 'gloo'?"),
+        ("--protocol allreduce --fabric gloo --workers 1", "connects workers, but there is only 1"),
+        ("--protocol ssp --fabric gloo", "protocol 'ssp' is of the paced family"),
         ("--resume nowhere", "no checkpoint in"),
     ],
 )

@@ -18,6 +18,11 @@ from support.tensors import assert_equal
 ALONE: dict[str, Any] = {"protocol": "local_sgd", "settings": {"period": 1000}}
 
 
+FABRICS = ["shared", "gloo"]
+EVERYWHERE = [(name, fabric) for name in sorted(PEERS) for fabric in FABRICS]
+RUNS = [(name, fabric) for name, fabric in EVERYWHERE if fabric == "shared" or not PEERS[name]().free]
+
+
 def told(run: Run) -> dict[int, list[float]]:
     """What each rank printed."""
     said: dict[int, list[float]] = {}
@@ -43,9 +48,11 @@ def distance(workers: int, epochs: int, period: int) -> float:
     return float((replicas - replicas.mean(0)).square().sum(1).mean().sqrt())
 
 
-def test_it_is_the_root_of_the_mean_square_distance_from_the_mean(lab: Lab) -> None:
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_it_is_the_root_of_the_mean_square_distance_from_the_mean(lab: Lab, fabric: str) -> None:
     """The last to ask does so when all have done their last iteration."""
-    run = lab.trained("apart.py", "momentum", workers=3, protocol="local_sgd", settings={"period": 5})
+    dials: dict[str, Any] = {"protocol": "local_sgd", "settings": {"period": 5}, "fabric": fabric}
+    run = lab.trained("apart.py", "momentum", workers=3, **dials)
     said = told(run)
     assert {rank: len(values) for rank, values in said.items()} == {0: 3, 1: 3, 2: 3}
     reported = [event.values["consensus_distance"] for event in run.of(Reported)]
@@ -53,9 +60,11 @@ def test_it_is_the_root_of_the_mean_square_distance_from_the_mean(lab: Lab) -> N
     assert reported[-1] == pytest.approx(distance(3, 3, 5), rel=1e-9)
 
 
+@pytest.mark.parametrize("fabric", FABRICS)
 @pytest.mark.parametrize("who", [(0,), (1,), (2,), (1, 2)])
-def test_any_rank_may_ask_alone_and_nothing_is_disturbed(lab: Lab, who: tuple[int, ...]) -> None:
-    dials: dict[str, Any] = {"workers": 3, "protocol": "local_sgd", "settings": {"period": 5}}
+def test_any_rank_may_ask_alone_and_nothing_is_disturbed(lab: Lab, who: tuple[int, ...], fabric: str) -> None:
+    dials: dict[str, Any] = {"protocol": "local_sgd", "settings": {"period": 5}, "fabric": fabric}
+    dials["workers"] = 3
     run = lab.trained("apart.py", "momentum", "--ask", *who, **dials)
     said = told(run)
     assert {rank: len(values) for rank, values in said.items()} == dict.fromkeys(who, 3)
@@ -64,9 +73,11 @@ def test_any_rank_may_ask_alone_and_nothing_is_disturbed(lab: Lab, who: tuple[in
     assert_equal(run.weights, plain.weights)
 
 
-@pytest.mark.parametrize("protocol", sorted(PEERS))
-def test_all_may_ask_while_the_lead_evaluates_under_every_protocol(lab: Lab, protocol: str) -> None:
-    run = lab.trained("apart.py", "momentum", "--evaluate", workers=3, protocol=protocol)
+@pytest.mark.parametrize(("protocol", "fabric"), RUNS)
+def test_all_may_ask_while_the_lead_evaluates_under_every_protocol(
+    lab: Lab, protocol: str, fabric: str
+) -> None:
+    run = lab.trained("apart.py", "momentum", "--evaluate", workers=3, protocol=protocol, fabric=fabric)
     assert {rank: len(values) for rank, values in told(run).items()} == {0: 3, 1: 3, 2: 3}
     assert len(run.of(Evaluated)) == 3
     if protocol == "allreduce":
@@ -115,9 +126,11 @@ def test_whoever_asks_and_dies_holds_nobody_up(lab: Lab) -> None:
     assert run.died == {2}
 
 
-def test_all_who_ask_at_once_hear_the_same(lab: Lab) -> None:
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_all_who_ask_at_once_hear_the_same(lab: Lab, fabric: str) -> None:
     """In lockstep everybody asks after the same iteration, before anybody goes on."""
-    run = lab.trained("apart.py", "momentum", workers=3, protocol="dpsgd", settings={"topology": "ring"})
+    dials: dict[str, Any] = {"protocol": "dpsgd", "settings": {"topology": "ring"}, "fabric": fabric}
+    run = lab.trained("apart.py", "momentum", workers=3, **dials)
     first, *others = told(run).values()
     assert first[0] > 0
     assert all(other == first for other in others)

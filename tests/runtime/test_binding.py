@@ -146,3 +146,15 @@ def test_a_model_on_several_devices_is_refused() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
     with pytest.raises(ConfigError, match="several devices"):
         Binding(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_model_on_the_cpu_stays_in_the_shared_memory_itself() -> None:
+    model, binding, segment = tied()
+    near, weights = binding.stay_near()
+    assert near.data_ptr() == segment.bytes.data_ptr()
+    backward(model, other=True)
+    before = weights.clone()
+    binding.collect()
+    binding.fresh()
+    binding.hand_back()
+    assert torch.equal(weights, before)

@@ -159,3 +159,17 @@ def test_shares_of_a_mean_add_up_to_one_and_follow_the_samples(pushes: list[tupl
 
 def test_shares_of_a_sum_are_the_weights() -> None:
     assert shares([0.5, 2.0], [1, 9], mean=False) == [0.5, 2.0]
+
+
+def test_a_sum_may_have_memory_of_its_own_and_then_leaves_all_gradients_as_they_are() -> None:
+    layout, store, _ = bag()
+    made = [random_gradients(layout, seed) for seed in range(3)]
+    before = [[flat.clone() for flat in each.flats] for each in made]
+    target = random_gradients(layout, 9)
+    total, norm = store.reduce([(each, 1 / 3) for each in made], target)
+    assert total is target
+    for each, flats in zip(made, before, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(each.flats, flats, strict=True))
+    again, same = store.reduce([(each, 1 / 3) for each in made])
+    assert norm == same
+    assert all(torch.equal(a, b) for a, b in zip(total.flats, again.flats, strict=True))

@@ -91,6 +91,12 @@ def test_a_balanced_run_is_named_so_and_never_the_one_to_compare_with() -> None:
     assert text(summary(balanced)).startswith("bsp + balance")
 
 
+def test_a_run_over_another_fabric_than_shared_memory_is_named_so() -> None:
+    runs = [result("allreduce", fabric=fabric) for fabric in ("gloo", "shared")]
+    assert labels(runs) == ["allreduce over gloo", "allreduce"]
+    assert text(summary(runs[0])).startswith("allreduce over gloo")
+
+
 def test_waiting_is_written_per_worker_and_for_many_as_mean_and_max() -> None:
     few = result(waiting_share=[0.58, 0.56, None, 0.0])
     many = result(waiting_share=[0.2] * 8 + [0.65])

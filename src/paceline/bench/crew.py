@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -117,6 +118,11 @@ class Crew:
         """Of the workers, by rank."""
         return [process.pid or 0 for process in self._processes]
 
+    @property
+    def cpu_s(self) -> float:
+        """Processor time that workers and helpers have used so far, all threads together."""
+        return sum(_cpu_s(process.pid or 0) for process in [*self._processes, *self._helpers])
+
     def help_with(self, target: Callable[..., Any], *args: Any) -> None:
         """Start a helper; it ends by itself when the workers are gone."""
         self._helpers.append(self._launch(target, args))
@@ -207,6 +213,11 @@ def in_turns(crews: Sequence[Crew], blocks: int, rounds: int) -> list[list[list[
         for crew, times in zip(crews, seen, strict=True):
             times.append(crew.block(rounds))
     return seen
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _work(build: Callable[[], Station], sock: socket.socket) -> None:

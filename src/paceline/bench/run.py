@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from paceline.bench.allreduce import allreduce
 from paceline.bench.death import death
 from paceline.bench.exchange import exchange
 from paceline.bench.lone import lone
@@ -36,6 +37,13 @@ BENCHMARKS = {
         "gradients in flat buckets already, pays nothing for the division, and uses the way to all-reduce "
         "and the optimizer implementation that were fastest just before.",
         exchange,
+    ),
+    "allreduce": Benchmark(
+        "All-reduce without a store. *One exchange*: Paceline's `optimizer.step()` over shared memory "
+        "against gloo's all-reduce of flat buckets and the same optimizer's step. *Whole steps*: forward, "
+        "backward and step of a small model, ours over shared memory and over gloo against "
+        "DistributedDataParallel over gloo, all in turns; how much longer ours takes.",
+        allreduce,
     ),
     "store": Benchmark(
         "ASP, push of a gradient, optimizer step in the store, pull of the weights; all workers at once, "

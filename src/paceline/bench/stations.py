@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import torch
@@ -64,7 +65,8 @@ class PacelineStation:
         self.world = self._pace.size
 
     def prepare(self) -> None:
-        """What backward leaves behind: gradients, in place."""
+        """What a script does and backward leaves behind: gradients, cleared and then filled in place."""
+        self._optimizer.zero_grad()
         for parameter in self._parameters:
             assert parameter.grad is not None
             parameter.grad.fill_(1e-3)
@@ -95,10 +97,13 @@ def paceline_crew(
     folder: str | None = None,
     station: Callable[..., Station] = PacelineStation,
     serve: Callable[..., object] = serve,
+    fabric: Literal["shared", "gloo"] = "shared",
 ) -> Crew:
     """Our side: workers, and the owner of the store as every run has it. `folder`: keep the run there."""
     kept = folder or tempfile.mkdtemp(prefix="paceline-bench-")
-    config = RunConfig(run="bench", folder=kept, workers=load.workers, protocol=protocol, seed=load.seed)
+    config = RunConfig(
+        run="bench", folder=kept, workers=load.workers, protocol=protocol, seed=load.seed, fabric=fabric
+    )
     pairs = [Channel.pair() for _ in range(load.workers)]
     builds = [partial(station, load, config, rank, mine) for rank, (mine, _) in enumerate(pairs)]
     crew = Crew("paceline", builds)

@@ -16,7 +16,9 @@ from paceline.cli.common import errors_for_people, print_json
 def bench(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="exchange, store, death, lone, trace, simulator. Default: all of them."),
+        typer.Argument(
+            help="exchange, allreduce, store, death, lone, trace, simulator. Default: all of them."
+        ),
     ] = None,
     json: o.Json = False,
     quick: Annotated[

@@ -42,6 +42,7 @@ def compare(
     schedule: o.Schedule = "samples",
     clip_norm: o.ClipNorm = None,
     shards: o.Shards = "shared",
+    fabric: o.Fabric = "shared",
     balance: Annotated[
         bool,
         typer.Option(
@@ -79,7 +80,7 @@ def compare(
         wanted += [lockstep] if balance and lockstep not in wanted else []
         wanted = with_each(wanted, compress)
         for each in wanted:
-            checked_protocol(each.name, each.settings, each.compress)
+            checked_protocol(each.name, each.settings, each.compress, fabric)
         shared = {
             "script": str(script),
             "args": tuple(args or ()),
@@ -91,6 +92,7 @@ def compare(
             "schedule": schedule,
             "clip_norm": clip_norm,
             "shards": shards,
+            "fabric": fabric,
             "bad_gradient": bad_gradient,
             "on_failure": on_failure,
             "slow": parse_slow(slow or []),

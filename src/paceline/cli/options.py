@@ -115,7 +115,8 @@ PrivateWeights = Annotated[
     bool,
     typer.Option(
         "--private-weights",
-        help="A copy of the weights for every worker even in lockstep, for scripts that write to parameters.",
+        help="A copy of the weights for every worker even in lockstep or under allreduce, for scripts that "
+        "write to parameters.",
         rich_help_panel=TROUBLE,
     ),
 ]
@@ -148,6 +149,16 @@ SecretFile = Annotated[
         help="File with the run's secret; PACELINE_SECRET in the environment does as well. Without either a "
         "run that listens makes one, in its folder.",
         rich_help_panel=HOSTS,
+    ),
+]
+Fabric = Annotated[
+    str,
+    typer.Option(
+        metavar="shared|gloo",
+        help="How a peer protocol's vectors travel: through shared memory, or between the workers by "
+        "torch.distributed (gloo, on the loopback interface; for a model on a GPU NCCL, which is untested). "
+        "Over gloo a lost worker ends the run, and a worker that has finished stays until all have; "
+        "one-sided protocols (ad_psgd, asynchronous easgd) and --compress need shared memory.",
     ),
 ]
 Runs = Annotated[Path, typer.Option(help="Folder that holds the runs.")]

@@ -41,6 +41,7 @@ def train(
     schedule: o.Schedule = "samples",
     clip_norm: o.ClipNorm = None,
     shards: o.Shards = "shared",
+    fabric: o.Fabric = "shared",
     balance: o.Balance = False,
     compress: o.Compress = "none",
     bad_gradient: o.BadGradient = "stop",
@@ -69,7 +70,7 @@ def train(
     with errors_for_people():
         check_script(script)
         settings = parse_settings(set_ or [])
-        checked_protocol(protocol, settings, compress)
+        checked_protocol(protocol, settings, compress, fabric)
         asked = {
             "script": str(script),
             "args": tuple(args or ()),
@@ -84,6 +85,7 @@ def train(
             "schedule": schedule,
             "clip_norm": clip_norm,
             "shards": shards,
+            "fabric": fabric,
             "balance": balance,
             "compress": compress,
             "bad_gradient": bad_gradient,
@@ -198,14 +200,19 @@ def _check_words(asked: dict[str, Any]) -> None:
             raise unknown(f"--{field.replace('_', '-')}", str(asked[field]), get_args(kind))
 
 
-def checked_protocol(name: str | None, settings: dict[str, Any], compress: str = "none") -> None:
-    """Find a misspelt protocol or setting before anything is started."""
+def checked_protocol(
+    name: str | None, settings: dict[str, Any], compress: str = "none", fabric: str = "shared"
+) -> None:
+    """Find a misspelt protocol or setting, or what it cannot use, before anything is started."""
+    from paceline.fabric.choice import check_fabric
     from paceline.protocols.compression import check_family, parse_compression
     from paceline.protocols.settings import make_any
 
     parse_compression(compress)
     if name is not None:
-        check_family(compress, name, make_any(name, settings))
+        protocol = make_any(name, settings)
+        check_family(compress, name, protocol)
+        check_fabric(fabric, name, protocol, compress)
 
 
 def find_checkpoint(run: Path) -> Path:

@@ -6,8 +6,9 @@ PyTorch's DistributedDataParallel (Li et al., VLDB 2020).
 Promise: no staleness; every step equals one process with the batches of all workers as one.
 
 Invariant: all replicas are equal after every iteration. The mean is weighted by the samples behind
-each gradient, so that uneven batches change nothing. Unlike `bsp`, every worker runs the optimizer
-itself, with a state of its own (the same on all), and any optimizer will do.
+each gradient, so that uneven batches change nothing. Unlike `bsp`, any optimizer will do: every worker
+has its own. Where memory is shared, and the optimizer is one of torch's, equal replicas are kept as one
+that is stepped once for all.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from paceline.protocols.peer import Average, Compute, Me, Peer, Step, Steps
 @dataclass(frozen=True, slots=True)
 class AllReduce(Peer):
     agrees: ClassVar[bool] = True
+    overlaps: ClassVar[bool] = True
+    in_unison: ClassVar[bool] = True
 
     def iteration(self, me: Me) -> Steps:
         gradient = yield Compute()

@@ -208,6 +208,14 @@ class Peer:
     agrees: ClassVar[bool] = False
     """True when all replicas are equal after every iteration, so that any one of them is the model."""
 
+    overlaps: ClassVar[bool] = False
+    """True when its first joint operation averages the gradient over all, weighted by samples, so that a
+    fabric may begin with it while backward goes on."""
+
+    in_unison: ClassVar[bool] = False
+    """True when an iteration is no more than to average the gradient over all, by samples, and to step with
+    that: then one model, stepped once, will do for all where memory is shared."""
+
     @property
     def free(self) -> bool:
         """Whether nobody waits for anybody, so that a fast worker does more of the work."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
+from paceline.fabric.choice import check_fabric
 from paceline.fabric.segment import Segment, check_room
 from paceline.protocols import Peer
 from paceline.protocols.compression import check_family
@@ -20,17 +23,31 @@ from paceline.store.dealt import Dealt
 from paceline.store.layout import Layout
 from paceline.store.ledger import Ledger
 from paceline.store.optimizers import Group, OptimizerSpec
-from paceline.store.parameters import ParameterStore
+from paceline.store.parameters import Gradients, ParameterStore
 from paceline.store.replicas import Replica, answer_bytes
 from paceline.trace.events import Event
 
 
 class PeerAssembly(Assembly):
-    """A run of peers. Its store holds no optimizer that matters, only the mean of all models, when wanted."""
+    """A run of peers. Its store holds the mean of all models, when wanted; or the one that all share."""
 
-    def __init__(self, ledger: Ledger, store: ParameterStore, weights: Segment, protocol: Peer) -> None:
-        super().__init__(ledger, store, weights, shared=False)
+    def __init__(
+        self,
+        ledger: Ledger,
+        store: ParameterStore,
+        weights: Segment,
+        protocol: Peer,
+        connects: bool,
+        shared: bool,
+    ) -> None:
+        """`connects`: whether workers connect to each other, instead of sharing memory; `shared`: whether
+        one model will do for all."""
+        super().__init__(ledger, store, weights, shared)
         self.protocol = protocol
+        self.meeting = os.memfd_create("paceline-meeting", os.MFD_CLOEXEC) if connects else None
+        memory = torch.zeros(store.layout.segment_bytes if shared else 0, dtype=torch.uint8)
+        self.total = Gradients(store.layout, memory) if shared else None
+        """The mean of all gradients, where one model is stepped for all. Each worker's own stays as it is."""
         size = answer_bytes(store.layout)
         self.common = Segment.create(size, "answers for all")
         self.replicas: dict[int, Replica] = {}
@@ -38,17 +55,19 @@ class PeerAssembly(Assembly):
 
     def admit(self, member: Member) -> None:
         """Know a worker's memories, and give it one for answers of its own."""
-        assert member.weights is not None
         assert member.segment is not None
+        weights = member.weights or self.weights
         layout = self.store.layout
         own = self._answers[member.rank] = Segment.create(
             answer_bytes(layout), f"answers for rank {member.rank}"
         )
-        memories: tuple[Tensor, ...] = (member.weights.bytes, member.segment.bytes, own.bytes)
+        memories: tuple[Tensor, ...] = (weights.bytes, member.segment.bytes, own.bytes)
         self.replicas[member.rank] = Replica(layout, *memories)
 
     def further_fds(self, member: Member) -> tuple[int, ...]:
         """What a peer is given beside its segment and weights."""
+        if self.meeting is not None:
+            return (self.meeting,)
         return self.common.fd, self._answers[member.rank].fd
 
 
@@ -63,30 +82,32 @@ def assemble(
     name, protocol = gathering.protocol
     _check_family(name, isinstance(protocol, Peer), members)
     check_family(config.compress, name, protocol)
+    check_fabric(config.fabric, name, protocol, config.compress)
     if not isinstance(protocol, Peer):
         return gathering.begin(members, write, simulated)
     _check_possible(config, name, simulated)
     protocol.check(config.workers)
-    gathering.remarks += _ignored(config, name)
+    gathering.remarks += _ignored(config, name, protocol)
+    _check_complete(config, members)
     return _assemble_peers(config, name, protocol, members, write)
 
 
 def _check_family(name: str, peers: bool, members: list[Member]) -> None:
     """Refuse workers whose scripts took them for another family's: peers keep their optimizers."""
     for member in members:
-        if member.registered is not None and (not member.registered.optimizer.groups) != peers:
+        if member.registered is not None and member.registered.peer != peers:
             raise ConfigError(
                 f"rank {member.rank} does not run protocol {name!r} as the others do. "
                 "Name it in join(...) on every worker, or with --protocol."
             )
 
 
-def _ignored(config: RunConfig, name: str) -> list[str]:
+def _ignored(config: RunConfig, name: str, protocol: Peer) -> list[str]:
     """Flags that mean nothing to peers, in words."""
     flags = {
         "--weighting": config.weighting != "mean",
         "--damping": config.damping != "none",
-        "--private-weights": config.private_weights,
+        "--private-weights": config.private_weights and not protocol.in_unison,
     }
     return [
         f"{flag} is ignored: under {name!r} every worker steps by itself" for flag, on in flags.items() if on
@@ -106,6 +127,15 @@ def _check_possible(config: RunConfig, name: str, simulated: bool) -> None:
             )
 
 
+def _check_complete(config: RunConfig, members: list[Member]) -> None:
+    absent = set(range(config.workers)).difference(member.rank for member in members)
+    if config.connects and absent:
+        raise ConfigError(
+            f"rank {min(absent)} ended before training began, but fabric {config.fabric!r} connects all. "
+            "Let all of them call pace.prepare, or use --fabric shared."
+        )
+
+
 def _assemble_peers(
     config: RunConfig, name: str, protocol: Peer, members: list[Member], write: Callable[[Event], None]
 ) -> PeerAssembly:
@@ -115,16 +145,20 @@ def _assemble_peers(
     check_same(lead, members)
     layout, initial = lead.registered.layout, lead.initial
     _check_memory(layout, len(members))
-    weights = Segment.create(layout.weights_bytes, "the mean of all models")
+    shared = all(member.registered and member.registered.optimizer.groups for member in members)
+    optimizer = lead.registered.optimizer if shared else _no_optimizer(layout)
+    weights = Segment.create(layout.weights_bytes, "the model" if shared else "the mean of all models")
     weights.bytes.copy_(initial.bytes[: layout.weights_bytes])
-    store = ParameterStore(layout, _no_optimizer(layout), weights.bytes, fast=False)
+    store = ParameterStore(layout, optimizer, weights.bytes, fast=shared)
     opening: list[Event] = []
     ledger = Ledger(config, name, Roll(), opening.append, settings=resolved(protocol))
     ledger.budget = _work(lead.registered.source, config, members, protocol.free)
-    run = PeerAssembly(ledger, store, weights, protocol)
+    run = PeerAssembly(ledger, store, weights, protocol, config.connects, shared)
     for member in members:
-        equip(member, store, initial, False, {})
+        equip(member, store, initial, shared, {})
         run.admit(member)
+    if shared:
+        weights.seal_for_readers()
     ledger.model(sum(v.numel() for v in store.views), layout.weights_bytes, layout.gradient_bytes)
     lead.initial, ledger.write = None, write
     for event in opening:

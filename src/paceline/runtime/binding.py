@@ -10,7 +10,8 @@ part in backward is told by the version counter of its gradient, which flat zero
 and which clipping raises less than it raises the others'.
 
 On another device than the CPU, the model is tied to flat memory there, and the shared memory is
-its (pinned) staging area: one copy each way per iteration. That path is not tested on hardware.
+its (pinned) staging area: one copy each way per iteration, unless workers exchange vectors from where
+the model lies (`stay_near`). That path is not tested on hardware.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Binding:
         self._buffers = [buffers[slot.name] for slot in self.layout.buffers]
         self.index = {id(p): i for i, p in enumerate(self._trained)}
         self._device = _one_device([*self._parameters, *self._buffers])
+        self._staged = self._device.type != "cpu"
         self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
         self._present: set[int] = set()
         self._segment: Segment | None = None
@@ -68,6 +70,30 @@ class Binding:
             buffer.data = view
         self.fresh()
 
+    def stay_near(self) -> tuple[Tensor, Tensor]:
+        """Stage nothing from now on. The memory that the model is tied to: segment, and weights."""
+        self._staged = False
+        return self._near_segment, self._near_weights
+
+    def hand_back(self) -> None:
+        """Let the shared memory hold what the model does now; on the CPU it is the model's own."""
+        assert self._segment is not None
+        assert self._weights is not None
+        if self._device.type != "cpu":
+            self._segment.bytes.copy_(self._near_segment)
+            self._weights.bytes.copy_(self._near_weights)
+
+    def part(self) -> None:
+        """Go on with a copy of the weights, which others may change from now on."""
+        self._near_weights = self._near_weights.clone()
+        self._weight_views = self.layout.weight_views(self._near_weights)
+        self._bind_weights()
+
+    @property
+    def gradients(self) -> list[tuple[Tensor, Tensor]]:
+        """The trained parameters, each with the view that its gradient accumulates in."""
+        return list(zip(self._trained, self._gradients, strict=True))
+
     def collect(self) -> tuple[int, ...]:
         """Make sure that all gradients are in the segment; which parameters have none."""
         if any(p.requires_grad for p in self._frozen):
@@ -90,7 +116,7 @@ class Binding:
                 view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
                 self._present.add(i)
             parameter.grad = view
-        if self._device.type != "cpu":
+        if self._staged:
             self._to_host()
         return tuple(i for i in range(len(rose)) if i not in self._present)
 
@@ -109,13 +135,13 @@ class Binding:
         """Refuse a model that does not lie in main memory."""
         if self._device.type != "cpu":
             raise ConfigError(
-                f"the model is on {self._device}; peer protocols train models on the CPU only, so far. "
-                "Use a paced protocol, such as bsp."
+                f"the model is on {self._device}; peers that share memory train models on the CPU only, so "
+                "far. Use --fabric gloo, which takes NCCL for such a model, or a paced protocol, such as bsp."
             )
 
     def pull(self) -> None:
         """New weights have arrived."""
-        if self._device.type != "cpu":
+        if self._staged:
             self._from_host()
         if self._parameters[0].data_ptr() != self._weight_views[0].data_ptr():
             self._bind_weights()

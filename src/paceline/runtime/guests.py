@@ -322,8 +322,8 @@ class Guests:
     def _places(self, wanted: int) -> tuple[int, ...]:
         if wanted > len(self._free):
             raise ConfigError(
-                f"{wanted} workers would like to join, but of the {self._config.workers} places of the run {len(self._free)} "
-                "are free. Start fewer here, or the run with more."
+                f"{wanted} workers would like to join, but of the run's {self._config.workers} places "
+                f"{len(self._free)} are free. Start fewer here, or the run with more."
             )
         ranks = tuple(sorted(self._free)[:wanted])
         self._free -= set(ranks)

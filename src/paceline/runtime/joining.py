@@ -8,6 +8,9 @@ from paceline.errors import ConfigError
 from paceline.protocols import PEERS
 from paceline.protocols.settings import make_any, make_peer
 from paceline.runtime import seat
+from paceline.runtime.collective_link import CollectiveLink
+from paceline.runtime.collective_worker import CollectivePace
+from paceline.runtime.heap import keep_freed_memory
 from paceline.runtime.link import StoreLink
 from paceline.runtime.pace import Pace
 from paceline.runtime.peer_worker import PeerPace
@@ -46,8 +49,11 @@ def _take_part(protocol: str | None, settings: dict[str, Any]) -> Pace:
         return Alone()
     if place.channel is None:
         return LonePace(place.config, protocol, settings)
-    link = StoreLink(place.channel, protocol, settings, place.rank)
+    keep_freed_memory()
+    kind = CollectiveLink if place.config.connects else StoreLink
+    link = kind(place.channel, protocol, settings, place.rank)
     name = link.config.protocol or protocol
     if name not in PEERS:
         return WorkerPace(link)
-    return PeerPace(link, make_peer(name, (settings if name == protocol else {}) | link.config.settings))
+    peer = make_peer(name, (settings if name == protocol else {}) | link.config.settings)
+    return CollectivePace(link, peer) if isinstance(link, CollectiveLink) else PeerPace(link, peer)

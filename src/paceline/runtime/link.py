@@ -13,6 +13,7 @@ from paceline.fabric.segment import Segment
 from paceline.runtime import messages as m
 from paceline.runtime.binding import Binding
 from paceline.store.budget import Batch, Source
+from paceline.store.layout import Layout
 from paceline.store.optimizers import OptimizerSpec
 from paceline.store.replicas import answer_bytes
 
@@ -35,23 +36,28 @@ class StoreLink:
         self.config: RunConfig = welcome.config
         self.rank = welcome.rank
 
-    def register(self, binding: Binding, optimizer: OptimizerSpec, source: Source | None) -> m.Ready:
+    def register(
+        self, binding: Binding, optimizer: OptimizerSpec, source: Source | None, peer: bool = False
+    ) -> m.Ready:
         """Show the model, wait for everybody, and take the memory."""
         initial = binding.initial() if self.rank == 0 else None
         fds = (initial.fd,) if initial is not None else ()
-        self._send(m.Register(binding.layout, optimizer, source), fds)
+        self._send(m.Register(binding.layout, optimizer, source, peer), fds)
         if initial is not None:
             initial.close_fd()
         ready, received = self._expect(m.Ready)
         segment = Segment(received[0], binding.layout.segment_bytes)
         weights = Segment(received[1], binding.layout.weights_bytes, writable=not ready.shared)
-        further = [Segment(fd, answer_bytes(binding.layout), writable=False) for fd in received[2:]]
-        self.segments = [segment, weights, *further]
+        self.segments = [segment, weights, *self._further(received[2:], binding.layout)]
         for each in self.segments:
             each.close_fd()
         binding.attach(segment, weights)
         self._take(ready.batch)
         return ready
+
+    def _further(self, fds: list[int], layout: Layout) -> list[Segment]:
+        """What it was given beside segment and weights."""
+        return [Segment(fd, answer_bytes(layout), writable=False) for fd in fds]
 
     def push(self, message: m.Push) -> m.Release:
         """Announce the gradient, sleep until released."""
@@ -131,8 +137,11 @@ class StoreLink:
         except OSError as error:
             raise RunError(f"the store is gone ({error}); the run cannot go on.") from None
 
+    def _receive(self) -> tuple[m.FromStore, list[int]] | None:
+        return self._channel.receive(m.store_decoder)
+
     def _expect(self, kind: type[T]) -> tuple[T, list[int]]:
-        received = self._channel.receive(m.store_decoder)
+        received = self._receive()
         if received is None:
             raise RunError("the store is gone; the run cannot go on.")
         message, fds = received
@@ -140,7 +149,9 @@ class StoreLink:
             self._over = message.kind == "config"
             raise RunStopped(message.text)
         if not isinstance(message, kind):
-            raise RunError(f"expected {kind.__name__} from the store, got {type(message).__name__}.")
+            raise RunError(
+                f"expected {getattr(kind, '__name__', kind)} from the store, got {type(message).__name__}."
+            )
         return message, fds
 
 

@@ -30,6 +30,8 @@ class Register(msgspec.Struct, frozen=True, tag=True):
     layout: Layout
     optimizer: OptimizerSpec
     source: Source | None
+    peer: bool = False
+    """Whether it is a peer, which keeps its optimizer; it describes that if the run may step in its place."""
 
 
 class Push(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -81,6 +83,23 @@ class Trade(msgspec.Struct, frozen=True):
     rate: float
 
 
+class Carried(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a worker has to say that exchanges vectors with the others itself."""
+
+    bucketed: bool = False
+    """The gradient's average has begun already, bucket by bucket, over all."""
+    changed: bool = False
+    """The gradient is another one than what was sent off in buckets."""
+    void: bool = False
+    """Whether the gradient was not finite and is left out, or nothing can be told: use what is sent now."""
+    rests: bool = False
+    """It has nothing more to do, and waits for the others to come to their end."""
+    mean: bool = False
+    """The mean of all models lies in the memory that comes along; not answered."""
+    torn: str = ""
+    """An exchange broke off, so somebody must be lost: why, as this worker sees it."""
+
+
 class Meet(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """A peer has come to a joint operation, or to the end of an iteration without one, and sleeps.
 
@@ -106,6 +125,10 @@ class Meet(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Which of its memories holds what stands for it when the run is evaluated."""
     cell: int | None = None
     """The cell that does so instead."""
+    spent: bool = False
+    """Whether the gradients are of no use to the worker afterwards: their mean may take their place."""
+    carried: Carried | None = None
+    """Over a collective fabric: what else is to be known."""
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):
@@ -167,6 +190,47 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     """How far apart the replicas of peers are, if you asked."""
 
 
+class Joint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the vectors of a joint operation travel. All who take part have been told, or are told now."""
+
+    among: tuple[int, ...] = ()
+    """Whose group reduces; empty: nobody's, but pairs send to each other."""
+    row: dict[int, float] = {}
+    """Whose vectors this worker gets, and in which shares."""
+    takers: tuple[int, ...] = ()
+    """Who gets this worker's, in a mixture."""
+    total: float = 0.0
+    """What all weights add up to."""
+    changed: bool = False
+    """Somebody has another gradient than travelled in buckets: average it anew, and use none from now on."""
+    again: bool = False
+    """Average it anew, this time."""
+
+
+class Stand(msgspec.Struct, frozen=True, tag=True):
+    """You have finished, the others have not: take part with nothing, and sleep on."""
+
+    among: tuple[int, ...]
+    buffers: bool = False
+    lane: int = 0
+    bucketed: bool = False
+    plain: bool = True
+    """Whether the vector is averaged as a whole (after the buckets, if it was bucketed)."""
+
+
+class Show(msgspec.Struct, frozen=True, tag=True):
+    """Take the mean of all models together, and sleep on."""
+
+    share: float
+    """Of your own in it."""
+    counted: int
+    """How many replicas the distance from the mean is taken over."""
+    counts: bool
+    """Whether yours is one of them."""
+    hand_over: bool = False
+    """Whether the run wants the mean from you, to save it."""
+
+
 class Met(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """What you came for is done, as far as you are concerned."""
 
@@ -178,6 +242,8 @@ class Met(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     members: tuple[int, ...] = ()
     release: Release | None = None
     """With the first answer of an iteration."""
+    joint: Joint | None = None
+    """Over a collective fabric: what is yours to do now."""
 
 
 class Grant(msgspec.Struct, frozen=True, tag=True):
@@ -193,7 +259,7 @@ class Halt(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-FromStore = Welcome | Ready | Release | Met | Grant | Halt
+FromStore = Welcome | Ready | Release | Met | Stand | Show | Grant | Halt
 
 worker_decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 store_decoder: msgspec.msgpack.Decoder[FromStore] = msgspec.msgpack.Decoder(FromStore)

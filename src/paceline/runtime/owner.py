@@ -23,7 +23,9 @@ from paceline.protocols import Decision
 from paceline.runtime import messages as m
 from paceline.runtime.assembling import PeerAssembly, assemble
 from paceline.runtime.carrying import Carrier
+from paceline.runtime.collecting import make_peering
 from paceline.runtime.dispensing import Dispenser
+from paceline.runtime.evaluating import Evaluating
 from paceline.runtime.gathering import Assembly, Gathering
 from paceline.runtime.member import Member
 from paceline.runtime.peering import Peering
@@ -61,7 +63,7 @@ class Owner:
         self._stopping: m.Halt | None = None
         self._planned_epochs: int | None = None
         self._skipped = 0
-        self._cores = os.cpu_count() or 1
+        self.cores = os.cpu_count() or 1
 
     # -- membership ---------------------------------------------------------------------------
 
@@ -179,7 +181,7 @@ class Owner:
         run = assemble(self._gathering, self.config, members, self.trace.write, self._simulated)
         self._run = run
         if isinstance(run, PeerAssembly):
-            self._peering = Peering(run, self, self._send, lambda x: self._work.draw(x), self._report)
+            self._peering = make_peering(run, self, self._send, lambda x: self._work.draw(x), self._report)
         for text in self._gathering.remarks:
             self.note("info", text)
         if self._planned_epochs is not None:
@@ -266,32 +268,14 @@ class Owner:
     # -- evaluation, reports, endings ---------------------------------------------------------
 
     def _away(self, member: Member, message: m.Away) -> None:
-        """The lead evaluates what it is given now; outside of lockstep nobody waits for it."""
-        run = self._started
         if self._peering is not None:
             self._peering.away(member, message)
-            return
-        member.snapshot = (self.now(), run.ledger.pacer.clocks.version, run.ledger.samples)
-        if self._steps_aside:
-            self._follow(run.ledger.leave(member.rank, self.now(), "away"))
-        self._refresh(member)
+        else:
+            lockstep = self._started.ledger.pacer.in_lockstep
+            self._evaluating.away(member, steps_aside=not lockstep and not self._simulated)
 
     def _back(self, member: Member, message: m.Back) -> None:
-        run = self._started
-        t, version, samples = member.snapshot
-        seconds = 0.0 if self._simulated else message.seconds
-        values = message.values | (self._peering.distance if self._peering is not None else {})
-        self.trace.write(events.Evaluated(t, member.rank, version, samples, values, seconds))
-        if not run.ledger.pacer.clocks.is_present(member.rank):
-            self._follow(run.ledger.join(member.rank, self.now(), member.pid))
-        self._refresh(member)
-
-    def _refresh(self, member: Member) -> None:
-        """Fresh weights outside of an iteration."""
-        run = self._started
-        if member.weights is not None and self._peering is None:
-            run.store.copy_weights(member.weights.bytes)
-        self._send(member, m.Release(run.ledger.pacer.clocks.version, run.ledger.position()))
+        self._evaluating.back(member, message, None if self._peering is None else self._peering.distance)
 
     def _report(self, member: Member, values: dict[str, float] | None) -> None:
         if values and self._run is not None:
@@ -339,7 +323,7 @@ class Owner:
         if self.halted is not None:
             return
         self.halted = m.Halt(kind, text)
-        for member in (x for x in self.living if x.asks):
+        for member in (x for x in self.living if x.asks or self.config.connects):
             self._send(member, self.halted)
 
     def close(self) -> None:
@@ -393,15 +377,13 @@ class Owner:
         return Dispenser(self._started.ledger, self.living, self._grant, self._planned_epochs)
 
     @property
-    def _steps_aside(self) -> bool:
-        """Whether an evaluating lead leaves the table. In virtual time evaluation takes no time."""
-        lockstep = self._peering is not None or self._started.ledger.pacer.in_lockstep
-        return not lockstep and not self._simulated
+    def _evaluating(self) -> Evaluating:
+        return Evaluating(self._started, self.trace, self.now, self._follow, self._send, self._simulated)
 
     def _idle_cores(self, released: int) -> int:
         """Cores on which no worker computes: the released ones sleep until they are told."""
         clocks = self._started.ledger.pacer.clocks
-        return self._cores - (len(clocks.active) - clocks.waiting_count - released)
+        return self.cores - (len(clocks.active) - clocks.waiting_count - released)
 
     def _usable(self, member: Member, gradients: Gradients) -> bool:
         return math.isfinite(self._started.store.norm(gradients))

@@ -7,6 +7,7 @@ giving a vector away copies nothing; only what a protocol has computed itself is
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -15,8 +16,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from paceline.errors import BadGradient, RunError
-from paceline.fabric.segment import Segment
+from paceline.errors import ConfigError, RunError
 from paceline.protocols.compression import parse_compression
 from paceline.protocols.meeting import SETTLING, call_of
 from paceline.protocols.peer import (
@@ -40,14 +40,15 @@ from paceline.protocols.peer import (
 )
 from paceline.runtime.compressing import Packed, Packing
 from paceline.runtime.link import StoreLink
+from paceline.runtime.memories import Halves, Memories
 from paceline.runtime.messages import Meet, Met, Push, Trade
+from paceline.runtime.own_optimizer import has_hooks, hasten, not_finite, reads_only
 from paceline.runtime.pace import replace_step
 from paceline.runtime.worker import WorkerPace
 from paceline.store.compression import matrices
 from paceline.store.optimizers import OptimizerSpec
 from paceline.store.replicas import (
-    LENT,
-    answer_bytes,
+    GRADIENTS,
     answer_parts,
     buffer_parts,
     gradient_parts,
@@ -56,27 +57,23 @@ from paceline.store.replicas import (
 )
 from paceline.store.vector import FlatVector
 
-LEAVE_GRADIENTS_ALONE = ("SGD", "Adam", "AdamW")
-"""Optimizers of torch whose plain and fused forms only read gradients: these may lie where all read them."""
-
-
 T = TypeVar("T")
-Halves = tuple[FlatVector, FlatVector]
-"""Memory for a vector of parameters, and for one of buffers."""
 
 
 class PeerPace(WorkerPace):
     """One of several workers without a store."""
+
+    peer = True
 
     def __init__(self, link: StoreLink, protocol: Peer) -> None:
         super().__init__(link)
         self._protocol = protocol
         self._record: Push | None = None
         self._skipped = 0
-        self._lent: list[Segment] = []
-        self._unsent: list[Segment] = []
-        self._places: dict[int, int] = {}
-        self._scratch: Halves | None = None
+        self._cleared = False
+        """Whether the script has cleared its gradients since the last step."""
+        self._spent = False
+        """Whether it had at the last one, and the run may use the memory."""
         self._lane = 0
         self._lanes = 0
         self._free: list[tuple[Halves, Halves]] = []
@@ -85,22 +82,31 @@ class PeerPace(WorkerPace):
     # -- preparing ----------------------------------------------------------------------------
 
     def _describe(self, optimizer: torch.optim.Optimizer) -> OptimizerSpec:
-        """It stays here, so its class and settings are nobody else's business."""
+        """It stays here, so its class and settings are nobody else's business; unless one step is for all."""
+        config = self._link.config
+        apart = config.connects or config.private_weights or config.compress != "none"
+        if self._protocol.in_unison and not apart and not has_hooks(optimizer):
+            with contextlib.suppress(ConfigError):
+                return super()._describe(optimizer)
         return OptimizerSpec(type(optimizer).__name__, ())
 
     def _take_over(self, optimizer: torch.optim.Optimizer) -> None:
-        self._binding.require_cpu()
         self._plain_step: Callable[[], Any] = optimizer.step
         layout = self._layout = self._binding.layout
-        segment, weights, common, own = (each.bytes for each in self._link.segments)
+        segment, weights = self._memory()
         self._gradient = gradient_parts(layout, segment)
         parameters = FlatVector(parameter_parts(layout, weights))
         buffers = FlatVector(buffer_parts(layout, segment))
-        self._answers = {True: common, False: own}
+        answers = (each.bytes for each in self._link.segments[2:])
+        self._answers = dict(zip((True, False), answers, strict=False))
         self._shown: dict[int, list[Tensor]] = {}
-        hasten(optimizer)
+        if self._shared:
+            optimizer.register_state_dict_pre_hook(self._state_is_elsewhere)
+        else:
+            hasten(optimizer)
+        self._memories = Memories(layout, self.rank)
         for place, parts in enumerate((parameters.parts, self._gradient, buffers.parts)):
-            self._know(parts, place)
+            self._memories.know(parts, place)
         config = self._link.config
         self._me = Me(
             self.rank, self.size, config.seed, parameters, buffers, self._keep, tuple(range(self.size))
@@ -110,7 +116,17 @@ class PeerPace(WorkerPace):
         self._life = life(self._protocol, self._me)
         replace_step(optimizer, self._step)
         optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
+        self._connect()
         self._advance(None)
+
+    def _memory(self) -> tuple[Tensor, Tensor]:
+        """What the model is tied to: the segment of gradients and buffers, and the weights."""
+        self._binding.require_cpu()
+        segment, weights, *_ = self._link.segments
+        return segment.bytes, weights.bytes
+
+    def _connect(self) -> None:
+        """What a fabric needs besides memory; shared memory needs nothing."""
 
     # -- one iteration ------------------------------------------------------------------------
 
@@ -120,7 +136,7 @@ class PeerPace(WorkerPace):
         looks = config.bad_gradient == "skip" or config.compress != "none"
         if looks and not math.isfinite(gradient.dot(gradient)):
             gradient = self._nothing()
-        self._record = self._push(compute_s, ())
+        self._record = self._push(compute_s, (), self._changed() if self._shared else None)
         self._me.samples = 0 if gradient.norm == 0.0 else self._samples
         self._advance(gradient)
 
@@ -169,6 +185,8 @@ class PeerPace(WorkerPace):
         norm = math.sqrt(gradient.dot(gradient)) if gradient.norm is None else gradient.norm
         if not math.isfinite(norm):
             return self._refuse()
+        if self._shared:
+            return None  # the run has, for all
         clip = self._link.config.clip_norm
         if clip is not None and norm > clip:
             gradient = gradient * (clip / (norm + 1e-6))
@@ -177,60 +195,74 @@ class PeerPace(WorkerPace):
         self._binding.show_gradients(None)
         return None
 
+    def _state_is_elsewhere(self, optimizer: torch.optim.Optimizer) -> None:
+        self._warn(
+            f"rank {self.rank} saved optimizer.state_dict(), which holds no state: one step is for all, "
+            "and momentum and the like are kept there. With --private-weights every worker has its own"
+        )
+
     def _visible(self, gradient: FlatVector) -> list[Tensor] | None:
         """The gradients that the optimizer is to read; None: those of this worker's segment."""
         start = gradient.parts[0].data_ptr()
         if start == self._gradient[0].data_ptr():
             return None
         memory = next((each for each in self._answers.values() if each.data_ptr() == start), None)
-        if memory is None or not self._reads_only:
+        if memory is None or not reads_only(self._optimizer):
             FlatVector(self._gradient)[:] = gradient
             return None
         if start not in self._shown:
             self._shown[start] = [slot.view(memory, slot.offset) for slot in self._layout.trained]
         return self._shown[start]
 
-    @property
-    def _reads_only(self) -> bool:
-        """Whether the optimizer leaves gradients as they are."""
-        optimizer = self._optimizer
-        name = type(optimizer).__name__
-        if optimizer is None or type(optimizer) is not getattr(torch.optim, name, None):
-            return False
-        return name in LEAVE_GRADIENTS_ALONE and not any(g.get("foreach") for g in optimizer.param_groups)
-
     def _refuse(self) -> None:
         """What was to be applied is not finite."""
         if self._link.config.bad_gradient == "skip":
             self._skipped += 1
             return
-        name = self._binding.bad_parameter()
-        where = "the mean of all gradients" if name is None else f"the gradient of {name!r}"
-        raise BadGradient(
-            f"rank {self.rank} has NaN or infinity in {where}; nothing was applied. "
-            "Lower the learning rate, clip (--clip-norm), or use --bad-gradient skip."
-        )
+        raise not_finite(self.rank, self._binding.bad_parameter())
 
     # -- meeting ------------------------------------------------------------------------------
 
     def _exchange(self, operation: Average | Mix, vector: FlatVector) -> FlatVector:
+        if self._shared:
+            return self._in_unison(operation, vector)
         packed = self._packing.pack(operation)
-        call, place = call_of(operation, self._lane, packed.size_bytes), self._placed(packed.vector)
+        call, place = (
+            call_of(operation, self._lane, packed.size_bytes),
+            self._memories.place(packed.vector, self._like_parameters),
+        )
         missing = tuple(sorted(vector.missing))
         met = self._meet(Meet(call, place, missing=missing, push=self._told()))
         answer = answer_parts(self._layout, self._answers[met.shared])[is_buffers(place)]
         return packed.opened(_answered(answer, met))
 
+    def _in_unison(self, operation: Average | Mix, vector: FlatVector) -> FlatVector:
+        """The run averages and steps for all. Nobody else has to see the mean, and it may take the place of
+        gradients in a script that clears them after every step."""
+        missing, call = tuple(sorted(vector.missing)), call_of(operation, self._lane)
+        if self._spent and not self._cleared:
+            self._warn(
+                f"rank {self.rank} has not cleared its gradients since its last step, as it had before. What "
+                "is left there may be the mean of all; with --private-weights it is its own"
+            )
+        self._spent, self._cleared = self._cleared, False
+        met = self._meet(Meet(call, GRADIENTS, missing=missing, push=self._told(), spent=self._spent))
+        return _answered(vector.parts, met)
+
+    def _zero_grad(self, set_to_none: bool = True) -> None:
+        self._cleared = True
+        super()._zero_grad(set_to_none)
+
     def _start(self, operation: Average | Mix) -> Handle:
         """Send off a copy, so that the worker may go on; the answer gets memory of its own."""
-        vector, self._lanes = operation.vector, self._lanes + 1
+        vector, self._lanes, lend = operation.vector, self._lanes + 1, self._memories.lend
         assert isinstance(vector, FlatVector)
-        slot = self._free.pop() if self._free else (self._lend("what is sent off"), self._lend("answers"))
+        slot = self._free.pop() if self._free else (lend("what is sent off"), lend("answers"))
         half = not self._like_parameters(vector)
         there, back = slot[0][half], slot[1][half]
         packed = self._packing.pack(operation)
         there[:] = packed.vector
-        place, into = (self._places[each.parts[0].data_ptr()] for each in (there, back))
+        place, into = (self._memories.at(each) for each in (there, back))
         missing = tuple(sorted(vector.missing))
         call = call_of(operation, self._lanes, packed.size_bytes)
         self._say(Meet(call, place, into, missing=missing), self._link.begin)
@@ -241,7 +273,7 @@ class PeerPace(WorkerPace):
         vector = operation.vector
         assert isinstance(vector, FlatVector)
         trade = Trade(operation.rule, operation.cell, operation.other, operation.rate)
-        place = self._placed(vector)
+        place = self._memories.place(vector, self._like_parameters)
         met = self._meet(Meet(trade=trade, place=place, push=self._told()))
         return _answered(answer_parts(self._layout, self._answers[False])[is_buffers(place)], met)
 
@@ -253,7 +285,7 @@ class PeerPace(WorkerPace):
 
     def _say(self, message: Meet, how: Callable[[Meet, tuple[int, ...]], T]) -> T:
         """Tell it to the meeting place, with memory that is lent from now on, and what stands for us."""
-        fds, self._unsent = self._unsent, []
+        fds = self._memories.unsent()
         cell = self._protocol.cell(self._me)
         message = msgspec.structs.replace(message, model=self._model_place(), cell=cell)
         told = how(message, tuple(each.fd for each in fds))
@@ -273,21 +305,10 @@ class PeerPace(WorkerPace):
         record, self._record = self._record, None
         return record
 
-    def _placed(self, vector: FlatVector) -> int:
-        """The place a vector lies in; one that lies in none is copied to memory that is lent."""
-        place = self._places.get(vector.parts[0].data_ptr())
-        if place is not None:
-            return place
-        if self._scratch is None:
-            self._scratch = self._lend("vectors")
-        scratch = self._scratch[not self._like_parameters(vector)]
-        scratch[:] = vector
-        return self._places[scratch.parts[0].data_ptr()]
-
     def _model_place(self) -> int:
         model = self._protocol.model(self._me)
         assert isinstance(model, FlatVector)
-        place = self._places.get(model.parts[0].data_ptr())
+        place = self._memories.find(model)
         if place is None:
             raise RunError(
                 f"{type(self._protocol).__name__}.model() gave a vector that the run cannot see. "
@@ -296,27 +317,12 @@ class PeerPace(WorkerPace):
         return place
 
     def _keep(self, vector: Any) -> FlatVector:
-        kept = self._lend("a protocol")[not self._like_parameters(vector)]
+        kept = self._memories.lend("a protocol")[not self._like_parameters(vector)]
         kept[:] = vector
         return kept
 
     def _like_parameters(self, vector: FlatVector) -> bool:
         return [part.numel() for part in vector.parts] == [part.numel() for part in self._gradient]
-
-    def _lend(self, whom: str) -> Halves:
-        """Further memory that the meeting place can read; it hears of it with the next word."""
-        segment = Segment.create(answer_bytes(self._layout), f"{whom} of rank {self.rank}")
-        first = LENT + 2 * len(self._lent)
-        self._lent.append(segment)
-        self._unsent.append(segment)
-        halves = answer_parts(self._layout, segment.bytes)
-        for place, parts in enumerate(halves, first):
-            self._know(parts, place)
-        return FlatVector(halves[0]), FlatVector(halves[1])
-
-    def _know(self, parts: Any, place: int) -> None:
-        if parts:
-            self._places[parts[0].data_ptr()] = place
 
     # -- evaluation and the end ---------------------------------------------------------------
 
@@ -325,10 +331,16 @@ class PeerPace(WorkerPace):
         if self._model is None:
             return
         self._link.away()
-        me = self._me
-        self._aside = me.parameters.clone(), me.buffers.clone()
         mean = answer_parts(self._layout, self._answers[False])
-        me.parameters[:], me.buffers[:] = FlatVector(mean[0]), FlatVector(mean[1])
+        self._wear(FlatVector(mean[0]), FlatVector(mean[1]))
+
+    def _wear(self, parameters: FlatVector, buffers: FlatVector) -> None:
+        """Be the mean for a while. Where all have one model, only buffers may differ."""
+        me = self._me
+        self._aside = None if self._shared else me.parameters.clone(), me.buffers.clone()
+        if not self._shared:
+            me.parameters[:] = parameters
+        me.buffers[:] = buffers
 
     def _apart(self) -> float:
         distance = self._link.away(distance=True).distance
@@ -350,7 +362,9 @@ class PeerPace(WorkerPace):
     def _back(self, values: dict[str, float], seconds: float) -> None:
         if self._model is None:
             return
-        self._me.parameters[:], self._me.buffers[:] = self._aside
+        parameters, self._me.buffers[:] = self._aside
+        if parameters is not None:
+            self._me.parameters[:] = parameters
         self._link.back(values, seconds)
 
     def _leave(self) -> None:
@@ -358,20 +372,9 @@ class PeerPace(WorkerPace):
             self._settle()
         if self._skipped:
             self._warn(f"rank {self.rank}: {self._skipped} gradients were not finite and were skipped")
+        if self._shared:
+            self._binding.part()
         super()._leave()
-
-
-def hasten(optimizer: torch.optim.Optimizer) -> None:
-    """Use torch's fused kernels unless the user chose otherwise: on CPU they are several times faster.
-
-    As in the store, they may differ from the plain ones in the last bit, and are not for 16-bit weights.
-    """
-    for group in optimizer.param_groups:
-        free = "fused" in group and group["fused"] is None
-        chosen = group.get("foreach") or group.get("differentiable") or group.get("capturable")
-        wide = all(p.dtype in (torch.float32, torch.float64) for p in group["params"])
-        if type(optimizer).__module__.startswith("torch.optim") and free and not chosen and wide:
-            group["fused"] = True
 
 
 def _answered(parts: Sequence[Tensor], met: Met) -> FlatVector:

@@ -12,7 +12,6 @@ whoever asks how far apart the replicas are.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from paceline.runtime.held import Held
 from paceline.runtime.member import Member, bad_gradient
 from paceline.store.budget import Batch
 from paceline.store.cells import Cells
+from paceline.store.parameters import Gradients
 from paceline.store.replicas import (
     BUFFERS,
     GRADIENTS,
@@ -106,10 +106,11 @@ class Peering:
         began = time.perf_counter()
         if message.push is not None:
             self._unreleased.add(member.rank)
+            member.settings = message.push.settings or member.settings
         if message.trade is not None:
             answers = self._trade(member.rank, message.trade, message.place)
         elif message.call is not None:
-            brought = Brought(message.place, message.into, frozenset(message.missing))
+            brought = Brought(message.place, message.into, frozenset(message.missing), message.spent)
             replica.bring(message.call.lane, brought)
             member.asks = message.call.lane <= 0
             answers = self._carry_out(self._meeting.arrive(member.rank, message.call))
@@ -180,6 +181,8 @@ class Peering:
 
     def _average(self, gathered: Gathered) -> dict[int, m.Met]:
         """One sum for all, in the memory all read if all are there to be answered, else in each one's own."""
+        if self._run.total is not None:
+            return self._step(gathered, self._run.total)
         lane, row = gathered.lane, gathered.rows[gathered.receivers[0]]
         replicas = [self._run.replicas[rank] for rank in row]
         like = replicas[0].brought(lane).place
@@ -195,6 +198,23 @@ class Peering:
         missing = frozenset.intersection(*(replica.brought(lane).missing for replica in replicas))
         return dict.fromkeys(gathered.receivers, m.Met(None, shared, norm, tuple(sorted(missing))))
 
+    def _step(self, gathered: Gathered, total: Gradients) -> dict[int, m.Met]:
+        """All have one model: average, and step in everybody's place."""
+        row, store = gathered.rows[gathered.receivers[0]], self._run.store
+        store.use_cores(self._idle_cores)
+        parts = []
+        for rank, share in row.items():
+            brought, pushed = self._run.replicas[rank].brought(gathered.lane), self._members[rank].pushed
+            pushed.missing = brought.missing
+            parts.append((pushed, share))
+        spent = self._run.replicas[min(row)].brought(gathered.lane).spent
+        total, norm = store.reduce(parts, None if spent else total)
+        if isfinite(norm):
+            store.apply(total, self._members[min(row)].settings, 1.0, norm, self._owner.config.clip_norm)
+        elif self._owner.config.bad_gradient == "stop":
+            raise bad_gradient([self._pushed(rank) for rank in row], self._layout)
+        return dict.fromkeys(gathered.receivers, m.Met(None, True, norm))
+
     def _pushed(self, rank: int) -> Held:
         return Held(rank, self._members[rank].pushed, 1.0, self._members[rank].samples)
 
@@ -208,8 +228,12 @@ class Peering:
         return {rank: m.Met() for rank in gathered.receivers}
 
     def _use_cores(self, gathered: Gathered) -> None:
-        busy = sum(not member.asks for member in self._owner.living)
-        self._summing.use_cores((os.cpu_count() or 1) - busy, self._size(gathered))
+        self._summing.use_cores(self._idle_cores, self._size(gathered))
+
+    @property
+    def _idle_cores(self) -> int:
+        """Cores on which no worker computes."""
+        return self._owner.cores - sum(not member.asks for member in self._owner.living)
 
     def _size(self, gathered: Gathered) -> int:
         parts = self._run.replicas[gathered.receivers[0]].vector(gathered.lane)

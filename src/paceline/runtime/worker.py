@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -23,6 +23,8 @@ from paceline.store.optimizers import GroupSettings, OptimizerSpec, describe_opt
 class WorkerPace(Pace):
     """One of several workers."""
 
+    peer: ClassVar[bool] = False
+
     def __init__(self, link: StoreLink) -> None:
         super().__init__(link.rank, link.config.workers)
         self._link = link
@@ -32,8 +34,12 @@ class WorkerPace(Pace):
         self._samples = 0
         self._fed = False
         self._batch: int | None = None
+        self._usual = 1
+        """Samples of a full batch, as far as they are known beforehand."""
         self._position = 0
         self._resumed = False
+        self._shared = False
+        """Whether all read the same weights."""
 
     def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Any:
         self._binding = Binding(model, optimizer)
@@ -42,8 +48,9 @@ class WorkerPace(Pace):
             raise ConfigError("the optimizer has taken steps already. Prepare it fresh, or use --resume.")
         source, sampler, whole = source_of(loader) if loader is not None else (None, None, False)
         self._batch = source.batch if source is not None and self._link.config.balance else None
-        ready = self._link.register(self._binding, spec, source)
-        self._position, self._resumed = ready.position, ready.epoch > 0
+        self._usual = 1 if source is None else source.batch
+        ready = self._link.register(self._binding, spec, source, self.peer)
+        self._position, self._resumed, self._shared = ready.position, ready.epoch > 0, ready.shared
         self._take_over(optimizer)
         if loader is None:
             self._emulation.begin()

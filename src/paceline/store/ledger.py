@@ -40,6 +40,7 @@ def run_started(config: RunConfig, name: str, settings: dict[str, Any], simulate
         balance=config.balance,
         compress=config.compress,
         family="peer" if name in PEERS else "paced",
+        fabric=config.fabric if config.workers > 1 else None,
     )
 
 

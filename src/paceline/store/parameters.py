@@ -120,16 +120,18 @@ class ParameterStore:
             group["lr"] = group["lr"] * scale
         optimizer.step()
 
-    def reduce(self, parts: Sequence[tuple[Gradients, float]]) -> tuple[Gradients, float]:
-        """Weighted sum of several gradients, into the first one's memory, and its norm.
+    def reduce(
+        self, parts: Sequence[tuple[Gradients, float]], into: Gradients | None = None
+    ) -> tuple[Gradients, float]:
+        """Weighted sum of several gradients, and its norm; into the first one's memory, or other memory.
 
         A parameter counts as missing only if it is missing from all.
         """
-        first = parts[0][0]
-        places = range(len(first.chunks))
-        squares = self._lanes.map(lambda i: _reduce([(g.chunks[i], share) for g, share in parts]), places)
-        first.missing = frozenset.intersection(*(g.missing for g, _ in parts))
-        return first, math.sqrt(sum(squares))
+        total = into or parts[0][0]
+        work = partial(_reduce, parts, total)
+        squares = self._lanes.map(work, range(len(total.chunks)))
+        total.missing = frozenset.intersection(*(g.missing for g, _ in parts))
+        return total, math.sqrt(sum(squares))
 
     def norm(self, gradients: Gradients) -> float:
         """The gradient's norm; not finite exactly when some element is not (overflow aside)."""
@@ -169,9 +171,11 @@ def _copy(pair: tuple[Tensor, Tensor]) -> None:
     target.copy_(source)
 
 
-def _reduce(parts: list[tuple[Tensor, float]]) -> float:
-    """Accumulate one chunk into the first part; the sum of squares of the result."""
-    into = parts[0][0]
+def _reduce(gradients: Sequence[tuple[Gradients, float]], target: Gradients, index: int) -> float:
+    """Accumulate one chunk; the sum of squares of the result."""
+    into, parts = target.chunks[index], [(each.chunks[index], share) for each, share in gradients]
+    if target is not gradients[0][0]:
+        parts[0] = into.copy_(parts[0][0]), parts[0][1]
     total = _accumulate(parts, narrow=into.dtype in (torch.bfloat16, torch.float16))
     if total.data_ptr() != into.data_ptr():
         into.copy_(total)

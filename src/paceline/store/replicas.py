@@ -55,11 +55,13 @@ def answer_parts(layout: Layout, memory: Tensor) -> tuple[list[Tensor], list[Ten
 
 
 class Brought(NamedTuple):
-    """What a worker came with: where it lies, where the answer goes, which parameters have no part in it."""
+    """What a worker came with: where it lies, where the answer goes, which parameters have no part in it;
+    whether its memory may be used."""
 
     place: int
     into: int
     missing: frozenset[int]
+    spent: bool = False
 
 
 class Replica:

@@ -58,6 +58,8 @@ class RunStarted(Event, frozen=True, gc=False, tag="run_started"):
     """How peers compressed what they gave to an average."""
     family: Literal["paced", "peer"] = "paced"
     """Whether a store decides, or workers meet among themselves."""
+    fabric: str | None = None
+    """How vectors travelled; None when none did, as in a simulation of times."""
 
 
 class ModelReady(Event, frozen=True, gc=False, tag="model_ready"):

@@ -76,6 +76,8 @@ class Result(msgspec.Struct, frozen=True):
     """How peers compressed what they gave to an average."""
     bytes_sent_each: list[int] | None = None
     """Per worker, rank 0 first; null when only their sum is known."""
+    fabric: str | None = None
+    """How vectors travelled; null when none did, as in a simulation of times."""
 
 
 class Tally:
@@ -175,6 +177,7 @@ class Tally:
             balance=start.balance,
             compress=start.compress,
             bytes_sent_each=self._sent_each(start),
+            fabric=start.fabric,
         )
 
     def _moved(self) -> tuple[int | None, int | None]:

@@ -108,7 +108,7 @@ def _short(result: Result, results: Sequence[Result]) -> str:
         for key, value in result.settings.items()
         if any(other.settings.get(key) != value for other in same)
     }
-    return figures.title(result.protocol, differing, result.balance, result.compress)[:22]
+    return figures.title(result, differing)[:22]
 
 
 def line_chart(curves: Sequence[Curve], measure: Measure, until: float) -> Markup:

@@ -58,10 +58,7 @@ def compare(results: Sequence[Result]) -> Comparison:
 
 def labels(results: Sequence[Result]) -> list[str]:
     """A name for each run that tells it from the others; its status unless it simply finished."""
-    titles = [
-        figures.title(r.protocol, unusual_settings(r.protocol, r.settings), r.balance, r.compress)
-        for r in results
-    ]
+    titles = [figures.title(r, unusual_settings(r.protocol, r.settings)) for r in results]
     common = Counter(titles)
     named = [
         f"{title} ({result.run})" if common[title] > 1 else title

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from paceline.trace import Result
+from paceline.trace.events import RunStarted
 
 DASH = "—"
 MANY_WORKERS = 8
@@ -104,10 +105,12 @@ def settings(values: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={_plain(value)}" for key, value in values.items())
 
 
-def title(protocol: str, values: Mapping[str, Any], balance: bool = False, compress: str = "none") -> str:
-    """A protocol with its settings, whether batches were balanced, and how averages were compressed."""
-    further = (" + balance" if balance else "") + (f" + {compress}" if compress != "none" else "")
-    return f"{protocol} {settings(values)}".strip() + further
+def title(run: Result | RunStarted, values: Mapping[str, Any]) -> str:
+    """A protocol with its settings, whether batches were balanced, how averages were compressed and sent."""
+    further = " + balance" if run.balance else ""
+    further += f" + {run.compress}" if run.compress != "none" else ""
+    further += f" over {run.fabric}" if run.fabric not in (None, "shared") else ""
+    return f"{run.protocol} {settings(values)}".strip() + further
 
 
 def emulation(emulated: Mapping[str, Any]) -> str:

@@ -133,7 +133,7 @@ class RunProgress:
         start = self.tally.start
         if start is None:
             return Text("starting", style="dim")
-        title = Text(figures.title(start.protocol, start.settings, start.balance, start.compress))
+        title = Text(figures.title(start, start.settings))
         title.stylize(f"bold {terminal_colour(start.protocol)}", 0, len(start.protocol))
         more = [figures.plural(start.workers, "worker"), start.run]
         if start.simulated or start.emulated:

@@ -87,8 +87,8 @@ def _title(results: Sequence[Result]) -> str:
     workers = {result.workers for result in results}
     on = f" on {figures.plural(first.workers, 'worker')}" if len(workers) == 1 else ""
     if len(results) == 1:
-        return f"{figures.title(first.protocol, first.settings, first.balance, first.compress)}{on}"
-    names = list(dict.fromkeys(figures.title(r.protocol, {}, r.balance, r.compress) for r in results))
+        return f"{figures.title(first, first.settings)}{on}"
+    names = list(dict.fromkeys(figures.title(r, {}) for r in results))
     if len(names) == 1:
         return f"{len(results)} runs of {names[0]}{on}"
     return f"{', '.join(names[:-1])} and {names[-1]}{on}"

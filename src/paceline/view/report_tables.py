@@ -116,6 +116,7 @@ def _facts(record: Record) -> dict[str, str]:
         "workers": figures.count(start.workers),
         "batches": "balanced: in proportion to each worker's speed" if start.balance else "alike",
         "compression": start.compress,
+        "fabric": {"shared": "shared memory", None: "none"}.get(start.fabric) or str(start.fabric),
         "clock": f"virtual, on a simulated cluster ({emulated})" if start.simulated else "real",
         "emulated": "nothing" if start.simulated else emulated,
         "status": result.status,

@@ -54,7 +54,7 @@ def _fitting(content: Comparison, width: int | None) -> tuple[list[int], str]:
 
 def summary(result: Result) -> RenderableType:
     """What one run came to, in a few lines."""
-    title = figures.title(result.protocol, result.settings, result.balance, result.compress)
+    title = figures.title(result, result.settings)
     head = Text.assemble(
         _label(result.protocol, title),
         f" · {figures.plural(result.workers, 'worker')} · ",

@@ -1,0 +1,297 @@
+"""A worker among peers whose vectors travel by torch.distributed, from worker to worker.
+
+What happens is as with shared memory: a worker comes to a joint operation, tells the meeting place, and is
+answered when all have come. But the answer only says who takes part, in which shares; the vectors then go
+from worker to worker. So nobody enters a reduction before all do, those who take different branches are
+told instead of waiting for ever, and the run can be evaluated at any moment. One number or bit to agree
+on travels with the meeting itself.
+
+What has to begin before all have come (a started average, the buckets of a gradient) begins over all ranks.
+Hence a worker that has finished stays, and takes part with nothing until all have finished.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from paceline.errors import ConfigError
+from paceline.fabric.collective import Collective, Line, Torn
+from paceline.fabric.segment import Segment
+from paceline.protocols.meeting import call_of
+from paceline.protocols.peer import (
+    Agree,
+    Average,
+    Done,
+    Handle,
+    Mix,
+    Operation,
+    Peer,
+    Reset,
+    Start,
+    Step,
+    Test,
+    Wait,
+    settles,
+)
+from paceline.runtime.bucketing import Buckets
+from paceline.runtime.collective_link import CollectiveLink
+from paceline.runtime.messages import Carried, Joint, Meet, Met, Show, Stand
+from paceline.runtime.peer_worker import PeerPace
+from paceline.runtime.slab import Slab, pack
+from paceline.runtime.worker import WorkerPace
+from paceline.store.replicas import (
+    BUFFERS,
+    GRADIENTS,
+    PARAMETERS,
+    answer_bytes,
+    answer_parts,
+)
+from paceline.store.vector import FlatVector
+
+T = TypeVar("T")
+CARRIED = (Step, Reset, Average, Mix, Agree, Start, Wait, Test, Done)
+"""The operations that need nobody's memory but one's own."""
+
+
+class CollectivePace(PeerPace):
+    """One of several workers, connected to the others."""
+
+    def __init__(self, link: CollectiveLink, protocol: Peer) -> None:
+        super().__init__(link, protocol)
+        self._wire = link
+        link.obey = self._obey
+        self._spare: list[Slab] = []
+        self._started: dict[int, tuple[Slab, bool, list[Any]]] = {}
+        self._on_show: Slab | None = None
+        self._distance = 0.0
+        self._buckets: Buckets | None = None
+
+    def _memory(self) -> tuple[Tensor, Tensor]:
+        return self._binding.stay_near()
+
+    def _connect(self) -> None:
+        wire, device = self._wire, self._gradient[0].device
+        self._collective = Collective(self.rank, self.size, wire.meeting, wire.look, device)
+        self._slab = self._new_slab()
+        self._answers = {False: self._slab.memory}
+        if self._protocol.overlaps:
+            gradients, fabric = self._binding.gradients, self._collective
+            self._buckets = Buckets(
+                self._layout, gradients, self._gradient, fabric, self._slab, self._expected_share
+            )
+
+    def _new_slab(self) -> Slab:
+        buffers = self._me.buffers
+        assert isinstance(buffers, FlatVector)
+        return (
+            self._spare.pop() if self._spare else Slab(self._layout, buffers.parts, self._gradient[0].device)
+        )
+
+    def _expected_share(self) -> float:
+        """This gradient's share, if all the others come from full batches."""
+        return (self._samples / self._usual if self._samples else 1.0) / self.size
+
+    # -- operations ---------------------------------------------------------------------------
+
+    def _carry_out(self, operation: Operation | Done) -> Any:
+        if not isinstance(operation, CARRIED):
+            raise ConfigError(
+                f"{type(self._protocol).__name__} uses {type(operation).__name__}, an operation that only "
+                "shared memory can carry out. Use --fabric shared."
+            )
+        try:
+            if isinstance(operation, Test):
+                return all(work.is_completed() for work in self._started[operation.handle.lane][2])
+            return super()._carry_out(operation)
+        except Torn as error:
+            raise self._wire.torn(str(error)) from None
+
+    def _exchange(self, operation: Average | Mix, vector: FlatVector) -> FlatVector:
+        place = self._kind(vector)
+        bucketed = self._bucketed(operation, place)
+        carried = None
+        if bucketed is not None:
+            same = bucketed.send_rest()
+            void = vector.norm == 0.0 or bucketed.blind
+            carried = Carried(bucketed=True, changed=not same and not void, void=void)
+        missing = tuple(sorted(vector.missing))
+        call = call_of(operation, self._lane)
+        met = self._meet(Meet(call, place, missing=missing, push=self._told(), carried=carried))
+        assert met.joint is not None
+        if bucketed is None or not self._in_buckets(bucketed, met.joint):
+            self._travel(operation, met.joint, vector, place == BUFFERS)
+        return self._checked(self._answer(self._slab, place == BUFFERS, met), place)
+
+    def _bucketed(self, operation: Average | Mix, place: int) -> Buckets | None:
+        """The buckets in which this very average is under way already."""
+        ours = isinstance(operation, Average) and operation.group is None and place == GRADIENTS
+        return self._buckets if ours and self._buckets is not None and self._buckets.on else None
+
+    def _in_buckets(self, buckets: Buckets, joint: Joint) -> bool:
+        """Whether what travelled in buckets has become the answer."""
+        buckets.finish()
+        if joint.changed:
+            buckets.stop()
+            if self.lead:
+                self._warn(
+                    "gradients change between backward and step (accumulated, clipped or scaled there), so "
+                    "they are averaged at the step from now on, not while backward goes on"
+                )
+        if joint.changed or joint.again:
+            return False
+        self._slab.scale(self.size * self._usual / joint.total)
+        return True
+
+    def _travel(self, operation: Average | Mix, joint: Joint, vector: FlatVector, buffers: bool) -> None:
+        """Have the answer in the slab."""
+        slab = self._slab
+        if isinstance(operation, Mix):
+            mine = self._flats(vector, buffers)
+            self._collective.mix(mine, joint.row, joint.takers, slab.flats(buffers))
+        elif joint.among:
+            slab.fill(vector.parts, joint.row[self.rank], buffers)
+            self._collective.reduce(slab.flats(buffers), joint.among)
+        else:
+            self._collective.average(self._flats(vector, buffers), joint.row, slab.flats(buffers))
+
+    def _flats(self, vector: FlatVector, buffers: bool) -> Sequence[Tensor]:
+        """A vector as it travels between pairs: as it lies, but for buffers, which are many and small."""
+        if not buffers:
+            return vector.parts
+        flats, views = pack(vector.parts)
+        FlatVector(views)[:] = vector
+        return flats
+
+    def _answer(self, slab: Slab, buffers: bool, met: Met) -> FlatVector:
+        return FlatVector(slab.parts(buffers), frozenset(met.missing))
+
+    def _kind(self, vector: FlatVector) -> int:
+        """What a vector is, or is like."""
+        if vector.parts and vector.parts[0].data_ptr() == self._gradient[0].data_ptr():
+            return GRADIENTS
+        return PARAMETERS if self._like_parameters(vector) else BUFFERS
+
+    def _checked(self, answer: FlatVector, place: int) -> FlatVector:
+        """Name the one whose gradient is not finite, if the mean is not."""
+        if place != GRADIENTS:
+            return answer
+        answer.norm = math.sqrt(answer.dot(answer))
+        if math.isfinite(answer.norm) or self._link.config.bad_gradient == "skip":
+            return answer
+        if self._binding.bad_parameter() is not None:
+            self._refuse()
+        raise self._wire.torn("the mean of all gradients is not finite.")
+
+    # -- what is started ----------------------------------------------------------------------
+
+    def _start(self, operation: Average | Mix) -> Handle:
+        """Send off a copy, over all who may come; the weights are made to add up to 1 in the end."""
+        if isinstance(operation, Mix) or operation.weight <= 0:
+            raise ConfigError(
+                f"{type(self._protocol).__name__} starts {call_of(operation)}: over gloo, only an average "
+                "with a weight above 0 can be started. Use --fabric shared."
+            )
+        vector, self._lanes = operation.vector, self._lanes + 1
+        assert isinstance(vector, FlatVector)
+        slab, place = self._new_slab(), self._kind(vector)
+        slab.fill(vector.parts, operation.weight / self.size, place == BUFFERS)
+        works = self._collective.begin(slab.flats(place == BUFFERS), operation.group or (), Line.STARTED)
+        self._started[self._lanes] = slab, place == BUFFERS, works
+        missing = tuple(sorted(vector.missing))
+        self._say(Meet(call_of(operation, self._lanes), place, missing=missing), self._link.begin)
+        return Handle(self._lanes)
+
+    def _wait(self, handle: Handle) -> FlatVector:
+        met = self._meet(Meet(wait=handle.lane, push=self._told()))
+        slab, buffers, works = self._started.pop(handle.lane)
+        self._collective.finish(works)
+        assert met.joint is not None
+        slab.scale(self.size / met.joint.total, buffers)
+        self._spare.append(slab)
+        return self._answer(slab, buffers, met)
+
+    # -- what is asked in between -------------------------------------------------------------
+
+    def _obey(self, order: Stand | Show) -> None:
+        if isinstance(order, Show):
+            return self._show(order)
+        if order.bucketed:
+            assert self._buckets is not None
+            self._buckets.stand()
+        if order.plain:
+            line = Line.STARTED if order.lane > 0 else Line.NOW
+            self._slab.clear(order.buffers)
+            self._collective.reduce(self._slab.flats(order.buffers), order.among, line)
+        return None
+
+    def _show(self, order: Show) -> None:
+        """The mean of all models, and how far the replicas are from it."""
+        me, model = self._me, self._protocol.model(self._me)
+        assert isinstance(model, FlatVector)
+        assert isinstance(me.buffers, FlatVector)
+        slab = self._on_show = self._on_show or self._new_slab()
+        for vector, buffers in ((model, False), (me.buffers, True)):
+            slab.fill(vector.parts, order.share, buffers)
+            self._collective.reduce(slab.flats(buffers), (), Line.MODEL)
+        apart = me.parameters - FlatVector(slab.parts())
+        mine = apart.dot(apart) if order.counts else 0.0
+        square = torch.tensor([mine], dtype=torch.float64, device=self._gradient[0].device)
+        self._collective.reduce([square], (), Line.MODEL)
+        self._distance = math.sqrt(float(square) / order.counted)
+        if order.hand_over:
+            self._hand_over(slab)
+
+    def _hand_over(self, slab: Slab) -> None:
+        """Give the mean to the run, which saves it."""
+        memory = Segment.create(answer_bytes(self._layout), "the mean of all models")
+        for buffers, parts in enumerate(answer_parts(self._layout, memory.bytes)):
+            FlatVector(parts)[:] = FlatVector(slab.parts(bool(buffers)))
+        self._link.begin(Meet(carried=Carried(mean=True)), (memory.fd,))
+        memory.close_fd()
+
+    # -- instead of shared memory -------------------------------------------------------------
+
+    def _say(self, message: Meet, how: Callable[[Meet, tuple[int, ...]], T]) -> T:
+        return how(message, ())
+
+    def _keep(self, vector: Any) -> FlatVector:
+        kept: FlatVector = vector.clone()
+        return kept
+
+    def _zero_grad(self, set_to_none: bool = True) -> None:
+        if self._buckets is not None:
+            self._buckets.spoil()
+        super()._zero_grad(set_to_none)
+
+    def _away(self) -> None:
+        """Wear the mean of all models, which was taken while this worker slept."""
+        if self._model is None:
+            return
+        self._link.away()
+        slab = self._on_show
+        assert slab is not None
+        self._wear(FlatVector(slab.parts()), FlatVector(slab.parts(True)))
+
+    def _apart(self) -> float:
+        self._link.away(distance=True)
+        self.report(consensus_distance=self._distance)
+        return self._distance
+
+    def _back(self, values: dict[str, float], seconds: float) -> None:
+        super()._back(values | {"consensus_distance": self._distance}, seconds)
+
+    def _leave(self) -> None:
+        if self._model is not None:
+            self._binding.hand_back()
+        if self._model is None or self._wire.halted:
+            return WorkerPace._leave(self)
+        if not settles(self._protocol):
+            self._say(Meet(retires=True), self._link.begin)
+        super()._leave()
+        self._collective.close()
+        return None
