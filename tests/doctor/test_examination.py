@@ -109,8 +109,8 @@ def test_the_command_ends_with_1_when_something_is_a_problem() -> None:
         (["--serve", "--to", "a"], "different errands"),
         (["--to", "a:b", "--secret-file", "secret"], "an address is HOST or HOST:PORT, got 'a:b'"),
         (["--to", "a", "--secret-file", "none"], "cannot read the secret in none"),
-        (["--to", "a"], "PACELINE_SECRET holds none. Make one with"),
-        (["--to", "a", "--secret-file", "short"], "the secret in short has 5 bytes. Take 16 or more"),
+        (["--to", "a"], "none was given. Make one with"),
+        (["--to", "a", "--secret-file", "short"], "secret has 5 characters"),
         (["--serve", "203.0.113.7", "--secret-file", "secret"], "cannot listen at 203.0.113.7:29471"),
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError, RunStopped
-from paceline.fabric.collective import Collective, Groups, Line, Torn, backend_for, require_pairs
+from paceline.fabric.collective import Collective, Groups, Line, Torn, backend_for, require_gloo
 from support.runs import wait_until
 
 pytestmark = pytest.mark.timeout(60)
@@ -30,6 +30,7 @@ def fork(size: int, body: Body, look: Callable[[], None] = lambda: None) -> list
         if pid == 0:
             status = 1
             try:
+                signal.alarm(45)  # whoever hangs ends, also when nobody waits for it any more
                 torch.set_num_threads(1)
                 body(Collective(rank, size, meeting, look))
                 status = 0
@@ -56,7 +57,7 @@ def numbers(rank: int, size: int = 1001) -> torch.Tensor:
 
 def test_a_group_is_made_once_whoever_names_its_members_in_which_order() -> None:
     made: list[tuple[int, ...]] = []
-    groups = Groups(lambda ranks: (made.append(ranks), object())[1])
+    groups = Groups(lambda line, ranks: (made.append(ranks), object())[1])
     first = groups[Line.NOW, (2, 0)]
     assert groups[Line.NOW, (0, 2)] is first
     assert groups[Line.NOW, (2, 0, 2)] is first
@@ -64,7 +65,7 @@ def test_a_group_is_made_once_whoever_names_its_members_in_which_order() -> None
 
 
 def test_every_line_has_groups_of_its_own() -> None:
-    groups = Groups(lambda ranks: object())
+    groups = Groups(lambda line, ranks: object())
     made = {id(groups[line, (0, 1)]) for line in Line}
     assert len(made) == len(groups) == len(Line)
 
@@ -90,9 +91,21 @@ def test_nccl_reduces_what_lies_on_a_gpu_and_gloo_what_does_not() -> None:
 
 
 def test_messages_between_pairs_are_refused_where_they_would_not_arrive() -> None:
-    require_pairs("gloo")
-    with pytest.raises(ConfigError, match="over nccl workers can only average in groups"):
-        require_pairs("nccl")
+    require_gloo("gloo")
+    require_gloo("nccl", possible=True)
+    with pytest.raises(ConfigError, match="over nccl workers can only average over all"):
+        require_gloo("nccl")
+
+
+def test_who_has_been_in_more_groups_than_another_still_makes_a_new_one_with_it() -> None:
+    def body(fabric: Collective) -> None:
+        for mine in ((0, 1), (0, 2), (0, 1, 2), (1, 2)):
+            if fabric.rank in mine:
+                x = torch.full((4,), float(fabric.rank))
+                fabric.reduce([x], mine)
+                assert x.tolist() == [float(sum(mine))] * 4
+
+    assert ends(fork(3, body)) == [0] * 3
 
 
 # -- numbers ------------------------------------------------------------------------------------------

@@ -162,3 +162,17 @@ def test_who_left_and_came_back_has_no_grant_left() -> None:
     pacer.leave(0, 1.0)
     pacer.join(0, 2.0)
     assert pacer.push(0, 3.0).release == ()
+
+
+@pytest.mark.parametrize(
+    ("preset", "upper", "schedule"),
+    [
+        ("bounded_eager", 2, Schedule(5, 4493, (5, 1), 0.4, 3, ((0, 0), (36, 6)), ((0, 6),))),
+        ("figure2", 1, Schedule(3, 4114, (1, 8, 4), 0.1, 5, ((36, 1),), ((13, 5),))),
+    ],
+)
+def test_a_worker_that_came_to_wait_for_itself_is_released_once(
+    preset: Preset, upper: int, schedule: Schedule
+) -> None:
+    for step in drive(DSSP(lower=0, upper=upper, preset=preset), schedule):
+        assert len(step.released) == len(set(step.released))

@@ -11,6 +11,7 @@ import msgspec
 from paceline.bench.allreduce import allreduce
 from paceline.bench.death import death
 from paceline.bench.exchange import exchange
+from paceline.bench.hiding import hiding
 from paceline.bench.lone import lone
 from paceline.bench.machine import copy_bandwidth, look_around
 from paceline.bench.network import network
@@ -56,6 +57,11 @@ BENCHMARKS = {
         "between two hosts of a testbed: Paceline's session against gloo's "
         "send and recv, torch.distributed.rpc, and a plain socket. In turns, started anew for each size.",
         network,
+    ),
+    "hiding": Benchmark(
+        "Of the time that bytes travel on a throttled link, the share that could be hidden behind computing "
+        "and was not. Two workers over gloo, compute emulated, against the same exchange waited for.",
+        hiding,
     ),
     "death": Benchmark("From SIGKILL of a worker to the store's `worker_left` event.", death),
     "lone": Benchmark("Training with one worker under the engine against plain PyTorch.", lone),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from pathlib import Path
 
 import msgspec
@@ -63,6 +64,8 @@ class LogTail:
 
 def _invitation(config: RunConfig, address: str) -> str:
     missing = config.workers - config.near
+    host, _, port = address.rpartition(":")
+    address = f"{socket.gethostname()}:{port}" if host in ("0.0.0.0", "[::]") else address
     made = config.path / "secret"
     secret = f"the secret in {made}" if made.exists() else "the run's secret"
     return (

@@ -99,18 +99,18 @@ def _examine(hosts: list[str], json: bool) -> None:
 
 
 def _measure(to: str, secret_file: Path | None, seconds: float, json: bool) -> None:
+    from paceline.cli.secret import needed_secret
     from paceline.doctor.link import judge, measure
-    from paceline.doctor.secret import find_secret
 
-    link = measure(to, find_secret(secret_file), seconds)
+    link = measure(to, needed_secret(secret_file), seconds)
     _answer(judge(link), link, json)
 
 
 def _serve(address: str, secret_file: Path | None, once: bool, json: bool) -> None:
-    from paceline.doctor.secret import find_secret
+    from paceline.cli.secret import needed_secret
     from paceline.doctor.server import Server
 
-    server = Server(address, find_secret(secret_file), _say)
+    server = Server(address, needed_secret(secret_file), _say)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     _say(f"serving at {address}, port {server.port}; Ctrl-C ends it")
     try:

@@ -41,16 +41,14 @@ def _host(
 ) -> None:
     import msgspec
 
-    from paceline.cli.secret import VARIABLE, given_secret
+    from paceline.cli.secret import needed_secret
     from paceline.engines.hosting import enrol
     from paceline.engines.local import LocalEngine
     from paceline.errors import ConfigError
 
     if workers < 1:
         raise ConfigError(f"workers must be at least 1, got {workers}.")
-    secret = given_secret(secret_file)
-    if secret is None:
-        raise ConfigError(f"a run lets in only who knows its secret. Give --secret-file, or set {VARIABLE}.")
+    secret = needed_secret(secret_file).decode()
     config, guest = enrol(address, secret, workers, runs, wait)
     path = Path(config.script or "") if script is None else script
     check_script(path)

@@ -24,6 +24,17 @@ def given_secret(file: Path | None) -> str | None:
     return text
 
 
+def needed_secret(file: Path | None) -> bytes:
+    """What the user gave, since there is no way without."""
+    secret = given_secret(file)
+    if secret is None:
+        raise ConfigError(
+            "hosts talk only to who knows the same secret, and none was given. Make one with "
+            f"`openssl rand -hex 32`, and give it to both by --secret-file FILE or {VARIABLE}."
+        )
+    return check_secret(secret)
+
+
 def secret_for(folder: Path, file: Path | None) -> str:
     """The secret of a run that listens; a new one is kept in its folder, for its owner's eyes only."""
     given = given_secret(file)

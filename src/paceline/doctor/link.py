@@ -10,11 +10,11 @@ from collections.abc import Callable
 import msgspec
 
 from paceline.doctor.findings import Finding
-from paceline.doctor.secret import introduce
 from paceline.doctor.server import Side, this_side
 from paceline.doctor.wire import (
     ECHO,
     LENGTH,
+    MAGIC,
     MOST,
     MOST_INFO,
     REQUEST,
@@ -25,6 +25,7 @@ from paceline.doctor.wire import (
     receive,
 )
 from paceline.errors import RunError
+from paceline.fabric.wire import enter
 
 MODEL_BYTES = 100e6
 _MOST_ROUNDS = 500
@@ -50,8 +51,8 @@ class Link(msgspec.Struct, frozen=True):
 def measure(address: str, secret: bytes, seconds: float = 1.0) -> Link:
     """Measure latency, clock, and speed in each direction, about so many seconds each."""
     with connect(address) as connection:
-        introduce(connection, secret)
         try:
+            enter(connection, secret, MAGIC)
             there = _info(connection)
             trips = _round_trips(connection, seconds)
             ahead, error = _clock(connection)

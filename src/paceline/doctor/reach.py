@@ -6,14 +6,14 @@ import socket
 import time
 
 from paceline.doctor.findings import Finding
-from paceline.doctor.wire import parse_address
+from paceline.doctor.wire import address_of
 
 _WITHIN_S = 3.0
 
 
 def check_host(text: str) -> Finding:
     """Does its name resolve, and does it answer? A refused connection is an answer too."""
-    host, port = parse_address(text)
+    host, port = address_of(text)
     try:
         family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:

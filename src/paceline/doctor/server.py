@@ -13,9 +13,20 @@ from collections.abc import Callable
 import msgspec
 
 from paceline.doctor.installed import installed_version
-from paceline.doctor.secret import admit
-from paceline.doctor.wire import ECHO, LENGTH, MOST, REQUEST, SECONDS, drain, flood, parse_address, receive
+from paceline.doctor.wire import (
+    ECHO,
+    LENGTH,
+    MAGIC,
+    MOST,
+    REQUEST,
+    SECONDS,
+    address_of,
+    drain,
+    flood,
+    receive,
+)
 from paceline.errors import ConfigError
+from paceline.fabric.wire import admit
 
 MOST_CONNECTIONS = 16
 
@@ -41,7 +52,7 @@ class Server:
     """Listens from the start; `serve` answers until it is stopped, or one peer has been measured."""
 
     def __init__(self, address: str, secret: bytes, say: Callable[[str], None] = lambda text: None) -> None:
-        host, port = parse_address(address)
+        host, port = address_of(address)
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             self._listener = socket.create_server((host, port), family=family)
@@ -80,7 +91,7 @@ class Server:
         try:
             with connection, contextlib.suppress(OSError):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if not admit(connection, self._secret):
+                if not admit(connection, self._secret, MAGIC):
                     self._say(f"{peer} does not know the secret, refused")
                     return
                 with self._quiet:  # one at a time, or they would measure one another

@@ -17,9 +17,11 @@ import socket
 import struct
 import time
 
-from paceline.errors import ConfigError, RunError
+from paceline.errors import RunError
+from paceline.fabric.wire import parse_address
 
 PORT = 29471
+MAGIC = b"paceline-doctor\n"
 CHUNK = 1 << 18
 MOST = 1 << 33
 """Bytes of one transfer."""
@@ -84,19 +86,14 @@ def flood(connection: socket.socket, size: int) -> None:
         size -= CHUNK
 
 
-def parse_address(text: str) -> tuple[str, int]:
+def address_of(text: str) -> tuple[str, int]:
     """host, host:port or [v6 address]:port."""
-    host, colon, port = text.rpartition(":")
-    if not colon or text.endswith("]") or (":" in host and not host.startswith("[")):
-        host, port = text, str(PORT)
-    if not host or not port.isdecimal() or not 0 <= int(port) < 65536:
-        raise ConfigError(f"an address is HOST or HOST:PORT, got {text!r}. For instance 10.0.0.5:{PORT}.")
-    return host.strip("[]"), int(port)
+    return parse_address(text, PORT)
 
 
 def connect(text: str) -> socket.socket:
     """A connection to a doctor that serves, or is about to: both may be started at once."""
-    host, port = parse_address(text)
+    host, port = address_of(text)
     try:
         connection = _patiently((host, port), Deadline(PATIENCE_S))
     except OSError as error:

@@ -5,7 +5,8 @@
 starts the store beside itself and tells the others through torchrun's own key-value store where
 it is. The run's secret goes the same way, unless PACELINE_SECRET is set on every host: whoever can
 read torchrun's store can read it there. When torchrun starts all workers anew after a failure, the
-new ones go on from the checkpoint that the old run left.
+new ones go on from the checkpoint that the old run left; as long as it may do so, a failed
+worker ends the run, whose others are about to be killed anyway.
 """
 
 from __future__ import annotations
@@ -113,6 +114,8 @@ def _with_folder(config: RunConfig, runs: Path) -> RunConfig:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write runs to {runs}: {error.strerror}.") from None
+    if _number("TORCHELASTIC_MAX_RESTARTS", 0) > count:  # all are about to be started anew
+        config = msgspec.structs.replace(config, on_failure="stop")
     listen = config.listen or f"{_own_address()}:0"
     return msgspec.structs.replace(
         config, run=folder.name, folder=str(folder), resume=resume, listen=listen, here=0

@@ -9,8 +9,8 @@ order in which they were begun: what is begun and waited for later must never ho
 While a worker waits it looks up, ten times a second, whether the run is over (`look` raises then): the
 death of a worker that is not a neighbour would otherwise be noticed by nobody but the run's owner.
 
-For tensors on a GPU it is NCCL that reduces: the same calls, but that has not been run on hardware. Messages
-between pairs are gloo's alone: NCCL wants them in batches.
+For tensors on a GPU it is NCCL that reduces, over all workers; that has not been run on hardware. Smaller
+groups and messages between pairs are gloo's alone.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Line(StrEnum):
 class Groups(Generic[G]):
     """Groups by line and members, each made once, by its members, when it is needed first."""
 
-    def __init__(self, make: Callable[[Ranks], G]) -> None:
+    def __init__(self, make: Callable[[Line, Ranks], G]) -> None:
         self._make = make
         self._made: dict[tuple[Line, Ranks], G] = {}
 
@@ -67,7 +67,7 @@ class Groups(Generic[G]):
     def __getitem__(self, key: tuple[Line, Ranks]) -> G:
         line, ranks = key[0], tuple(sorted(set(key[1])))
         if (line, ranks) not in self._made:
-            self._made[line, ranks] = self._make(ranks)
+            self._made[line, ranks] = self._make(line, ranks)
         return self._made[line, ranks]
 
 
@@ -97,7 +97,9 @@ class Collective:
             torch.cuda.set_device(device)
         store = dist.FileStore(f"/proc/self/fd/{meeting}", size)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-        self._groups: Groups[Any] = Groups(_new_group)
+        self._store = store
+        self._devices = _devices() if backend == "gloo" else []
+        self._groups: Groups[Any] = Groups(self._new_group)
         for line in Line:
             _ = self._groups[line, self.everybody]
         self._waiter = ThreadPoolExecutor(1, "paceline-pairs")
@@ -117,7 +119,20 @@ class Collective:
     def begin(self, flats: Sequence[Tensor], among: Ranks, line: Line) -> list[Any]:
         """Begin to; the tensors must be left alone until it is finished."""
         group = self._groups[line, among or self.everybody]
-        return [dist.all_reduce(flat, group=group, async_op=True) for flat in flats if flat.numel()]
+        return [_begin(flat, group) for flat in flats if flat.numel()]
+
+    def _new_group(self, line: Line, ranks: Ranks) -> Any:
+        """Only its members come to make it. Its name is that of line and members: torch's own names count the
+        groups that a process has made, and differ where one has been in more of them than another. All share
+        one device: each has a thread that wakes a hundred times a second, for nothing."""
+        if self._backend != "gloo":
+            require_gloo(self._backend, ranks == self.everybody)
+            return dist.new_group(list(ranks), timeout=TIMEOUT, use_local_synchronization=True)
+        name = f"{line}/{'-'.join(map(str, ranks))}"
+        store = dist.PrefixStore(name, self._store)  # type: ignore[attr-defined]
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices, options._timeout = self._devices, TIMEOUT
+        return dist.ProcessGroupGloo(store, ranks.index(self.rank), len(ranks), options)
 
     def finish(self, works: Sequence[Any]) -> None:
         """Wait until reductions are complete."""
@@ -144,7 +159,7 @@ class Collective:
         self, mine: Sequence[Tensor], row: Mapping[int, float], takers: Ranks, into: Sequence[Tensor]
     ) -> None:
         """The weighted sum of neighbours' tensors and one's own, in rank order; `takers` get one's own."""
-        require_pairs(self._backend)
+        require_gloo(self._backend)
         for tag, (part, target) in enumerate(zip(mine, into, strict=True)):
             sent = [_send(part, other, tag) for other in takers if other != self.rank]
             self._add_up(part, row, target, tag)
@@ -152,7 +167,7 @@ class Collective:
 
     def average(self, mine: Sequence[Tensor], row: Mapping[int, float], into: Sequence[Tensor]) -> None:
         """The weighted mean among those of `row`, by pairs: each adds up one piece and gives it to all."""
-        require_pairs(self._backend)
+        require_gloo(self._backend)
         ranks = tuple(sorted(row))
         others = [other for other in ranks if other != self.rank]
         for part, target in zip(mine, into, strict=True):
@@ -209,12 +224,12 @@ def backend_for(device: torch.device | None) -> Literal["gloo", "nccl"]:
     )
 
 
-def require_pairs(backend: str) -> None:
-    """Refuse messages from worker to worker where they would not arrive."""
-    if backend != "gloo":
+def require_gloo(backend: str, possible: bool = False) -> None:
+    """Refuse what only gloo can do: messages between pairs, and groups that not all are in."""
+    if backend != "gloo" and not possible:
         raise ConfigError(
-            f"over {backend} workers can only average in groups, not mix with neighbours or among many "
-            "random groups. Use a model on the CPU, or a protocol that averages over all, such as allreduce."
+            f"over {backend} workers can only average over all, not mix with neighbours or in smaller "
+            "groups. Use a model on the CPU, or a protocol that averages over all, such as allreduce."
         )
 
 
@@ -231,9 +246,14 @@ def _receive(tensor: Tensor, other: int, tag: int) -> Any:
     return dist.irecv(tensor, other, tag=tag)
 
 
-def _new_group(ranks: Ranks) -> Any:
-    """Only its members come to make it."""
-    return dist.new_group(list(ranks), timeout=TIMEOUT, use_local_synchronization=True)
+def _devices() -> list[Any]:
+    return [dist.ProcessGroupGloo.create_device(interface="lo")]
+
+
+def _begin(flat: Tensor, group: Any) -> Any:
+    if isinstance(group, dist.ProcessGroup):
+        return dist.all_reduce(flat, group=group, async_op=True)
+    return group.allreduce([flat])
 
 
 def _first_line(error: BaseException) -> str:

@@ -48,6 +48,8 @@ class Dialer:
 
     def _come_back(self, why: str) -> None:
         try:
+            if self.session.impossible:
+                raise RunError(f"the other end said what cannot be: {self.session.impossible}")
             self._connect()
         except (ConfigError, RunError) as error:
             if not self._over.is_set():

@@ -83,6 +83,8 @@ class Session:
         """The last connection, also when it is broken: to be closed when nobody reads from it any more."""
         self._threads: list[threading.Thread] = []
         self._closed = False
+        self.impossible = ""
+        """What the other end said that cannot be; the session is over then."""
         self._urgent = 0
         """Whether an acknowledgement is due at once: ours, or theirs."""
 
@@ -126,7 +128,7 @@ class Session:
         """Go on over this connection; the other end has had so many of our frames."""
         with self._swap:
             self.detach()
-            if self._closed:
+            if self._closed or self.impossible:
                 sock.close()
             else:
                 self._go_on(sock, heard)
@@ -188,7 +190,10 @@ class Session:
                 header = read_header(head)
                 if not self._take(sock, *header):
                     break
-        except (OSError, PacelineError) as error:
+        except OSError as error:
+            reason = error
+        except PacelineError as error:  # it would say the same again: there is no way to go on
+            self.impossible = str(error)
             reason = error
         finally:
             self._lost(sock, reason)

@@ -75,38 +75,38 @@ def read_header(data: bytes | bytearray) -> Header:
     return header
 
 
-def admit(sock: socket.socket, secret: bytes) -> bool:
-    """The listening side of the handshake; whether the other end knows the secret."""
+def admit(sock: socket.socket, secret: bytes, magic: bytes = MAGIC) -> bool:
+    """The listening side of the handshake; whether the other end knows the secret. `magic`: for what."""
     deadline = time.monotonic() + HANDSHAKE_S
     mine = os.urandom(NONCE)
     try:
         sock.settimeout(HANDSHAKE_S)
-        sock.sendall(MAGIC + mine)
+        sock.sendall(magic + mine)
         answer = receive_exactly(sock, NONCE + PROOF, deadline)
         theirs, proof = answer[:NONCE], answer[NONCE:]
-        if not hmac.compare_digest(proof, _proof(secret, b"guest", mine, theirs)):
+        if not hmac.compare_digest(proof, _proof(secret, magic + b"guest", mine, theirs)):
             sock.sendall(REFUSED)
             return False
-        sock.sendall(_proof(secret, b"house", mine, theirs))
+        sock.sendall(_proof(secret, magic + b"house", mine, theirs))
     except (OSError, RunError):
         return False
     return True
 
 
-def enter(sock: socket.socket, secret: bytes) -> None:
+def enter(sock: socket.socket, secret: bytes, magic: bytes = MAGIC) -> None:
     """The connecting side of the handshake."""
     deadline = time.monotonic() + HANDSHAKE_S
     sock.settimeout(HANDSHAKE_S)
-    greeting = receive_exactly(sock, len(MAGIC) + NONCE, deadline)
-    if greeting[: len(MAGIC)] != MAGIC:
+    greeting = receive_exactly(sock, len(magic) + NONCE, deadline)
+    if not greeting.startswith(magic):
         raise ConfigError("whoever listens there does not speak this Paceline's language.")
-    theirs, mine = greeting[len(MAGIC) :], os.urandom(NONCE)
-    sock.sendall(mine + _proof(secret, b"guest", theirs, mine))
+    theirs, mine = greeting[len(magic) :], os.urandom(NONCE)
+    sock.sendall(mine + _proof(secret, magic + b"guest", theirs, mine))
     proof = receive_exactly(sock, PROOF, deadline)
     if proof == REFUSED:
-        raise ConfigError("the run refused us: the secret is wrong. Take the one of the run.")
-    if not hmac.compare_digest(proof, _proof(secret, b"house", theirs, mine)):
-        raise ConfigError("the other end does not know the run's secret: that is not the run we mean.")
+        raise ConfigError("we were refused: the secret is wrong. Both ends have to know the same.")
+    if not hmac.compare_digest(proof, _proof(secret, magic + b"house", theirs, mine)):
+        raise ConfigError("the other end does not know our secret: it is not the one we mean.")
 
 
 def receive_exactly(sock: socket.socket, size: int, deadline: float) -> bytes:
@@ -125,17 +125,17 @@ def receive_exactly(sock: socket.socket, size: int, deadline: float) -> bytes:
 
 
 def _proof(secret: bytes, side: bytes, house: bytes, guest: bytes) -> bytes:
-    return hmac.digest(secret, MAGIC + side + house + guest, hashlib.sha256)
+    return hmac.digest(secret, side + house + guest, hashlib.sha256)
 
 
 def parse_address(text: str, default_port: int = 0) -> tuple[str, int]:
     """`host:port`, `[v6]:port`, or a host alone."""
     host, colon, port = text.rpartition(":")
-    if not colon or text.endswith("]"):
+    if not colon or text.endswith("]") or (":" in host and not host.startswith("[")):
         host, port = text, str(default_port)
-    if not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{text!r} is not an address. Write HOST:PORT, for instance 10.0.0.1:29600.")
-    return host.strip("[]") or "127.0.0.1", int(port)
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"an address is HOST or HOST:PORT, got {text!r}. For instance 10.0.0.5:29600.")
+    return host.strip("[]"), int(port)
 
 
 def show_address(host: str, port: int) -> str:

@@ -86,8 +86,10 @@ class DSSP:
             self._forget(clocks, clocks.left)
         ok = () if pushed is None else self._answer(clocks, pushed)
         freed = clocks.waiting(up_to=clocks.slowest + self.lower)
-        if not ok or not freed or ok == freed:
-            return Verdict(release=freed or ok)
+        if not ok:
+            return Verdict(release=freed)
+        if len(ok) == 1 and not freed:
+            return Verdict(release=ok)
         return Verdict(release=tuple(dict.fromkeys((*freed, *ok))))
 
     def _answer(self, clocks: Clocks, pushed: int) -> tuple[int, ...]:

@@ -32,6 +32,8 @@ WORKER, HOST = 0, 1
 """Who speaks in a message: a worker (or the store to it), or its host."""
 SEGMENT, WEIGHTS, INITIAL = 0, 1, 2
 """The memories of a lane."""
+STARTING_S = 120.0
+"""How long the workers of a host may take to start."""
 SHARED = 0xFFFF
 """The lane of what all workers of a host share."""
 CLOSED_S = 3.0
@@ -97,7 +99,7 @@ class RemoteLine:
         self._version: int | None = None
         self.gone = False
         """Whether its host has told that it is gone, or is gone itself."""
-        self._closed = False
+        self.closed = False
 
     def send(self, message: msgspec.Struct, fds: tuple[int, ...] = ()) -> None:
         """Send a message, after the memory it speaks of."""
@@ -111,8 +113,8 @@ class RemoteLine:
 
     def close(self) -> None:
         """The store is done with this worker."""
-        if not self._closed:
-            self._closed = True
+        if not self.closed:
+            self.closed = True
             self.host.session.send(self.lane, _encoder.encode(Dismissed()), HOST)
 
     def _equip(self, ready: m.Ready, fds: tuple[int, ...]) -> None:
@@ -229,6 +231,12 @@ class RemoteHost:
             line.gone = True
             self._hear(Heard(line, None, [], message.detail))
 
+    @property
+    def unfinished(self) -> set[int]:
+        """Ranks that were kept for it, but for those whose workers have come to their end."""
+        done = {line.rank for line in self.lines.values() if line.closed and not line.gone}
+        return set(self.ranks) - {rank for rank in done if rank is not None}
+
     def lose(self, why: str) -> None:
         """All its workers are lost."""
         for line in [line for line in self.lines.values() if not line.gone]:
@@ -245,6 +253,8 @@ class RemoteHost:
     def _broken(self, why: str, closed: bool) -> None:
         """Who closes its connection and lives comes back at once; a silent link may be cut."""
         self.patience_s = min(CLOSED_S, self._longest_s) if closed else self._longest_s
+        if not self.lines:  # it has asked for places, and starts its workers now
+            self.patience_s = max(STARTING_S, self._longest_s)
         self.away_since, self.why = time.monotonic(), why
         self._wake()
 
@@ -306,6 +316,8 @@ class Guests:
     def _welcome(self, asked: Enter) -> tuple[Session, bytes]:
         with self._lock:
             host = self.hosts.get(asked.session)
+            if host is not None and host.session.impossible:
+                raise RunError(f"host {asked.host} said what cannot be: {host.session.impossible}")
             if host is None:
                 if asked.received:
                     raise RunError(
@@ -332,7 +344,7 @@ class Guests:
     def _forget(self, token: str, host: RemoteHost) -> None:
         with self._lock:
             del self.hosts[token]
-            self._free |= set(host.ranks)
+            self._free |= host.unfinished
         host.session.close()
 
     def _hear(self, heard: Heard) -> None:

@@ -1,0 +1,84 @@
+"""Workers that torchrun started: with nothing but their script, with our flags, and after a restart."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from safetensors.torch import load_file
+
+from paceline.config import RunConfig
+from paceline.trace import read_trace
+from paceline.trace.events import Decided, Event, RunEnded, WorkerJoined
+from support.runs import SCRIPTS, Lab, once, wait_until
+from support.tensors import assert_equal
+
+SIZES = ("--samples", "80", "--batch", "4", "--epochs", "2")
+pytestmark = pytest.mark.timeout(150)
+
+
+def torchrun(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run it in a folder; whatever it started is gone afterwards."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    token = {"PACELINE_TEST_FOLDER": str(folder)}
+    done = subprocess.run(
+        [*launch, *command], cwd=folder, env=os.environ | token, capture_output=True, text=True, timeout=140
+    )
+    wait_until(lambda: not strays(folder), "the store's process has ended", 20)
+    return done
+
+
+def strays(folder: Path) -> list[Path]:
+    """Processes that were started for this folder."""
+
+    def of_it(process: Path) -> bool:
+        try:
+            return f"PACELINE_TEST_FOLDER={folder}".encode() in (process / "environ").read_bytes()
+        except OSError:
+            return False
+
+    return [process for process in Path("/proc").glob("[0-9]*") if of_it(process)]
+
+
+def events(folder: Path, kind: type[Event]) -> list[Event]:
+    return [event for event in read_trace(folder) if isinstance(event, kind)]
+
+
+def test_a_script_under_torchrun_is_a_run_and_equals_the_local_engine(lab: Lab, tmp_path: Path) -> None:
+    near = lab.trained("train.py", "momentum", *SIZES, workers=2, protocol="bsp")
+    script = ("train", str(SCRIPTS / "train.py"), "--protocol", "bsp", "--", "momentum", *SIZES)
+    done = torchrun(tmp_path, "-m", "paceline", *script)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "runs").glob("torchrun-*")
+    assert len(events(folder, WorkerJoined)) == 2
+    assert_equal(load_file(folder / "weights.safetensors"), near.weights)
+
+
+def test_after_a_restart_workers_go_on_from_what_the_failed_run_left(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, "--max-restarts", "1", str(SCRIPTS / "breaks_once.py"))
+    assert done.returncode == 0, done.stderr
+    first, second = sorted((tmp_path / "runs").glob("torchrun-*"))
+    assert "broken on purpose" in done.stderr
+    ended = events(first, RunEnded)[0]
+    assert isinstance(ended, RunEnded)
+    assert ended.status == "failed"
+    config = msgspec.json.decode((second / "config.json").read_bytes(), type=RunConfig)
+    assert config.resume is not None
+    assert Path(config.resume).parent.name == first.name
+    assert used(first, second) == once(3, 240)
+
+
+def used(*folders: Path) -> dict[tuple[int, int], int]:
+    """Which positions went into pushes, over all runs."""
+    places: dict[tuple[int, int], int] = {}
+    for folder in folders:
+        for event in events(folder, Decided):
+            assert isinstance(event, Decided)
+            for epoch, start, size in event.work if event.pushed is not None else ():
+                for position in range(start, start + size):
+                    places[epoch, position] = places.get((epoch, position), 0) + 1
+    return places
