@@ -31,6 +31,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     protocol: str | None = None
     """None: what the script names in `join`, else bsp."""
     settings: dict[str, Any] = {}
+    engine: Literal["local", "ray"] = "local"
+    """Who starts the workers: this machine, or Ray, wherever it has room."""
+    address: str | None = None
+    """Where the engine is reached, if it is one that runs already."""
     seed: int = 0
     target: float | None = None
     """Accuracy whose first reaching is *time to target*."""

@@ -40,6 +40,9 @@ SCRIPT = SCRIPTS / "train.py"
         ("--fabric glo", "unknown --fabric 'glo'. Did you mean 'gloo'?"),
         ("--protocol allreduce --fabric gloo --workers 1", "connects workers, but there is only 1"),
         ("--protocol ssp --fabric gloo", "protocol 'ssp' is of the paced family"),
+        ("--engine rai", "unknown --engine 'rai'. Did you mean 'ray'?"),
+        ("--address 10.0.0.1:6379", "--address 10.0.0.1:6379 is where Ray is reached. Add --engine ray"),
+        ("--engine ray --here 1 --listen 127.0.0.1:0", "--engine ray places all of them"),
         ("--resume nowhere", "no checkpoint in"),
     ],
 )

@@ -61,17 +61,19 @@ def background() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait(20)
 
 
-def skip_without_root(text: str) -> None:
+def skip_if_impossible(text: str) -> None:
     reason = why_not()
     if "testbed" in text and reason is not None:
         pytest.skip(reason)
+    if "--engine ray" in text:
+        pytest.importorskip("ray", reason="needs Ray: pip install 'paceline[ray]'")
 
 
 @pytest.mark.parametrize(("page", "line"), commands(), ids=lambda value: value[:60])
 def test_every_command_of_the_docs_runs(
     page: str, line: str, workplace: Path, background: list[subprocess.Popen[bytes]]
 ) -> None:
-    skip_without_root(line)
+    skip_if_impossible(line)
     environment = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     if line.endswith("&"):
         command = ["bash", "-c", f"exec {line.removesuffix('&')}"]
@@ -91,7 +93,7 @@ def test_every_command_of_the_docs_runs(
 
 @pytest.mark.parametrize(("page", "text"), blocks("python"), ids=lambda value: value[:20])
 def test_every_snippet_of_the_docs_runs(page: str, text: str, tmp_path: Path) -> None:
-    skip_without_root(text)
+    skip_if_impossible(text)
     script = tmp_path / "snippet.py"
     script.write_text(text)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=110, check=False)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import msgspec
 
 from paceline.config import RunConfig
 from paceline.engines.control import Ended
-from paceline.engines.local import LocalEngine
+from paceline.engines.engine import Engine
 from paceline.errors import ConfigError, RunError, RunStopped
 from paceline.trace import Result, TraceTail, read_trace, tally
 from paceline.trace.events import Planned
@@ -20,7 +21,7 @@ from paceline.view.progress import RunProgress, live
 LOOK_S = 0.1
 
 
-def conduct(engine: LocalEngine, config: RunConfig, title: str = "", secret: str = "") -> Result:
+def conduct(engine: Engine, config: RunConfig, title: str = "", secret: str = "") -> Result:
     """Run to the end. Ctrl-C asks the run to save itself; a second one ends it at once."""
     folder = config.path
     (folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)))
@@ -32,7 +33,7 @@ def conduct(engine: LocalEngine, config: RunConfig, title: str = "", secret: str
         while ended is None:
             ended = _wait(engine, progress)
             _show(progress, trace, output)
-            for address in door.new_lines():
+            for address in door.new_lines() if config.near < config.workers else ():
                 progress.print(_invitation(config, address))
     return _finish(config, ended)
 
@@ -74,7 +75,7 @@ def _invitation(config: RunConfig, address: str) -> str:
     )
 
 
-def _wait(engine: LocalEngine, progress: RunProgress) -> Ended | None:
+def _wait(engine: Engine, progress: RunProgress) -> Ended | None:
     try:
         return engine.wait(LOOK_S)
     except KeyboardInterrupt:
@@ -101,9 +102,11 @@ def _finish(config: RunConfig, ended: Ended) -> Result:
         raise RunError(
             f"the store ended with status {ended.store_status}. Read {config.path}/logs/store.log."
         )
+    places = _places(config, ended)
     if result.status == "finished":
+        for place in places:
+            print(f"warning: {place}", file=sys.stderr)
         return result
-    logs = f"Read {config.path}/logs/."
     signals = {rank: -code for rank, code in ended.statuses.items() if code < 0}
     if total.end.user_mistake:
         raise ConfigError(total.end.detail)
@@ -112,7 +115,16 @@ def _finish(config: RunConfig, ended: Ended) -> Result:
         raise RunStopped(f"{total.end.detail}.{go_on if (config.path / 'checkpoint').exists() else ''}")
     killed = "".join(f" Rank {rank} ended by {_signal_name(number)}." for rank, number in signals.items())
     why = _why(total.failures, total.end.detail)
-    raise RunError(f"{total.end.detail.rstrip('.')}{why}.{killed} {logs}")
+    raise RunError(
+        f"{total.end.detail.rstrip('.')}{why}.{killed} {' '.join(places) or f'Read {config.path}/logs/.'}"
+    )
+
+
+def _places(config: RunConfig, ended: Ended) -> list[str]:
+    """Where workers that failed were, if not all were here, and what to read."""
+    failed = sorted(rank for rank in ended.hosts if ended.statuses.get(rank, 0) != 0)
+    logs = config.path / "logs"
+    return [f"Rank {rank} was on host {ended.hosts[rank]}; read {logs}/rank{rank}.log." for rank in failed]
 
 
 def _why(failures: list[Failure], said: str) -> str:

@@ -121,6 +121,22 @@ PrivateWeights = Annotated[
     ),
 ]
 HOSTS = "Several hosts"
+Engine = Annotated[
+    str,
+    typer.Option(
+        metavar="local|ray",
+        help="Who starts the workers: this machine, or Ray, on whatever nodes it has room (1 CPU each).",
+        rich_help_panel=HOSTS,
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT|auto",
+        help="The Ray to use, from one of its nodes. Default: RAY_ADDRESS, else one of the run's own.",
+        rich_help_panel=HOSTS,
+    ),
+]
 Listen = Annotated[
     str | None,
     typer.Option(

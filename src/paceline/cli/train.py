@@ -47,6 +47,8 @@ def train(
     bad_gradient: o.BadGradient = "stop",
     on_failure: o.OnFailure = "continue",
     private_weights: o.PrivateWeights = False,
+    engine: o.Engine = "local",
+    address: o.Address = None,
     listen: o.Listen = None,
     here: o.Here = None,
     host_patience: o.HostPatience = 30.0,
@@ -60,7 +62,7 @@ def train(
     runs: o.Runs = Path("runs"),
     json: o.Json = False,
 ) -> None:
-    """Train SCRIPT on several worker processes of this machine.
+    """Train SCRIPT on several worker processes, of this machine or wherever the engine places them.
 
     The script is an ordinary one: it calls paceline.join() and pace.prepare(model, optimizer, loader).
     Results go to a new folder under runs/: config, trace, result, weights as safetensors.
@@ -75,6 +77,8 @@ def train(
             "script": str(script),
             "args": tuple(args or ()),
             "workers": workers,
+            "engine": engine,
+            "address": address,
             "listen": listen,
             "here": here,
             "host_patience_s": host_patience,
@@ -118,12 +122,12 @@ def _run(asked: dict[str, Any], runs: Path, json: bool, secret_file: Path | None
         _check_words(asked)
         _as_worker(asked, runs)
     from paceline.cli.conduct import conduct
-    from paceline.engines.local import LocalEngine
 
     config = make_config(asked, runs)
-    warn_if_crowded(config.near, config.device_time_s)
+    if config.engine == "local":
+        warn_if_crowded(config.near, config.device_time_s)
     secret = _secret(config, secret_file)
-    with LocalEngine(config.script) as engine:
+    with _engine(config) as engine:
         result = conduct(engine, config, secret=secret)
     if json:
         print_json(result)
@@ -136,8 +140,19 @@ def _run(asked: dict[str, Any], runs: Path, json: bool, secret_file: Path | None
         print(f"{config.folder}")
 
 
+def _engine(config: Any) -> Any:
+    """Who starts the workers."""
+    if config.engine == "ray":
+        from paceline.engines.ray import RayEngine
+
+        return RayEngine(config.address)
+    from paceline.engines.local import LocalEngine
+
+    return LocalEngine(config.script)
+
+
 def _secret(config: Any, file: Path | None) -> str:
-    if config.listen is None:
+    if config.listen is None and file is None:
         return ""
     from paceline.cli.secret import secret_for
 
@@ -180,12 +195,28 @@ def make_config(asked: dict[str, Any], runs: Path) -> Any:
     from paceline.errors import ConfigError
 
     _check_words(asked)
+    _check_engine(asked)
     try:
         config = msgspec.convert(asked | {"run": "", "folder": ""}, RunConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{str(error).rstrip('.')}.") from None
     run, folder = new_run(runs, config.protocol or "script")
     return msgspec.structs.replace(config, run=run, folder=str(folder))
+
+
+def _check_engine(asked: dict[str, Any]) -> None:
+    """Flags that only some engines take."""
+    from paceline.errors import ConfigError
+
+    engine, address = asked.get("engine", "local"), asked.get("address")
+    if engine == "local" and address is not None:
+        raise ConfigError(f"--address {address} is where Ray is reached. Add --engine ray, or leave it out.")
+    if engine != "local" and asked.get("here") is not None:
+        raise ConfigError(f"--here starts workers on this machine, but --engine {engine} places all of them.")
+    if engine == "ray":
+        from paceline.engines.ray_cluster import check_ray
+
+        check_ray(address)
 
 
 def _check_words(asked: dict[str, Any]) -> None:

@@ -41,6 +41,8 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     statuses: dict[int, int]
     """Per rank, as the operating system reports it: negative for a signal."""
     store_status: int
+    hosts: dict[int, str] = {}
+    """Per rank, where it ran; empty when all ran here."""
 
 
 ToZygote = Launch | Stop

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import msgspec
 
 from paceline.config import RunConfig
-from paceline.errors import RunError
+from paceline.errors import RunError, RunStopped
 from paceline.fabric.channel import Channel
 from paceline.fabric.neighbours import find_neighbour
 from paceline.runtime.seat import Seat
@@ -43,15 +43,20 @@ class StoreOrder(msgspec.Struct, frozen=True):
 
     config: RunConfig
     secret: str
+    holder: int | None = None
+    """The process to end with, in good order; None: it outlives whoever started it."""
 
 
-def take_seat(meeting: Meeting, rank: int, config: RunConfig) -> Seat:
-    """This process's place in the run; its rank is what its engine says."""
+def take_seat(meeting: Meeting, rank: int, config: RunConfig, beside: bool = False) -> Seat:
+    """This process's place in the run; its rank is what its engine says, which may know, too, that the store
+    is on this host: then no relay is needed, and a store that is not there has ended."""
     until = time.monotonic() + PATIENCE_S
     while True:
         sock = find_neighbour(meeting.name)
         if sock is not None:
             return Seat(rank, config, Channel(sock))
+        if beside:
+            raise RunStopped("the run is over already.")
         if time.monotonic() > until:
             raise RunError(f"no relay came up on this host within {PATIENCE_S:g} s.")
         start_service("relay", msgspec.json.encode(meeting))
@@ -65,9 +70,18 @@ def open_store(config: RunConfig, secret: str) -> Meeting:
 
 def start_service(kind: str, order: bytes) -> str:
     """A process of its own session that outlives us, once it has said that it is ready: its first line."""
+    return launch_service(kind, order)[1]
+
+
+def launch_service(kind: str, order: bytes) -> tuple[subprocess.Popen[bytes], str]:
+    """The same, and the process itself."""
     command: Sequence[str] = (sys.executable, "-m", "paceline.engines.service", kind)
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=_environment()
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env=plain_environment(),
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -78,10 +92,10 @@ def start_service(kind: str, order: bytes) -> str:
     word, _, rest = line.partition(" ")
     if word != "ready":
         raise RunError(f"the {kind} of this run could not start: {rest or 'it ended without a word'}")
-    return rest
+    return process, rest
 
 
-def _environment() -> dict[str, str]:
-    """Ours, without what a launcher told its workers: the service is none of them."""
+def plain_environment() -> dict[str, str]:
+    """Ours, without what a launcher told its workers, for processes that are none of them."""
     launchers = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_", "OMP_NUM_THREADS")
     return {key: value for key, value in os.environ.items() if not key.startswith(launchers)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.engines.meeting import Meeting, StoreOrder
+from paceline.engines.zygote import die_with
 from paceline.errors import ConfigError, PacelineError
 from paceline.fabric.door import Enter
 from paceline.fabric.neighbours import wait_for_neighbours
@@ -38,7 +40,9 @@ def _store(order: bytes) -> int:
     request = msgspec.json.decode(order, type=StoreOrder)
     folder = request.config.path
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(request.config)))
+    if not (folder / "config.json").exists():  # else it stands there as it was asked for
+        (folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(request.config)))
+    stop = _stop_signal(request.holder)
 
     def ready(address: str) -> socket.socket:
         listener = wait_for_neighbours(Meeting(address, request.secret).name)
@@ -47,7 +51,16 @@ def _store(order: bytes) -> int:
         _say(f"ready {address}", folder / "logs" / "store.log")
         return listener
 
-    return serve_strangers(request.config, request.secret, ready)
+    return serve_strangers(request.config, request.secret, ready, stop)
+
+
+def _stop_signal(holder: int | None) -> int:
+    """Becomes readable when somebody sends SIGTERM, or when who holds us dies."""
+    stop = os.eventfd(0, os.EFD_CLOEXEC)
+    signal.signal(signal.SIGTERM, lambda *_: os.eventfd_write(stop, 1))
+    if holder is not None:
+        die_with(holder, signal.SIGTERM)
+    return stop
 
 
 def _relay(order: bytes) -> int:

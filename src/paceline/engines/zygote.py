@@ -111,7 +111,7 @@ class Brood:
 def main() -> None:
     """Serve the launcher whose process and socket are named on the command line."""
     launcher, fd, *wanted = sys.argv[1:]
-    _die_with(int(launcher))
+    die_with(int(launcher))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=int(fd)))
     _warm_up(wanted)
@@ -153,7 +153,7 @@ def _fork(body: Callable[[], int], log: Path) -> int:
         return pid
     status = 1
     try:
-        _die_with(parent)
+        die_with(parent)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _redirect(log)
@@ -175,9 +175,10 @@ def _redirect(log: Path) -> None:
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Get this signal when our parent dies, whatever it dies of."""
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(PR_SET_PDEATHSIG, by)
     if os.getppid() != parent:  # it died before we said that
         os._exit(1)
 

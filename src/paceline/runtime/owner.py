@@ -162,7 +162,7 @@ class Owner:
 
     def _maybe_begin(self) -> None:
         complete = len(self.members) == self.config.workers and all(x.registered for x in self.living)
-        if complete and self.living and self._run is None:
+        if complete and self.living and self._run is None and self.halted is None:
             self._begin()
 
     def _join_late(self, member: Member, run: Assembly) -> None:

@@ -98,7 +98,7 @@ class Relay:
         """Until the last worker is gone and the store knows it."""
         try:
             self._dialer.open()
-            while any(not x.gone for x in self._locals) or not self._locals:
+            while any(not x.gone for x in self._locals) or not (self._locals or self._hopeless):
                 for fd, _ in self._epoll.poll():
                     self._turn(fd)
             self._wait_for_the_last_word()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import os
 import random
 import runpy
 import sys
@@ -18,7 +19,7 @@ from paceline.errors import ConfigError, PacelineError, RunError, RunStopped
 from paceline.runtime import seat as seats
 from paceline.runtime.joining import joined
 from paceline.runtime.link import StoreLink
-from paceline.runtime.messages import Failed
+from paceline.runtime.messages import Failed, Hello
 from paceline.runtime.seat import Seat
 from paceline.runtime.solo import LonePace
 from paceline.runtime.worker import WorkerPace
@@ -41,11 +42,6 @@ def run_script(seat: Seat, threads: int) -> int:
     error: BaseException | None = None
     try:
         runpy.run_path(config.script, run_name="__main__")
-        if joined() is None:
-            raise ConfigError(
-                f"{config.script} never called paceline.join(...), so its workers cannot find each other. "
-                "Add `pace = paceline.join()` and `pace.prepare(model, optimizer, loader)`."
-            )
     except SystemExit as stop:
         if stop.code not in (None, 0):
             error = RunError(f"the script exited with {stop.code}")
@@ -55,6 +51,11 @@ def run_script(seat: Seat, threads: int) -> int:
             traceback.print_exc()
         elif not isinstance(caught, RunStopped | ConfigError):
             print(caught, file=sys.stderr)
+    if error is None and joined() is None:
+        error = ConfigError(
+            f"{config.script} never called paceline.join(...), so its workers cannot find each other. "
+            "Add `pace = paceline.join()` and `pace.prepare(model, optimizer, loader)`."
+        )
     return end_script(seat, error)
 
 
@@ -71,6 +72,7 @@ def end_script(seat: Seat, error: BaseException | None) -> int:
         pace.close(status, text, isinstance(error, ConfigError))
     elif seat.channel is not None and error is not None:
         with contextlib.suppress(OSError):
+            seat.channel.send(Hello(os.getpid(), None, {}, seat.rank))  # it never got so far
             seat.channel.send(Failed("config" if isinstance(error, ConfigError) else "error", text))
     elif error is not None:
         _leave_a_trace(seat, error, text)

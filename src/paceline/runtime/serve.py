@@ -49,14 +49,16 @@ def serve(config: RunConfig, workers: list[tuple[Channel, int]], stop: int, secr
     return _see_through(owner, loop)
 
 
-def serve_strangers(config: RunConfig, secret: str, ready: Callable[[str], socket.socket]) -> int:
+def serve_strangers(
+    config: RunConfig, secret: str, ready: Callable[[str], socket.socket], stop: int | None = None
+) -> int:
     """Hold the store for workers that somebody else started; `ready` is told the address, and gives what
     neighbours come through."""
     owner = Owner(config, time.monotonic)
     guests = _guests(config, secret)
     assert guests is not None, "a store for strangers listens"
     listener = ready(show_address(*guests.address))
-    status = _see_through(owner, RealLoop(owner, [], None, guests, listener))
+    status = _see_through(owner, RealLoop(owner, [], stop, guests, listener))
     result = tally(read_trace(config.path)).result()
     (config.path / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)))
     return status

@@ -1,0 +1,167 @@
+"""Ray as an engine: the same runs, wherever Ray has room."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from paceline.trace import read_trace
+from paceline.trace.events import Decided, WorkerJoined
+from support.command import error_lines, run_command, start_command
+from support.rays import MISSING, TwoNodes, ray_for_a_module, run_in, short_folder, workers_left
+from support.runs import SCRIPTS, Lab, once, wait_until
+from support.tensors import assert_equal
+from support.testbed import Testbeds
+
+SAMPLES, BATCH, EPOCHS = 240, 4, 3
+SIZES = ("--samples", SAMPLES, "--batch", BATCH, "--epochs", EPOCHS)
+SCRIPT = SCRIPTS / "train.py"
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """One Ray for all tests of this file."""
+    with ray_for_a_module(cpus=4) as address:
+        yield address
+
+
+class OnRay:
+    """`paceline train` on the Ray of this file."""
+
+    def __init__(self, address: str, folder: Path) -> None:
+        self.address, self.folder = address, folder
+        self.latest = folder / "runs" / "latest"
+
+    def start(self, script: Path, *words: object) -> subprocess.Popen[str]:
+        """Begin a run."""
+        return start_command(
+            "train", script, "--engine", "ray", "--address", self.address, *words, cwd=self.folder
+        )
+
+    def until_pushes(self, number: int) -> None:
+        """Wait until the trace shows this many decisions."""
+        wait_until(lambda: len(self.seen(Decided)) >= number, f"{number} decisions are made")
+
+    def seen(self, kind: type[Any]) -> list[Any]:
+        """Events of a kind, by now."""
+        trace = self.latest / "trace.jsonl"
+        there = trace.exists() and trace.stat().st_size
+        return [event for event in read_trace(trace) if isinstance(event, kind)] if there else []
+
+    def end(self, command: subprocess.Popen[str], status: int = 0) -> str:
+        """Wait for the end; what it said on standard error."""
+        _, errors = command.communicate(timeout=200)
+        assert command.returncode == status, errors
+        return errors
+
+
+@pytest.fixture
+def ray(address: str, lab: Lab, tmp_path: Path) -> Iterator[OnRay]:
+    """Afterwards no worker may be left on it."""
+    yield OnRay(address, tmp_path)
+    wait_until(lambda: not workers_left(), "workers on Ray are gone", 20)
+
+
+def test_bsp_on_ray_equals_the_local_engine_bit_for_bit(ray: OnRay, lab: Lab) -> None:
+    sizes = ("normed", *SIZES, "--shuffle")
+    near = lab.trained("train.py", *sizes, workers=2, protocol="bsp", seed=5)
+    ray.end(ray.start(SCRIPT, "--workers", 2, "--protocol", "bsp", "--seed", 5, "--", *sizes))
+    far = run_in(ray.latest)
+    assert_equal(far.weights, near.weights)
+    assert far.used() == once(EPOCHS, SAMPLES)
+    assert far.result.samples == near.result.samples
+    assert (ray.latest / "address").read_text().startswith("127.0.0.1:")
+
+
+def test_dssp_on_ray_keeps_its_bound_although_an_actor_is_killed_with_its_worker(ray: OnRay) -> None:
+    flags = ("-p", "dssp", "--set", "lower=1", "--set", "upper=4", "--workers", 2)
+    command = ray.start(SCRIPT, *flags, "--device-time", 0.02, "--slow", "1:3", "--", "momentum", *SIZES)
+    ray.until_pushes(40)
+    [pid] = [event.pid for event in ray.seen(WorkerJoined) if event.worker == 1]
+    os.kill(parent_of(pid), signal.SIGKILL)
+    errors = ray.end(command)
+    run = run_in(ray.latest)
+    assert run.result.max_clock_gap is not None
+    assert run.result.max_clock_gap <= 4
+    assert run.used() == once(EPOCHS, SAMPLES)
+    assert run.died == {1}
+    assert f"Rank 1 was on host {socket.gethostname()}; read runs/" in errors
+
+
+def parent_of(pid: int) -> int:
+    """A worker's actor."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_failing_script_is_reported_with_rank_host_and_log(ray: OnRay, lab: Lab) -> None:
+    script = lab.script("print('so far')\n1 / 0\n")
+    [error] = error_lines(ray.end(ray.start(script, "--workers", 2), status=1))
+    told = re.search(r"rank (\d) failed before training began: ZeroDivisionError", error)
+    assert told is not None, error
+    log = ray.latest.resolve() / "logs" / f"rank{told[1]}.log"
+    assert f"Rank {told[1]} was on host {socket.gethostname()}; read runs/{log.parts[-3]}/" in error
+    assert "so far" in log.read_text()
+    assert "ZeroDivisionError" in log.read_text()
+
+
+def test_ctrl_c_on_ray_leaves_a_checkpoint_and_resume_goes_on_there(ray: OnRay) -> None:
+    flags = ("-p", "ssp", "--device-time", 0.01)
+    command = ray.start(SCRIPT, *flags, "--", "momentum", "--samples", 600, "--epochs", 3)
+    ray.until_pushes(8)
+    os.kill(command.pid, signal.SIGINT)
+    [error] = error_lines(ray.end(command, status=1))
+    assert "--resume" in error
+    first = run_in(ray.latest.resolve())
+    assert first.result.status == "stopped"
+    resumed = run_command("train", SCRIPT, "--resume", first.folder, cwd=ray.folder, timeout_s=200)
+    assert resumed.returncode == 0, resumed.stderr
+    second = run_in(ray.latest)
+    assert second.config.engine == "ray"
+    assert first.used() + second.used() == once(3, 600)
+
+
+def test_no_ray_at_an_address_is_said_at_once(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason=MISSING)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    done = run_command("train", SCRIPT, "--engine", "ray", "--address", address, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"no Ray at {address}: Connection refused" in error_lines(done.stderr)[0]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_ray_one_line_says_what_to_install(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['ray'] = None; from paceline.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "train", str(SCRIPT), "--engine", "ray"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert error_lines(done.stderr) == ["error: --engine ray needs Ray: pip install 'paceline[ray]'."]
+
+
+def test_bsp_over_two_nodes_of_ray_on_two_hosts_equals_the_local_engine_bit_for_bit(
+    testbeds: Testbeds, lab: Lab, tmp_path: Path
+) -> None:
+    near = lab.trained("train.py", "normed", *SIZES, workers=4, protocol="bsp")
+    bed = testbeds("a", "b", link_mbit=1000)
+    with short_folder() as folder:
+        nodes = TwoNodes(bed["a"], bed["b"], folder)
+        flags = ("--workers", 4, "--protocol", "bsp", "--", "normed", *SIZES)
+        result = nodes.train(SCRIPT, *flags, cwd=tmp_path)
+        bed["b"].kill()
+        bed["a"].kill()
+    assert result.status == "finished"
+    assert result.samples == SAMPLES * EPOCHS
+    latest = tmp_path / "runs" / "latest"
+    assert_equal(load_file(latest / "weights.safetensors"), near.weights)
+    assert (latest / "address").read_text().startswith(bed["a"].address)
