@@ -31,10 +31,12 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     protocol: str | None = None
     """None: what the script names in `join`, else bsp."""
     settings: dict[str, Any] = {}
-    engine: Literal["local", "ray"] = "local"
-    """Who starts the workers: this machine, or Ray, wherever it has room."""
+    engine: Literal["local", "ray", "spark"] = "local"
+    """Who starts the workers: this machine, Ray, wherever it has room, or Spark, one task each."""
     address: str | None = None
-    """Where the engine is reached, if it is one that runs already."""
+    """Where Ray is reached, if it runs already."""
+    master: str | None = None
+    """Where Spark is reached; None: it is started on this machine."""
     seed: int = 0
     target: float | None = None
     """Accuracy whose first reaching is *time to target*."""

@@ -67,8 +67,11 @@ def skip_if_impossible(text: str) -> None:
         pytest.skip(reason)
     if "--engine ray" in text:
         pytest.importorskip("ray", reason="needs Ray: pip install 'paceline[ray]'")
+    if "--engine spark" in text or "pyspark" in text:
+        pytest.importorskip("pyspark", reason="needs PySpark: pip install 'paceline[spark]'")
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("page", "line"), commands(), ids=lambda value: value[:60])
 def test_every_command_of_the_docs_runs(
     page: str, line: str, workplace: Path, background: list[subprocess.Popen[bytes]]
@@ -85,18 +88,21 @@ def test_every_command_of_the_docs_runs(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=230,
         check=False,
     )
     assert done.returncode == 0, f"{page}: {line}\n{done.stdout}\n{done.stderr}"
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("page", "text"), blocks("python"), ids=lambda value: value[:20])
 def test_every_snippet_of_the_docs_runs(page: str, text: str, tmp_path: Path) -> None:
     skip_if_impossible(text)
     script = tmp_path / "snippet.py"
     script.write_text(text)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=230, check=False
+    )
     assert done.returncode == 0, f"{page}\n{done.stderr}"
 
 

@@ -201,6 +201,35 @@ def test_asynchronous_easgd_saves_its_centre(lab: Lab) -> None:
     assert not torch.equal(moved.weights["0.weight"], model.state_dict()["0.weight"])
 
 
+STEADY = """
+import torch, paceline
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.join()
+model = torch.nn.Linear(3, 1)
+loader = DataLoader(TensorDataset(torch.ones(120, 3)), batch_size=2)
+model, optimizer, loader = pace.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
+for (x,) in loader:
+    model(x).mean().backward()
+    pace.report(loss=0.5)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_deepspark_exchanges_as_often_as_the_reported_loss_says(lab: Lab) -> None:
+    """With constant loss: after a period, then every period + 1 iterations, and what is left at the end."""
+    period = 3
+    settings = {"mode": "asynchronous", "adaptive": True, "period": period}
+    dials: dict[str, Any] = {"device_time_s": 0.003, "slow": {0: 3.0}, "settings": settings}
+    run = lab.trained(lab.script(STEADY), workers=3, protocol="easgd", **dials)
+    for rank in range(3):
+        iterations = sum(push.pushed == rank for push in run.pushes)
+        rounds, rest = divmod(iterations - period, period + 1)
+        assert sum(event.workers == (rank,) for event in run.of(Exchanged)) == 1 + rounds + (rest > 0)
+    assert run.result.waiting_share == pytest.approx([0, 0, 0], abs=0.05)
+
+
 # -- evaluation and what is saved -------------------------------------------------------------------
 
 

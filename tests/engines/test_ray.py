@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from paceline.trace import read_trace
 from paceline.trace.events import Decided, WorkerJoined
 from support.command import error_lines, run_command, start_command
-from support.rays import MISSING, TwoNodes, ray_for_a_module, run_in, short_folder, workers_left
+from support.rays import MISSING, OneNode, TwoNodes, ray_for_a_module, run_in, short_folder
 from support.runs import SCRIPTS, Lab, once, wait_until
 from support.tensors import assert_equal
 from support.testbed import Testbeds
@@ -30,10 +30,10 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+def node() -> Iterator[OneNode]:
     """One Ray for all tests of this file."""
-    with ray_for_a_module(cpus=4) as address:
-        yield address
+    with ray_for_a_module(cpus=2) as node:
+        yield node
 
 
 class OnRay:
@@ -67,10 +67,10 @@ class OnRay:
 
 
 @pytest.fixture
-def ray(address: str, lab: Lab, tmp_path: Path) -> Iterator[OnRay]:
+def ray(node: OneNode, lab: Lab, tmp_path: Path) -> Iterator[OnRay]:
     """Afterwards no worker may be left on it."""
-    yield OnRay(address, tmp_path)
-    wait_until(lambda: not workers_left(), "workers on Ray are gone", 20)
+    yield OnRay(node.address, tmp_path)
+    wait_until(lambda: not node.workers_left(), "workers on Ray are gone", 20)
 
 
 def test_bsp_on_ray_equals_the_local_engine_bit_for_bit(ray: OnRay, lab: Lab) -> None:
@@ -150,7 +150,7 @@ def test_without_ray_one_line_says_what_to_install(tmp_path: Path) -> None:
 
 
 def test_bsp_over_two_nodes_of_ray_on_two_hosts_equals_the_local_engine_bit_for_bit(
-    testbeds: Testbeds, lab: Lab, tmp_path: Path
+    lab: Lab, testbeds: Testbeds, tmp_path: Path
 ) -> None:
     near = lab.trained("train.py", "normed", *SIZES, workers=4, protocol="bsp")
     bed = testbeds("a", "b", link_mbit=1000)

@@ -209,3 +209,9 @@ def test_every_peer_is_simulated_with_compressed_bytes(protocol: str) -> None:
 def test_what_cannot_be_compressed_is_refused_as_in_a_real_run(protocol: str, way: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         simulate_peers(make_peer(protocol), cluster(), iterations=2, compress=parse_compression(way))
+
+
+def test_a_period_that_follows_the_loss_is_refused_where_there_is_none() -> None:
+    made = make_peer("easgd", {"mode": "asynchronous", "adaptive": True, "period": 2})
+    with pytest.raises(ConfigError, match=r"goes by the training loss.* run it for real"):
+        simulate_peers(made, cluster(), iterations=8)

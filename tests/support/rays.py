@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,20 +63,33 @@ ray.shutdown()
 """In a process of its own: Ray's open files and processes are no business of the tests' warnings."""
 
 
+@dataclass(frozen=True)
+class OneNode:
+    """A Ray that is up."""
+
+    address: str
+    mark: str
+
+    def workers_left(self) -> list[int]:
+        """Processes that an actor started and that are still there."""
+        return processes_of(self.mark, "paceline.engines.worker")
+
+
 @contextmanager
-def ray_for_a_module(cpus: int) -> Iterator[str]:
-    """A Ray of one node; its address. Whoever is started in the meantime knows its token."""
+def ray_for_a_module(cpus: int) -> Iterator[OneNode]:
+    """A Ray of one node. Whoever is started in the meantime knows its token, but does not carry its mark."""
     pytest.importorskip("ray", reason=MISSING)
     environment = ray_environment()
     with short_folder() as folder, pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        outside = {name: value for name, value in os.environ.items() if name != TOKEN}  # it outlives the runs
+        for name in set(environment) - {OURS}:
+            patch.setenv(name, environment[name])
+        own = os.environ | environment
+        outside = {name: value for name, value in own.items() if name != TOKEN}  # it outlives the runs
         command = [sys.executable, "-c", HOLD, folder, str(cpus)]
         with subprocess.Popen(command, stdin=-1, stdout=-1, env=outside, text=True) as holder:
             assert holder.stdin is not None
             assert holder.stdout is not None
-            yield holder.stdout.readline().strip()
+            yield OneNode(holder.stdout.readline().strip(), environment[OURS])
             holder.stdin.close()
             holder.wait(30)
         wait_until(lambda: not processes_of(environment[OURS]), "Ray is gone", 30)
@@ -101,11 +115,6 @@ def processes_of(mark: str, command: str = "") -> list[int]:
             except OSError:
                 continue
     return found
-
-
-def workers_left() -> list[int]:
-    """Processes that an actor started and that are still there."""
-    return processes_of(os.environ[OURS], "paceline.engines.worker")
 
 
 class TwoNodes:

@@ -124,8 +124,9 @@ HOSTS = "Several hosts"
 Engine = Annotated[
     str,
     typer.Option(
-        metavar="local|ray",
-        help="Who starts the workers: this machine, or Ray, on whatever nodes it has room (1 CPU each).",
+        metavar="local|ray|spark",
+        help="Who starts the workers: this machine; Ray, wherever it has room (1 CPU each); or Spark, "
+        "one task each, in its executors.",
         rich_help_panel=HOSTS,
     ),
 ]
@@ -134,6 +135,14 @@ Address = Annotated[
     typer.Option(
         metavar="HOST:PORT|auto",
         help="The Ray to use, from one of its nodes. Default: RAY_ADDRESS, else one of the run's own.",
+        rich_help_panel=HOSTS,
+    ),
+]
+Master = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="With --engine spark: Spark's master, for instance spark://host:7077. Default: local[*].",
         rich_help_panel=HOSTS,
     ),
 ]

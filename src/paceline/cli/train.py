@@ -19,6 +19,7 @@ from paceline.cli.common import (
     parse_weighting,
     print_json,
 )
+from paceline.cli.engines import check_engine, open_engine
 
 
 def train(
@@ -49,6 +50,7 @@ def train(
     private_weights: o.PrivateWeights = False,
     engine: o.Engine = "local",
     address: o.Address = None,
+    master: o.Master = None,
     listen: o.Listen = None,
     here: o.Here = None,
     host_patience: o.HostPatience = 30.0,
@@ -79,6 +81,7 @@ def train(
             "workers": workers,
             "engine": engine,
             "address": address,
+            "master": master,
             "listen": listen,
             "here": here,
             "host_patience_s": host_patience,
@@ -127,7 +130,7 @@ def _run(asked: dict[str, Any], runs: Path, json: bool, secret_file: Path | None
     if config.engine == "local":
         warn_if_crowded(config.near, config.device_time_s)
     secret = _secret(config, secret_file)
-    with _engine(config) as engine:
+    with open_engine(config) as engine:
         result = conduct(engine, config, secret=secret)
     if json:
         print_json(result)
@@ -138,17 +141,6 @@ def _run(asked: dict[str, Any], runs: Path, json: bool, secret_file: Path | None
 
         Console(stderr=True).print(summary(result))
         print(f"{config.folder}")
-
-
-def _engine(config: Any) -> Any:
-    """Who starts the workers."""
-    if config.engine == "ray":
-        from paceline.engines.ray import RayEngine
-
-        return RayEngine(config.address)
-    from paceline.engines.local import LocalEngine
-
-    return LocalEngine(config.script)
 
 
 def _secret(config: Any, file: Path | None) -> str:
@@ -195,28 +187,13 @@ def make_config(asked: dict[str, Any], runs: Path) -> Any:
     from paceline.errors import ConfigError
 
     _check_words(asked)
-    _check_engine(asked)
+    check_engine(asked)
     try:
         config = msgspec.convert(asked | {"run": "", "folder": ""}, RunConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{str(error).rstrip('.')}.") from None
     run, folder = new_run(runs, config.protocol or "script")
     return msgspec.structs.replace(config, run=run, folder=str(folder))
-
-
-def _check_engine(asked: dict[str, Any]) -> None:
-    """Flags that only some engines take."""
-    from paceline.errors import ConfigError
-
-    engine, address = asked.get("engine", "local"), asked.get("address")
-    if engine == "local" and address is not None:
-        raise ConfigError(f"--address {address} is where Ray is reached. Add --engine ray, or leave it out.")
-    if engine != "local" and asked.get("here") is not None:
-        raise ConfigError(f"--here starts workers on this machine, but --engine {engine} places all of them.")
-    if engine == "ray":
-        from paceline.engines.ray_cluster import check_ray
-
-        check_ray(address)
 
 
 def _check_words(asked: dict[str, Any]) -> None:

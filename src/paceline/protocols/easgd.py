@@ -11,6 +11,12 @@ the local step. alpha is beta divided by the workers there are, so that it follo
 the optimizer Nesterov momentum. In step with each other, all keep the centre themselves, so there is no
 server. Asynchronously each exchanges with the one centre whenever it comes round, without waiting; there an
 exchange is carried out as a whole (the authors' server takes no lock, and may hand out half an update).
+
+DeepSpark (Kim, Park, Jang, Yoon, 2016) is the asynchronous form with an adaptive period: a worker exchanges
+after the step with which the training loss it has added up since its last exchange exceeds what it had
+added up in its first `period` iterations. So the period grows to about period x first loss / loss, and a
+worker whose loss rises talks more often. What is left at the end is exchanged then. Unlike DeepSpark's, the
+distance of two exchanges is clamped (`shortest`, `longest`). The loss is what the script reported last.
 """
 
 from __future__ import annotations
@@ -44,6 +50,12 @@ class EASGD(Peer):
 
     mode: Literal["synchronous", "asynchronous"] = "synchronous"
     """Whether all exchange at the same time, or each when it comes round."""
+    adaptive: bool = False
+    """Asynchronous only: exchange by added-up training loss; `period` then only calibrates it (DeepSpark)."""
+    shortest: int = 1
+    """Adaptive only: at least so many iterations between two exchanges."""
+    longest: int = 0
+    """Adaptive only: at most so many iterations between two exchanges; 0: ten periods."""
 
     def __post_init__(self) -> None:
         check_period("EASGD", self.period)
@@ -51,22 +63,42 @@ class EASGD(Peer):
             raise ConfigError(
                 f"EASGD beta must be in [0, 1], got {self.beta:g}: beyond 1 the centre overshoots the mean."
             )
+        if self.adaptive and self.mode != "asynchronous":
+            raise ConfigError(
+                "EASGD with an adaptive period is asynchronous: workers differ in when they exchange. "
+                "Set mode=asynchronous."
+            )
+        if not 1 <= self.shortest <= self.most:
+            raise ConfigError(
+                f"EASGD needs 1 <= shortest <= longest iterations between exchanges, got {self.shortest} and "
+                f"{self.most}."
+            )
 
     @property
     def plain_alone(self) -> bool:
         return False
 
+    @property
+    def most(self) -> int:
+        """The longest way between two adaptive exchanges."""
+        return self.longest or 10 * self.period
+
     def start(self, me: Me) -> None:
         begin(me)
+        me.private.last, me.private.added, me.private.told, me.private.threshold = 0, 0.0, 0, None
 
     def iteration(self, me: Me) -> Steps:
         gradient = yield Compute()
+        if self.adaptive:
+            yield Step(gradient)
+            if self.due(me):
+                yield from self.exchange(me)
+            return
         if me.count % self.period:
             yield Step(gradient)
             return
         if self.mode == "asynchronous":
-            rate = self.beta / max(1, len(me.members))
-            pull = yield Exchange(me.parameters, Rule.ELASTIC, CENTRE, rate=rate)
+            pull = yield self.pull(me)
             yield Step(gradient)
             me.parameters[:] = me.parameters - pull
             return
@@ -75,6 +107,44 @@ class EASGD(Peer):
         workers = yield Agree(1, How.SUM)
         yield from move(me, stretch, self.pull_centre, remainder=None)  # the spring stays stretched
         me.parameters[:] = me.parameters + (self.beta / workers) * stretch
+
+    def due(self, me: Me) -> bool:
+        """Whether an exchange follows this iteration; the first one sets the threshold."""
+        memory, done = me.private, me.count + 1
+        memory.added += me.loss or 0.0
+        memory.told += me.loss is not None
+        if memory.threshold is None:
+            if done == self.period:
+                memory.threshold = self.calibrate(memory.added, memory.told)
+            return done == self.period
+        since: int = done - memory.last
+        enough: bool = memory.added > memory.threshold > 0
+        return since >= self.most or (since >= self.shortest and enough)
+
+    def calibrate(self, added: float, told: int) -> float:
+        """The loss of a period; a script that reports after its step has told one less by then."""
+        if not told:
+            raise ConfigError(
+                f"EASGD with an adaptive period goes by the training loss, and in {self.period} iterations "
+                "there was none. Call pace.report(loss=...) before optimizer.step(). A simulation of times "
+                "has no losses: run it for real, paceline train SCRIPT."
+            )
+        return added if told == self.period else added * self.period / told
+
+    def exchange(self, me: Me) -> Steps:
+        """Both ends of the spring give way."""
+        pull = yield self.pull(me)
+        me.parameters[:] = me.parameters - pull
+        me.private.last, me.private.added = me.count + 1, 0.0
+
+    def pull(self, me: Me) -> Exchange:
+        """The spring, seen from one end."""
+        rate = self.beta / max(1, len(me.members))
+        return Exchange(me.parameters, Rule.ELASTIC, CENTRE, rate=rate)
+
+    def settle(self, me: Me) -> Steps:
+        if self.adaptive and me.private.last < me.count:
+            yield from self.exchange(me)
 
     def pull_centre(self, me: Me, mean: Vector) -> None:
         """The springs' pull on the centre."""

@@ -194,6 +194,8 @@ class Me:
     """Iterations this worker has completed."""
     samples: int = 0
     """Samples behind the gradient it computed last."""
+    loss: float | None = None
+    """The training loss that its script reported last."""
     agreed: SimpleNamespace = field(default_factory=SimpleNamespace)
     """Memory that is the same on every worker."""
     private: SimpleNamespace = field(default_factory=SimpleNamespace)

@@ -19,6 +19,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paceline.errors import ConfigError, RunError
+from paceline.runtime import seat
+from paceline.runtime.partition import Partition
 
 Metrics = Mapping[str, float] | float
 
@@ -67,6 +69,16 @@ class Pace(ABC):
             self._prepare_scheduler(scheduler)
         results = tuple(loader if o in loaders else o for o in objects)
         return results[0] if len(results) == 1 else results
+
+    def partition(self, shuffle: bool = False) -> Partition:
+        """The rows that the engine has for this worker alone (Spark's `train_on`), as an iterable dataset."""
+        place = seat.mine()
+        if place is None or place.partition is None:
+            raise ConfigError(
+                "pace.partition(): this worker was given no rows. Start the run with "
+                "paceline.engines.spark.train_on(data, script), or use a dataset of your own."
+            )
+        return Partition(place.partition, shuffle, place.config.seed + self.rank)
 
     def epochs(self, count: int) -> Iterator[int]:
         """`range(count)`, telling the run how long it is going to be (progress bars like to know)."""

@@ -136,6 +136,7 @@ class PeerPace(WorkerPace):
         looks = config.bad_gradient == "skip" or config.compress != "none"
         if looks and not math.isfinite(gradient.dot(gradient)):
             gradient = self._nothing()
+        self._me.loss = self._values.get("loss", self._me.loss)
         self._record = self._push(compute_s, (), self._changed() if self._shared else None)
         self._me.samples = 0 if gradient.norm == 0.0 else self._samples
         self._advance(gradient)

@@ -16,6 +16,8 @@ class Seat:
     config: RunConfig
     channel: Channel | None
     """The way to the store; None for a lone worker, which needs none."""
+    partition: int | None = None
+    """An open file with the rows that its engine has for this worker alone."""
 
 
 _seat: Seat | None = None

@@ -16,6 +16,7 @@ from paceline.runtime.link import StoreLink
 from paceline.runtime.loader import Dispensed, Orders, PacedLoader, StridedLoader, source_of
 from paceline.runtime.messages import Push
 from paceline.runtime.pace import Pace, catch_up, replace_step
+from paceline.runtime.partition import Partition
 from paceline.store.budget import Batch
 from paceline.store.optimizers import GroupSettings, OptimizerSpec, describe_optimizer, group_settings
 
@@ -56,7 +57,8 @@ class WorkerPace(Pace):
             self._emulation.begin()
             return None
         if source is None:
-            return StridedLoader(loader, self.rank, self.size, self._arrived)
+            rank, size = (0, 1) if isinstance(loader.dataset, Partition) else (self.rank, self.size)
+            return StridedLoader(loader, rank, size, self._arrived)
         orders = Orders(sampler, source.units, self._link.config.seed)
         return PacedLoader(loader, Dispensed(self._link, orders, source, whole, ready.epoch), self._arrived)
 

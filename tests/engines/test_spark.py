@@ -1,0 +1,229 @@
+"""Spark starts the workers: the same run as on one machine, in executors of real Spark clusters."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+pytest.importorskip("pyspark", reason="PySpark is not installed: make test-spark")
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from paceline.cli.conduct import conduct
+from paceline.engines.control import Ended
+from paceline.engines.spark import SparkEngine, check_slots, connect, train_on
+from paceline.errors import ConfigError, RunError
+from paceline.trace import read_trace
+from paceline.trace.events import Exchanged
+from support.runs import TOKEN, Lab, Run, wait_until
+from support.spark import Cluster, end_spark
+from support.tensors import assert_close
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+FAILS = """
+import os, torch, paceline
+from torch.utils.data import DataLoader, TensorDataset
+pace = paceline.join()
+model = torch.nn.Linear(2, 1)
+loader = DataLoader(TensorDataset(torch.zeros(400, 2)), batch_size=2)
+model, optimizer, loader = pace.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+for step, (x,) in enumerate(loader):
+    if step == 5 and pace.rank == 1:
+        raise LookupError("the cupboard is bare")
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+ROWS = """
+import torch, paceline
+from torch.utils.data import DataLoader
+pace = paceline.join()
+model = torch.nn.Linear(2, 1)
+loader = DataLoader(pace.partition(shuffle=True), batch_size=4)
+model, optimizer, loader = pace.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
+for epoch in pace.epochs(2):
+    seen = []
+    for rows in loader:
+        seen += rows["id"].tolist()
+        loss = (model(torch.stack(rows["features"], 1).float()) ** 2).mean() + 1
+        loss.backward()
+        pace.report(loss=loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    print("rows", epoch, seen)
+"""
+
+
+@pytest.fixture(scope="module")
+def around(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Whatever these tests start, JVMs included, carries a token of their own, and is gone afterwards."""
+    before = os.environ.get(TOKEN)
+    lab = Lab(tmp_path_factory.mktemp("spark"))
+    yield lab
+    lab.close()
+    wait_until(lambda: not lab.leftovers(), "all processes are gone", 60)
+    os.environ.pop(TOKEN)
+    if before is not None:
+        os.environ[TOKEN] = before
+
+
+@pytest.fixture(scope="module")
+def spark(around: Lab) -> Iterator[SparkContext]:
+    """Two executors in processes of their own, for all tests here: they start slowly."""
+    context = connect("local-cluster[2,1,1024]")
+    yield context
+    end_spark(context)
+
+
+@pytest.fixture
+def lab(around: Lab, tmp_path: Path) -> Lab:
+    around.root = tmp_path
+    return around
+
+
+def on_spark(lab: Lab, spark: SparkContext, script: str | Path, *args: object, **dials: Any) -> Run:
+    """A whole run, conducted as the command does it; it raises what the command would say."""
+    config, engine = lab.config(script, *args, workers=2, **dials), SparkEngine(spark)
+    try:
+        conduct(engine, config)
+    finally:
+        engine.close()
+    return Run(config, Ended({}, 0))
+
+
+def test_bsp_equals_the_local_engine_to_rounding(lab: Lab, spark: SparkContext) -> None:
+    """Spark's classic data parallelism, a map-reduce of gradients: one process with the union batch."""
+    there = on_spark(lab, spark, "train.py", "momentum", protocol="bsp", seed=3)
+    here = lab.trained("train.py", "momentum", workers=2, protocol="bsp", seed=3)
+    assert_close(there.weights, here.weights, 1e-6)
+    assert there.used() == here.used()
+
+
+def test_averaging_weights_after_every_step_is_averaging_gradients(lab: Lab, spark: SparkContext) -> None:
+    """Map-reduce of weights with one local step each, against gradients: the same for plain SGD."""
+    sizes = ("sgd", "--samples", 32, "--epochs", 1)
+    there = on_spark(lab, spark, "train.py", *sizes, protocol="local_sgd", settings={"period": 1})
+    here = lab.trained("train.py", *sizes, workers=2, protocol="allreduce")
+    assert_close(there.weights, here.weights, 1e-5)
+
+
+def test_dssp_keeps_its_bound(lab: Lab, spark: SparkContext) -> None:
+    dials: dict[str, Any] = {"slow": {1: 4.0}, "device_time_s": 0.003, "settings": {"lower": 1, "upper": 3}}
+    run = on_spark(lab, spark, "train.py", "momentum", "--samples", 240, protocol="dssp", **dials)
+    assert run.result.max_clock_gap is not None
+    assert 1 <= run.result.max_clock_gap <= 3
+
+
+def test_a_script_that_fails_is_reported_with_rank_host_and_log(lab: Lab, spark: SparkContext) -> None:
+    with pytest.raises(RunError) as told:
+        on_spark(lab, spark, lab.script(FAILS), protocol="bsp", on_failure="stop")
+    found = re.search(r"Rank 1 was on host (\S+); read (\S+/rank1\.log)\.$", str(told.value))
+    assert "LookupError: the cupboard is bare" in str(told.value)
+    assert found, told.value
+    assert found[1] == socket.gethostname()
+    log = Path(found[2])
+    assert "Traceback" in log.read_text()
+
+
+def test_a_worker_that_ends_before_it_joins_does_not_hang_the_others(lab: Lab, spark: SparkContext) -> None:
+    text = (
+        "import os, paceline\nfrom paceline.runtime import seat\nif seat.mine().rank:\n    os._exit(3)\n"
+        + FAILS
+    )
+    with pytest.raises(RunError, match=r"rank 1 ended before training began\. Read \S+rank1\.log\."):
+        on_spark(lab, spark, lab.script(text))
+
+
+def test_deepspark_gets_its_rows_partition_by_partition_each_exactly_once(
+    lab: Lab, spark: SparkContext
+) -> None:
+    settings = {"mode": "asynchronous", "adaptive": True, "period": 2}
+    frame = SparkSession(spark).range(0, 41, 1, 2).selectExpr("id", "array(id / 41, 1 - id / 41) AS features")
+    parts = [[row.id for row in part] for part in frame.rdd.glom().collect()]
+    result = train_on(frame, lab.script(ROWS), runs=lab.root, protocol="easgd", settings=settings)
+    folder = lab.root / result.run
+    for rank, ids in enumerate(parts):
+        log = (folder / "logs" / f"rank{rank}.log").read_text()
+        epochs = [json.loads(text) for text in re.findall(r"rows \d (\[.*\])", log)]
+        assert [Counter(seen) for seen in epochs] == [Counter(ids), Counter(ids)]
+        assert epochs[0] != epochs[1]
+    assert result.samples == 82
+    exchanges = [event for event in read_trace(folder) if isinstance(event, Exchanged)]
+    assert {(event.operation, event.workers) for event in exchanges} == {
+        ("exchange", (0,)),
+        ("exchange", (1,)),
+    }
+
+
+def test_a_run_that_is_stopped_saves_itself(lab: Lab, spark: SparkContext) -> None:
+    config = lab.config("train.py", "momentum", "--epochs", 100_000, workers=2, protocol="ssp")
+    engine = SparkEngine(spark)
+    try:
+        engine.launch(config)
+        wait_until(lambda: (config.path / "trace.jsonl").stat().st_size > 2000, "training has begun")
+        engine.stop()
+        ended = engine.wait(60)
+    finally:
+        engine.close()
+    assert ended is not None
+    assert (ended.statuses, ended.store_status) == ({0: 0, 1: 0}, 0)
+    assert (config.path / "checkpoint").is_dir()
+
+
+def test_tasks_that_spark_kills_take_their_workers_along(lab: Lab, spark: SparkContext) -> None:
+    config = lab.config("train.py", "momentum", "--epochs", 100_000, workers=2, protocol="ssp")
+    engine = SparkEngine(spark)
+    engine.launch(config)
+    wait_until(lambda: len(placed(lab)) == 2, "workers are there")
+    engine.close()
+    wait_until(lambda: not placed(lab), "workers are gone", 30)
+
+
+def placed(lab: Lab) -> set[int]:
+    """Our workers in Spark's tasks."""
+
+    def ours(pid: int) -> bool:
+        try:
+            return b"paceline.engines.placed" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            return False
+
+    return {pid for pid in lab.leftovers() if ours(pid)}
+
+
+def test_too_few_slots_are_refused_at_once(spark: SparkContext) -> None:
+    with pytest.raises(ConfigError, match=r"3 workers need 3 slots .* Spark has 2 .* Use --workers 2"):
+        check_slots(spark, 3, settled_s=0.5)
+
+
+def test_bsp_on_a_standalone_master_equals_the_local_engine(lab: Lab) -> None:
+    flags = ["--protocol", "bsp", "--workers", "2", "--seed", "3", "--runs", str(lab.root), "--json"]
+    script = str(lab.config("train.py").script)
+    with Cluster(lab.root, workers=2) as cluster:
+        engine = ["--engine", "spark", "--master", cluster.master]
+        done = subprocess.run(
+            [sys.executable, "-m", "paceline", "train", script, *engine, *flags, "--", "momentum"],
+            env=os.environ | cluster.environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    here = lab.trained("train.py", "momentum", workers=2, protocol="bsp", seed=3)
+    assert_close(load_file(lab.root / result["run"] / "weights.safetensors"), here.weights, 1e-6)

@@ -1,0 +1,170 @@
+"""DeepSpark: asynchronous elastic averaging whose period follows the training loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from paceline.errors import ConfigError
+from paceline.protocols.easgd import EASGD
+from paceline.protocols.peer import CENTRE
+from support.peers import SIZE, Crew, large_batch, noisy, nothing
+
+close = torch.testing.assert_close
+START = torch.linspace(-1, 1, SIZE, dtype=torch.float64)
+seeds = st.integers(0, 50)
+
+
+def deepspark(period: int = 3, **settings: float) -> EASGD:
+    return EASGD(period=period, mode="asynchronous", adaptive=True, **settings)  # type: ignore[arg-type]
+
+
+def with_losses(
+    protocol: EASGD, workers: int, loss: Callable[[int, int], float | None], seed: int = 0, **crew: object
+) -> Crew:
+    """A crew whose scripts report a loss, by rank and iteration (from 1), before they step."""
+    gradient = crew.pop("gradient", noisy(seed))
+
+    def reports(rank: int, iteration: int, x: Tensor) -> Tensor:
+        made.workers[rank].me.loss = loss(rank, iteration + 1)
+        return gradient(rank, iteration, x)  # type: ignore[operator]
+
+    made = Crew(protocol, workers, reports, seed=seed, **crew)  # type: ignore[arg-type]
+    return made
+
+
+def exchanges(crew: Crew, rank: int = 0) -> list[int]:
+    """After which iterations (from 1) a rank exchanged."""
+    return [iteration + 1 for who, iteration, what in crew.log if who == rank and what == "Exchange"]
+
+
+@given(period=st.integers(1, 6), loss=st.floats(0.01, 10))
+def test_with_constant_loss_an_exchange_comes_after_a_period_and_one(period: int, loss: float) -> None:
+    """Strictly more than the threshold: the authors' `>`."""
+    crew = with_losses(deepspark(period), 1, lambda rank, t: loss if t <= 40 else 0.0).run(40)
+    assert exchanges(crew)[:3] == [period, 2 * period + 1, 3 * period + 2]
+
+
+@given(period=st.integers(2, 6))
+def test_with_the_loss_halved_the_period_doubles(period: int) -> None:
+    crew = with_losses(deepspark(period), 1, lambda rank, t: 1.0 if t <= period else 0.5).run(8 * period)
+    gaps = [b - a for a, b in pairwise(exchanges(crew))]
+    assert gaps
+    assert set(gaps) == {2 * period + 1}
+
+
+def test_a_worker_whose_loss_rises_talks_more_often() -> None:
+    crew = with_losses(deepspark(4), 2, lambda rank, t: 3.0 if rank and t > 4 else 1.0).run(24)
+    assert exchanges(crew, 0) == [4, 9, 14, 19, 24]
+    assert exchanges(crew, 1) == [4, *range(6, 25, 2)]
+
+
+@given(period=st.integers(1, 4), longest=st.integers(4, 9), loss=st.floats(-1, 1e-3))
+def test_no_two_exchanges_are_further_apart_than_the_longest(period: int, longest: int, loss: float) -> None:
+    protocol = deepspark(period, longest=longest)
+    crew = with_losses(protocol, 1, lambda rank, t: 1.0 if t <= period else loss).run(60)
+    found = exchanges(crew)
+    assert all(b - a <= longest for a, b in pairwise(found))
+    assert 60 - found[-1] < longest
+
+
+def test_no_two_exchanges_are_closer_than_the_shortest() -> None:
+    protocol = deepspark(2, shortest=5)
+    crew = with_losses(protocol, 1, lambda rank, t: 1.0 if t <= 2 else 100.0).run(20)
+    assert exchanges(crew) == [2, 7, 12, 17]
+
+
+@given(workers=st.integers(1, 5), seed=seeds, beta=st.floats(0, 1))
+def test_replicas_and_centre_together_change_by_gradients_only(workers: int, seed: int, beta: float) -> None:
+    total = torch.zeros(SIZE, dtype=torch.float64)
+
+    def counted(rank: int, iteration: int, x: Tensor) -> Tensor:
+        value = noisy(seed)(rank, iteration, x)
+        total.add_(value)
+        return value
+
+    crew = with_losses(deepspark(2, beta=beta), workers, lambda rank, t: 1 + rank / t, seed, gradient=counted)
+    crew.run(11).settle()
+    together = torch.stack(crew.parameters()).sum(0) + crew.cells[CENTRE][0]
+    close(together, (workers + 1) * START - 0.1 * total)
+
+
+@given(beta=st.floats(0.05, 1))
+def test_one_exchange_shrinks_the_gap_as_the_theory_says(beta: float) -> None:
+    """x' - c' = (1 - 2 alpha)(x - c); with alpha 1/2 both become the mean, with alpha 1 they swap."""
+    crew = with_losses(
+        deepspark(1, beta=beta), 1, lambda rank, t: 1.0, gradient=lambda *_: torch.ones(SIZE).double()
+    )
+    x = START - 0.1
+    crew.run(1)
+    close(crew.parameters()[0] - crew.cells[CENTRE][0], (1 - 2 * beta) * (x - START))
+    close(crew.parameters()[0] + crew.cells[CENTRE][0], x + START)
+
+
+@given(workers=st.integers(1, 4), seed=seeds)
+def test_with_beta_zero_all_are_alone_and_the_centre_is_frozen(workers: int, seed: int) -> None:
+    crew = with_losses(deepspark(2, beta=0.0), workers, lambda rank, t: 1.0, seed).run(6)
+    for rank, x in enumerate(crew.parameters()):
+        close(x, large_batch(1, 6, lambda _, i, at, rank=rank: noisy(seed)(rank, i, at)))
+    close(crew.cells[CENTRE][0], START)
+
+
+@given(workers=st.integers(1, 5), seed=seeds, beta=st.floats(0, 1))
+def test_without_gradients_all_stay_within_the_values_they_began_with(
+    workers: int, seed: int, beta: float
+) -> None:
+    def scattered(rank: int) -> Tensor:
+        return START * (rank + 1)
+
+    crew = with_losses(
+        deepspark(1, beta=beta), workers, lambda rank, t: 1.0, seed, gradient=nothing, initial=scattered
+    )
+    before = torch.stack([*crew.parameters(), crew.cells[CENTRE][0]])
+    after = crew.run(7)
+    for x in [*after.parameters(), after.cells[CENTRE][0]]:
+        assert (x >= before.min(0).values - 1e-12).all()
+        assert (x <= before.max(0).values + 1e-12).all()
+
+
+def test_what_is_left_at_the_end_is_exchanged_then() -> None:
+    crew = with_losses(deepspark(4), 1, lambda rank, t: 1.0).run(6)
+    assert exchanges(crew) == [4]
+    crew.settle()
+    assert crew.counts["exchange"] == 2
+    crew = with_losses(deepspark(4), 1, lambda rank, t: 1.0).run(9).settle()
+    assert crew.counts["exchange"] == 2
+
+
+def test_nobody_waits_for_anybody() -> None:
+    crew = with_losses(deepspark(1), 2, lambda rank, t: 1.0)
+    crew.workers[0].goal = 5
+    while crew.workers[0].runnable:
+        crew.workers[0].turn()
+    assert [worker.me.count for worker in crew.workers] == [5, 0]
+
+
+def test_a_loss_reported_after_the_step_calibrates_to_the_same_threshold() -> None:
+    late = with_losses(deepspark(4), 1, lambda rank, t: None if t == 1 else 1.0).run(20)
+    assert exchanges(late) == exchanges(with_losses(deepspark(4), 1, lambda rank, t: 1.0).run(20))
+
+
+def test_without_any_loss_it_says_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"goes by the training loss.*pace\.report"):
+        with_losses(deepspark(3), 1, lambda rank, t: None).run(4)
+
+
+def test_an_adaptive_period_in_lockstep_is_refused() -> None:
+    with pytest.raises(ConfigError, match="mode=asynchronous"):
+        EASGD(adaptive=True)
+
+
+@pytest.mark.parametrize("clamps", [{"shortest": 0}, {"shortest": 5, "longest": 4}])
+def test_clamps_that_leave_nothing_between_them_are_refused(clamps: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="shortest <= longest"):
+        deepspark(3, **clamps)
