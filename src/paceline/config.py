@@ -60,8 +60,13 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What to do about NaN or infinity: stop the run, or skip the gradient and count it."""
     on_failure: Literal["continue", "stop"] = "continue"
     """What to do when a worker dies: go on with the others, or stop the run."""
-    shards: Literal["shared", "equal"] = "shared"
-    """`shared`: whoever is ready takes the next batch; `equal`: every worker has an equal share."""
+    shards: Literal["shared", "equal", "own", "rotating"] = "shared"
+    """`shared`: whoever is ready takes the next batch; `equal`: every worker has an equal share of every
+    epoch; `own`: one chunk of an order that is drawn once, for good; `rotating`: the same chunks, but every
+    worker goes on to the next one with every epoch."""
+    inject: str = ""
+    """DONORS:SHARE, for chunks of unlike data: at every step this share of the workers shares this share
+    of its batch with all others; batches are made smaller, so that with it they are the loader's size."""
     balance: bool = False
     """Give every worker a batch in proportion to its measured speed, whatever the protocol; the sizes
     add up to workers x the loader's batch size. Gradients count by their samples, which is right for a
@@ -109,9 +114,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_positive("clip norm", self.clip_norm)
         if not isinstance(self.weighting, str):
             _check_positive("weighting must be 'mean' or 'sum', or it", self.weighting)
-        if self.balance and self.shards == "equal":
+        if self.balance and self.shards != "shared":
             raise ConfigError(
-                "balance gives a slow worker less to do, but shards 'equal' gives everybody the same. "
+                f"balance gives a slow worker less to do, but shards {self.shards!r} gives everybody the "
+                "same. "
                 "Use shards 'shared', or leave --balance out."
             )
         parse_compression(self.compress)
@@ -120,10 +126,20 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"fabric {self.fabric!r} connects workers, but there is only 1. Use --workers 2 or more, "
                 "or --fabric shared."
             )
+        if self.inject:
+            self._check_injection()
         if not 0 <= self.jitter < 1:
             raise ConfigError(f"jitter must be in [0, 1), got {self.jitter:g}.")
         if self.target is not None and not math.isfinite(self.target):
             raise ConfigError(f"target must be an accuracy such as 0.95, got {self.target:g}.")
+
+    def _check_injection(self) -> None:
+        parse_injection(self.inject)
+        if self.shards not in ("own", "rotating") or self.workers < 2:
+            raise ConfigError(
+                f"inject shares samples among workers with data of their own; with shards {self.shards!r} "
+                f"and {self.workers} workers there are none. Use shards 'own' or 'rotating', more workers."
+            )
 
     @property
     def near(self) -> int:
@@ -169,6 +185,21 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             return 1.0 if whole else batches / max(active, 1)
         each = 1.0 if self.weighting == "sum" else float(self.weighting)
         return each if flush == "sum" else each * batches
+
+
+def parse_injection(text: str) -> tuple[float, float]:
+    """`0.25:0.5`: a quarter of the workers share half of their batches."""
+    donors, _, share = text.partition(":")
+    try:
+        shares = float(donors), float(share)
+    except ValueError:
+        shares = (0.0, 0.0)
+    if not all(0 < each <= 1 for each in shares):
+        raise ConfigError(
+            "inject is DONORS:SHARE, two shares in (0, 1] such as 0.25:0.25 (of the workers, of their "
+            f"batches), got {text!r}."
+        )
+    return shares
 
 
 def _check_positive(what: str, value: float | None, unit: str = "") -> None:

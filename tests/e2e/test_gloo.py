@@ -27,6 +27,7 @@ TIGHT: dict[str, dict[str, Any]] = {
     "fedavg": {"period": 3},
     "hpsgd": {"round_length": 2},
     "local_sgd": {"period": 3},
+    "osp": {"overlap": 0.6, "ramp": "constant", "rank_every": 2, "small_bytes": 0},
     "selsync": {"window": 2, "delta": 0.02},
 }
 COLLECTIVE = sorted(name for name in PEERS if not PEERS[name]().free)

@@ -194,3 +194,62 @@ def test_a_script_may_bring_its_own_data(lab: Lab, protocol: str, in_scripts: An
         assert torch.equal(trained_on(run), 10 * data().sum(0))
     else:
         torch.testing.assert_close(trained_on(run), 10 * data().sum(0))
+
+
+# -- chunks ------------------------------------------------------------------------------------------
+
+
+def read_by(run: Run) -> dict[int, list[set[int]]]:
+    """Per worker and epoch, the positions it was given."""
+    found = {rank: [set[int]() for _ in range(EPOCHS)] for rank in range(WORKERS)}
+    for push in run.pushes:
+        assert push.pushed is not None
+        for epoch, first, count in push.work:
+            found[push.pushed][epoch] |= set(range(first, first + count))
+    return found
+
+
+@pytest.mark.parametrize("protocol", ["selsync", "local_sgd", "asp"])
+@pytest.mark.parametrize("shards", ["own", "rotating"])
+def test_chunks_belong_to_workers_for_good_or_in_rotation(lab: Lab, shards: str, protocol: str) -> None:
+    """Shuffled: the order is drawn once, so what a worker has read in three epochs tells all."""
+    run = lab.trained("loaders.py", "generator", workers=WORKERS, protocol=protocol, shards=shards)
+    assert run.used() == once(EPOCHS, SAMPLES)
+    for epochs in read_by(run).values():
+        assert all(len(each) == SAMPLES // WORKERS for each in epochs)
+        assert len(set.union(*epochs)) == (SAMPLES if shards == "rotating" else SAMPLES // WORKERS)
+
+
+def test_injected_samples_are_trained_on_beside_ones_own(lab: Lab) -> None:
+    """All share the whole of their batches: of a loader's four samples one is one's own, two are others'."""
+    dials: dict[str, Any] = {"workers": WORKERS, "protocol": "allreduce", "shards": "own"}
+    plain = lab.trained("loaders.py", "plain", **dials)
+    mixed = lab.trained("loaders.py", "plain", inject="1:1", **dials)
+    assert plain.used() == mixed.used() == once(EPOCHS, SAMPLES)
+    assert {push.samples for push in mixed.pushes} == {1}, "those of others are not counted"
+    steps = [push for push in mixed.pushes if push.pushed == 0]
+    assert len(steps) == EPOCHS * SAMPLES // WORKERS
+    model, _ = CASES["exact"].build()
+    start, x = model.state_dict()["w"], data()
+    chunks = x.view(WORKERS, SAMPLES // WORKERS, -1)
+    expected = torch.zeros_like(start)
+    for _ in range(EPOCHS):
+        for step in range(SAMPLES // WORKERS):  # everybody has the samples of all
+            expected += chunks[:, step].sum(0)
+    assert torch.equal(trained_on(mixed), expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dials", "words"),
+    [
+        ("stream", {"shards": "own"}, "an iterable dataset"),
+        ("batches", {"shards": "rotating", "inject": "1:1"}, "a batch sampler of its own"),
+        ("plain", {"shards": "own", "inject": "0.5:0.25"}, "less than one sample to share"),
+    ],
+)
+def test_what_a_loader_cannot_do_is_refused_with_the_reason(
+    lab: Lab, kind: str, dials: dict[str, Any], words: str
+) -> None:
+    run = lab.run("loaders.py", kind, workers=WORKERS, protocol="selsync", **dials)
+    assert run.end.user_mistake
+    assert words in run.end.detail

@@ -16,7 +16,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from e2e.scripts.cases import CASES, in_rounds, large_batch
 from paceline.protocols import PEERS
 from paceline.protocols.settings import make_peer
-from paceline.trace.events import Evaluated, Exchanged, Note
+from paceline.trace.events import Decided, Evaluated, Exchanged, Note, Reported
 from support.peers import Crew
 from support.runs import Lab, Run, once, wait_until
 from support.tensors import assert_close, assert_equal
@@ -29,6 +29,7 @@ TIGHT: dict[str, dict[str, Any]] = {
     "fedavg": {"period": 3},
     "hpsgd": {"round_length": 2},
     "local_sgd": {"period": 3},
+    "osp": {"overlap": 0.6, "ramp": "constant", "rank_every": 2, "small_bytes": 0},
     "selsync": {"window": 2, "delta": 0.02},
 }
 every_peer = pytest.mark.parametrize("protocol", sorted(PEERS))
@@ -58,6 +59,7 @@ def driven(protocol: str, settings: dict[str, Any], workers: int, case: str = "m
         gradient,
         initial=lambda rank: start,
         optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3),
+        tensors=[p.numel() for p in model.parameters()],
     )
     crew.run(len(rounds) // workers)
     crew.settle()
@@ -150,6 +152,22 @@ def test_clipping_equals_clipping_the_large_batch(lab: Lab) -> None:
 # -- overlap ------------------------------------------------------------------------------------------
 
 
+def overlapped(run: Run) -> bool:
+    """Whether there was an average while several of its workers computed.
+
+    By the order of the trace: one that all wait for comes when all but the last have pushed and sleep.
+    """
+    computing, last, found = set(range(run.config.workers)), run.pushes[-1], False
+    for event in run.trace:
+        if event is last:
+            break
+        if isinstance(event, Decided):
+            computing = (computing - {event.pushed}) | set(event.release)
+        elif isinstance(event, Exchanged):
+            found = found or (event.operation == "average" and len(computing.intersection(event.workers)) > 1)
+    return found
+
+
 @pytest.mark.parametrize("length", [0, 1, 3])
 def test_hpsgd_applies_every_gradient_exactly_once_while_averages_travel(lab: Lab, length: int) -> None:
     """Whole numbers and quarters add up exactly: the weights are the start minus the mean of all sums."""
@@ -158,9 +176,61 @@ def test_hpsgd_applies_every_gradient_exactly_once_while_averages_travel(lab: La
     model, _ = CASES["exact"].build()
     x, _ = CASES["exact"].samples(SAMPLES)
     assert torch.equal(run.weights["w"], model.state_dict()["w"] - EPOCHS * x.sum(0) / 4)
-    averages = [event for event in run.of(Exchanged) if event.operation == "average"]
-    spans = [(push.t - push.compute_s, push.t) for push in run.pushes]
-    assert any(begin < event.t < end for event in averages for begin, end in spans), "nothing was overlapped"
+    assert overlapped(run)
+
+
+@pytest.mark.parametrize("overlap", [0.0, 1.0])
+def test_osp_applies_every_gradient_exactly_once_while_averages_travel(lab: Lab, overlap: float) -> None:
+    settings = {"overlap": overlap, "ramp": "constant", "rank_every": 1, "small_bytes": 0}
+    dials: dict[str, Any] = {"device_time_s": 0.004, "jitter": 0.5, "settings": settings}
+    run = lab.trained("train.py", "exact", *SIZES, workers=4, protocol="osp", **dials)
+    model, _ = CASES["exact"].build()
+    x, _ = CASES["exact"].samples(SAMPLES)
+    assert torch.equal(run.weights["w"], model.state_dict()["w"] - EPOCHS * x.sum(0) / 4)
+    assert overlapped(run) == bool(overlap)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_osp_with_nothing_put_off_is_allreduce_bit_for_bit(lab: Lab, name: str) -> None:
+    """Fifty samples in fours: the last round is not full, and who came furthest is the model.
+
+    Where all have one model, which a faster kernel steps, it is to rounding.
+    """
+    args = ("train.py", name, "--samples", 50, "--batch", 4, "--epochs", 3)
+    each = lab.trained(*args, workers=4, protocol="allreduce", private_weights=True)
+    one = lab.trained(*args, workers=4, protocol="allreduce")
+    other = lab.trained(*args, workers=4, protocol="osp", settings={"overlap": 0.0})
+    assert_equal(each.weights, other.weights)
+    assert_close(one.weights, other.weights, 1e-10)
+
+
+@pytest.mark.parametrize("name", ["tied", "frozen", "two_types", "groups", "outside", "scaled", "adamw"])
+def test_osp_puts_off_tensors_of_any_model(lab: Lab, name: str) -> None:
+    """All ranks end in one agreed model, near to that of the large batch."""
+    settings = {**TIGHT["osp"], "overlap": 1.0}
+    run = lab.trained("train.py", name, *SIZES, workers=2, protocol="osp", settings=settings)
+    reference = large_batch(CASES[name], SAMPLES, in_rounds(SAMPLES, BATCH, 2, EPOCHS))
+    start = CASES[name].build()[0].state_dict()
+    assert run.used() == once(EPOCHS, SAMPLES)
+    moved = sum(float((reference[key].double() - start[key].double()).norm()) for key in start)
+    apart = sum(float((run.weights[key].double() - reference[key].double()).norm()) for key in start)
+    assert apart < 0.5 * moved
+
+
+def test_osp_follows_the_loss_a_script_reports_and_says_so_when_there_is_none(lab: Lab) -> None:
+    settings = {**TIGHT["osp"], "ramp": "loss", "ramp_length": 2, "overlap": 1.0}
+    told = lab.trained("train.py", "momentum", *SIZES, workers=2, protocol="osp", settings=settings)
+    sizes = {event.bytes for event in told.of(Exchanged) if event.operation == "average"}
+    assert len(sizes) > 1, "nothing was put off as the loss fell"
+    silent = lab.run("peers.py", "momentum", workers=2, protocol="osp", settings=settings)
+    assert silent.end.user_mistake
+    assert "pace.report(loss=...)" in silent.end.detail
+
+
+def test_osp_with_a_measured_budget_trains_to_the_end(lab: Lab) -> None:
+    settings = {**TIGHT["osp"], "budget": "measured"}
+    run = lab.trained("train.py", "adamw", *SIZES, workers=3, protocol="osp", settings=settings)
+    assert run.used() == once(EPOCHS, SAMPLES)
 
 
 def test_dpsgd_mixed_beside_the_gradient_arrives_at_the_same_bits(lab: Lab) -> None:
@@ -170,6 +240,62 @@ def test_dpsgd_mixed_beside_the_gradient_arrives_at_the_same_bits(lab: Lab) -> N
         for overlap in (False, True)
     )
     assert_equal(one.weights, other.weights)
+
+
+# -- some of the clients ------------------------------------------------------------------------------
+
+
+def test_fedavg_with_some_of_the_clients_in_every_round_repeats_and_does_all_the_work(lab: Lab) -> None:
+    """BatchNorm's statistics are the clients' too. Those who wait have no data in hand, and nobody hangs."""
+    args = ("train.py", "normed", *SIZES)
+    dials: dict[str, Any] = {"workers": 4, "protocol": "fedavg", "settings": {"period": 2, "fraction": 0.5}}
+    one = lab.trained(*args, **dials, device_time_s=0.002, slow={0: 3.0})
+    other = lab.trained(*args, **dials, device_time_s=0.001, slow={2: 4.0})
+    assert_equal(one.weights, other.weights)
+    assert one.used() == once(EPOCHS, SAMPLES)
+    first = sorted(one.pushes, key=lambda push: push.t)[:4]
+    assert len({push.pushed for push in first}) == 2, "two of four train in the first round, twice each"
+
+
+def test_local_sgd_averages_what_optimizers_remember(lab: Lab) -> None:
+    """Adam's two moments: three vectors at every averaging. Another model than with moments of one's own."""
+    args = ("train.py", "adamw", *SIZES)
+    kept, averaged = (
+        lab.trained(*args, workers=3, protocol="local_sgd", settings={"period": 4, "optimizer": how})
+        for how in ("keep", "average")
+    )
+    counts = [len(run.of(Exchanged)) for run in (kept, averaged)]
+    assert counts[1] == 3 * counts[0]
+    assert not torch.equal(kept.weights["0.weight"], averaged.weights["0.weight"])
+
+
+# -- measuring ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["noisy", "accumulated", "momentum"])
+def test_to_measure_the_effective_learning_rate_changes_no_bit_of_training(lab: Lab, name: str) -> None:
+    """Dropout, BatchNorm and batches that are accumulated included: data come again, random numbers too."""
+    args = ("train.py", name, "--samples", 48, "--batch", 4, "--epochs", 2, "--shuffle")
+    plain, measured = (
+        lab.trained(*args, workers=3, protocol="dpsgd", settings={"measure_every": every}, seed=3)
+        for every in (0, 2)
+    )
+    assert_equal(plain.weights, measured.weights)
+    assert measured.used() == plain.used()
+    assert measured.result.samples == plain.result.samples
+    told = [event.values for event in measured.of(Reported) if "effective_lr" in event.values]
+    assert told
+    assert all({"effective_lr", "noise_strength", "weight_variance"} <= values.keys() for values in told)
+    assert told[0]["effective_lr"] == pytest.approx(1.0, abs=1e-6), "all begin with the same weights"
+    assert told[0]["weight_variance"] == pytest.approx(0.0, abs=1e-12)
+    assert told[-1]["weight_variance"] > 0
+
+
+def test_without_a_loader_nothing_can_be_measured(lab: Lab) -> None:
+    settings = {"measure_every": 1}
+    run = lab.run("peers.py", "momentum", "--unprepared", workers=2, protocol="dpsgd", settings=settings)
+    assert run.end.user_mistake
+    assert "no prepared loader" in run.end.detail
 
 
 # -- one-sided ----------------------------------------------------------------------------------------
@@ -414,11 +540,15 @@ def test_or_is_skipped_and_counted(lab: Lab, protocol: str) -> None:
     assert "rank 1: 1 gradients were not finite and were skipped" in str(run.trace)
 
 
-def test_a_stopped_run_saves_the_mean_and_no_checkpoint(lab: Lab) -> None:
+def test_a_stopped_run_saves_the_mean_beside_its_checkpoint(lab: Lab) -> None:
     running = lab.start("train.py", "momentum", "--epochs", 100_000, workers=2, protocol="local_sgd")
     running.until_pushes(10)
     running.stop()
     run = lab.finish(running)
     assert run.result.status == "stopped"
     assert all(bool(torch.isfinite(tensor).all()) for tensor in run.weights.values())
-    assert not (run.folder / "checkpoint").exists()
+    assert {path.name for path in (run.folder / "checkpoint").glob("rank*.json")} == {
+        "rank0.json",
+        "rank1.json",
+    }
+    assert not list(run.folder.glob("*.partial"))

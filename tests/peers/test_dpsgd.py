@@ -117,7 +117,11 @@ def test_the_mean_moves_by_the_mean_step_whatever_the_topology(
     crew = Crew(DPSGD(topology=kind, order=order), workers, noisy(seed), seed=seed, optimizer=optimizer)
     for iteration in range(5):
         before, mean = crew.parameters(), crew.mean()
-        buffers = [worker.optimizer.state.get(worker.x, {}).get("momentum_buffer") for worker in crew.workers]
+        memories = [
+            [worker.optimizer.state.get(view, {}) for view in worker.views] for worker in crew.workers
+        ]
+        kept = [[state.get("momentum_buffer") for state in states] for states in memories]
+        buffers = [None if each[0] is None else torch.cat(each) for each in kept]
         steps = []
         for rank, x in enumerate(before):
             alone, own = x.clone(), None if buffers[rank] is None else buffers[rank].clone()
@@ -255,3 +259,87 @@ def test_a_graph_of_ones_own_mixes_by_degrees_or_by_the_shares_given() -> None:
 def test_graphs_that_are_not_well_written_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"graph|0-1"):
         DPSGD(**settings)
+
+
+# -- the effective learning rate ---------------------------------------------------------------------
+
+
+def measured(crew: Crew) -> dict[str, float]:
+    """What everybody was told; all the same."""
+    told = [worker.me.told for worker in crew.living]
+    assert all(each == told[0] for each in told)
+    return told[0]
+
+
+@pytest.mark.parametrize("topology", ["ring", "matching", "complete"])
+@given(seed=st.integers(0, 99), workers=st.integers(2, 5))
+def test_the_effective_learning_rate_is_what_its_definition_says(
+    topology: Any, seed: int, workers: int
+) -> None:
+    """By an independent computation from the replicas before the step."""
+    crew = Crew(DPSGD(topology, measure_every=4), workers, noisy(seed), seed=seed).run(4)
+    replicas = crew.parameters()
+    mean = torch.stack(replicas).mean(0)
+    taken = torch.stack([noisy(seed)(rank, 4, x) for rank, x in enumerate(replicas)]).mean(0)
+    at_mean = torch.stack([noisy(seed)(rank, 4, mean) for rank in range(workers)]).mean(0)
+    told = measured(crew.run(1))
+    share = float(taken.dot(at_mean) / at_mean.dot(at_mean))
+    assert told["effective_lr"] == pytest.approx(share)
+    assert told["weight_variance"] == pytest.approx(
+        sum(float((x - mean).square().sum()) for x in replicas) / workers
+    )
+    whole = 0.1**2 * float(taken.dot(taken))
+    parts = told["noise_strength"] + (0.1 * share) ** 2 * float(at_mean.dot(at_mean))
+    assert parts == pytest.approx(whole), "what acts along the gradient, and what is left, is the step"
+
+
+@given(seed=st.integers(0, 99), scale=st.sampled_from([0.5, 4.0]))
+def test_it_does_not_depend_on_the_scale_of_the_loss_and_noise_does_quadratically(
+    seed: int, scale: float
+) -> None:
+    """On the same replicas: measured before the first step, from a start that differs by worker."""
+
+    def start(rank: int) -> Tensor:
+        return torch.linspace(-1, 1, SIZE, dtype=torch.float64) * (rank + 1)
+
+    plain, scaled = (
+        measured(Crew(DPSGD(measure_every=1), 3, gradient, initial=start).run(1))
+        for gradient in (noisy(seed), lambda rank, t, x: scale * noisy(seed)(rank, t, x))
+    )
+    assert scaled["effective_lr"] == pytest.approx(plain["effective_lr"])
+    assert scaled["noise_strength"] == pytest.approx(scale**2 * plain["noise_strength"])
+
+
+@pytest.mark.parametrize("order", ["combine_then_adapt", "adapt_then_combine"])
+def test_equal_replicas_and_equal_curvature_have_the_whole_learning_rate(order: Any) -> None:
+    complete = Crew(DPSGD("complete", "adapt_then_combine", measure_every=1), 4, noisy(1))
+    for _ in range(5):
+        told = measured(complete.run(1))
+        assert told["effective_lr"] == pytest.approx(1.0)
+        assert told["weight_variance"] == pytest.approx(0.0, abs=1e-20)
+        assert told["noise_strength"] == pytest.approx(0.0, abs=1e-12)
+
+    def alike(rank: int, iteration: int, x: Tensor) -> Tensor:
+        return 0.5 * (x - rank)
+
+    ring = Crew(DPSGD("ring", order, measure_every=1), 5, alike)
+    for _ in range(5):
+        assert measured(ring.run(1))["effective_lr"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@given(seed=st.integers(0, 99), every=st.integers(1, 3))
+def test_to_measure_changes_nothing_in_training(overlap: bool, seed: int, every: int) -> None:
+    one, other = (
+        Crew(DPSGD(overlap=overlap, measure_every=measure), 4, noisy(seed), seed=seed, optimizer=momentum)
+        for measure in (0, every)
+    )
+    for mine, theirs in zip(one.run(7).parameters(), other.run(7).parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@given(seed=st.integers(0, 99), dies=st.integers(0, 6))
+def test_the_others_go_on_measuring_when_one_dies(seed: int, dies: int) -> None:
+    crew = Crew(DPSGD("matching", measure_every=2), 4, noisy(seed), seed=seed).run(8, dies={2: dies})
+    assert len(crew.living) == 3
+    assert all(bool(torch.isfinite(x).all()) for x in crew.parameters())

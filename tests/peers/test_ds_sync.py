@@ -29,6 +29,8 @@ FITTING = [
     ({"pattern": "random", "group_size": 2}, 5),
     ({"pattern": "random"}, 7),
     ({"pattern": "given", "groups": GIVEN}, 4),
+    ({"pattern": "topology", "hosts": "0,1,2|3,4,5"}, 6),
+    ({"pattern": "topology", "hosts": "0,3@0.2|1,2,4@0.5|5"}, 6),
 ]
 fitting = pytest.mark.parametrize(("settings", "workers"), FITTING)
 
@@ -53,6 +55,8 @@ def test_every_grouping_is_a_partition(settings: Any, workers: int, step: int, s
         ({"pattern": "hypergrid"}, 8, 3),
         ({"pattern": "hypergrid", "group_size": 3}, 9, 2),
         ({"pattern": "given", "groups": GIVEN}, 4, 2),
+        ({"pattern": "topology", "hosts": "0,2@4|1,3@4"}, 4, 2),
+        ({"pattern": "topology", "hosts": "0|1|2"}, 3, 1),
     ],
 )
 def test_one_cycle_gives_everybody_the_exact_mean_and_no_less(
@@ -170,4 +174,67 @@ def test_a_pattern_that_cannot_work_is_refused_with_the_reason(
 )
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="group"):
+        DSSync(**settings)
+
+
+# -- hosts -------------------------------------------------------------------------------------------
+
+
+@given(data=st.data(), count=st.integers(1, 4))
+def test_a_group_is_within_a_host_or_has_one_worker_of_each_and_all_are_mixed(data: Any, count: int) -> None:
+    """Whatever the hosts: their ranks need not be neighbours, nor equally many."""
+    sizes = data.draw(st.lists(st.integers(1, 4), min_size=count, max_size=count))
+    ranks = data.draw(st.permutations(range(sum(sizes))))
+    rest = list(ranks)
+    hosts = [[rest.pop() for _ in range(size)] for size in sizes]
+    text = "|".join(
+        f"{','.join(map(str, host))}@{data.draw(st.sampled_from([0.01, 0.5, 2]))}" for host in hosts
+    )
+    protocol = DSSync("topology", hosts=text)
+    protocol.check(len(ranks))
+    for grouping in protocol.cycle(len(ranks)):
+        for group in grouping:
+            touched = [len(set(group) & set(host)) for host in hosts]
+            assert max(touched) == 1 or sum(each > 0 for each in touched) == 1
+
+
+@pytest.mark.parametrize(
+    ("hosts", "within"),
+    [
+        ("0,1|2,3", 2),
+        ("0,1@4|2,3@4", 1),
+        ("0,1@0.5|2,3", 4),
+        ("0,1@0.001|2,3", 8),
+        ("0,1,2,3|4,5,6,7", 3),
+    ],
+)
+def test_the_slower_the_uplinks_the_more_steps_within_hosts_for_one_across(hosts: str, within: int) -> None:
+    """Two workers of a host send a model each within it, and one each through its uplink: twice as long."""
+    cycle = DSSync("topology", hosts=hosts).cycle(4)
+    rows, columns = cycle[0], cycle[-1]
+    assert len(cycle) == within + 1
+    assert cycle[:-1] == [rows] * within
+    assert rows != columns
+
+
+@pytest.mark.parametrize(
+    ("hosts", "workers", "words"),
+    [
+        ("0,1|2", 4, "no partition of the 4 workers"),
+        ("0,1|1,2", 3, "no partition"),
+        ("0,1@0|2,3", 4, "never mixes all workers.*speed > 0"),
+        ("0,a|2,3", 4, "got '0,a'"),
+    ],
+)
+def test_hosts_that_cannot_work_are_refused_with_the_reason(hosts: str, workers: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        DSSync("topology", hosts=hosts).check(workers)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"pattern": "topology"}, {"hosts": "0|1"}, {"pattern": "topology", "hosts": "0|1", "group_size": 2}],
+)
+def test_hosts_belong_to_their_pattern(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="hosts are the groups"):
         DSSync(**settings)

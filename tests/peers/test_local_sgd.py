@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from paceline.errors import ConfigError
 from paceline.protocols.diloco import DiLoCo
 from paceline.protocols.fedavg import FedAvg
 from paceline.protocols.local_sgd import LocalSGD
+from paceline.protocols.peer import Me, Steps
 from support.peers import SIZE, Crew, MakeOptimizer, adam, large_batch, momentum, noisy, nothing, sgd
 
 close = torch.testing.assert_close
@@ -197,6 +199,7 @@ def test_diloco_alone_is_not_the_inner_optimizer_alone() -> None:
         (lambda: LocalSGD(period=0), "period must be >= 1 iterations, got 0"),
         (lambda: LocalSGD(every_until=-2), "got -2"),
         (lambda: FedAvg(period=-1), "got -1"),
+        (lambda: FedAvg(fraction=0), "in \\(0, 1\\], got 0"),
         (lambda: DiLoCo(lr=0), "lr=0"),
         (lambda: DiLoCo(momentum=1.0), "momentum=1"),
     ],
@@ -210,3 +213,94 @@ def test_nothing_to_learn_changes_nothing() -> None:
     for protocol in (LocalSGD(period=2), FedAvg(period=2), DiLoCo(period=2)):
         crew = Crew(protocol, 3, nothing).run(5)
         close(crew.parameters()[0], torch.linspace(-1, 1, SIZE, dtype=torch.float64))
+
+
+# -- some of the clients in every round -----------------------------------------------------------------
+
+
+class Seen(FedAvg):
+    """Keeps every worker's model after every round."""
+
+    models: ClassVar[dict[tuple[int, int], Tensor]] = {}
+
+    def end_round(self, me: Me, weight: float) -> Steps:
+        yield from FedAvg.end_round(self, me, weight)
+        parameters: Any = me.parameters
+        self.models[me.agreed.round, me.rank] = parameters.parts[0].clone()
+
+
+@given(
+    workers=st.integers(1, 5),
+    seed=seeds,
+    fraction=st.sampled_from([0.1, 0.4, 0.5, 0.8]),
+    rounds=st.integers(1, 4),
+)
+def test_in_a_fedavg_round_only_the_clients_train_and_all_become_their_weighted_mean(
+    workers: int, seed: int, fraction: float, rounds: int
+) -> None:
+    """An independent loop over rounds; batches are of unequal size. Nobody leaves before the last one."""
+
+    def samples(rank: int, iteration: int) -> int:
+        return 1 + (rank + iteration) % 3
+
+    protocol, done = Seen(period=2, fraction=fraction), [0] * workers
+    crew = Crew(protocol, workers, noisy(seed), seed=seed, samples=samples).finish(2 * rounds)
+    model = torch.linspace(-1, 1, SIZE, dtype=torch.float64)
+    me = crew.workers[0].me
+    for number in range(rounds):
+        me.agreed.round = number
+        clients = protocol.clients(me)
+        assert len(clients) == max(1, round(fraction * workers))
+        total, weight = torch.zeros_like(model), 0
+        for rank in clients:
+            x, counted = model.clone(), 0
+            for _ in range(2):
+                counted += samples(rank, done[rank])
+                x = x - 0.1 * noisy(seed)(rank, done[rank], x)
+                done[rank] += 1
+            total, weight = total + counted * x, weight + counted
+        model = total / weight
+        for rank in range(workers):
+            close(protocol.models[number + 1, rank], model)
+
+
+@given(workers=st.integers(1, 5), seed=seeds, fraction=st.sampled_from([0.1, 0.5, 1.0]))
+def test_everybody_does_its_share_whoever_is_drawn(workers: int, seed: int, fraction: float) -> None:
+    """Also when all who are drawn have left."""
+    crew = Crew(FedAvg(period=2, fraction=fraction), workers, noisy(seed), seed=seed).finish(6)
+    assert [worker.me.count for worker in crew.workers] == [6] * workers
+
+
+# -- what the optimizer remembers ------------------------------------------------------------------------
+
+
+@given(workers=st.integers(1, 4), seed=seeds, period=st.integers(1, 3))
+def test_averaged_momentum_is_the_mean_of_all_and_kept_or_not_it_is_bsp_with_a_period_of_one(
+    workers: int, seed: int, period: int
+) -> None:
+    crew = Crew(LocalSGD(period, optimizer="average"), workers, noisy(seed), seed=seed, optimizer=momentum)
+    crew.run(period - 1)
+    others = Crew(LocalSGD(period, optimizer="keep"), workers, noisy(seed), seed=seed, optimizer=momentum)
+    others.run(period)
+    crew.run(1)
+    kept = [[each.optimizer.state[view]["momentum_buffer"] for view in each.views] for each in others.workers]
+    means = [torch.stack(each).mean(0) for each in zip(*kept, strict=True)]
+    for worker in crew.workers:
+        for view, mean in zip(worker.views, means, strict=True):
+            close(worker.optimizer.state[view]["momentum_buffer"], mean)
+    if period == 1:
+        close(crew.run(4).parameters()[0], large_batch(workers, 5, noisy(seed), momentum))
+
+
+def test_adams_moments_are_averaged_and_its_count_of_steps_is_not() -> None:
+    crew = Crew(LocalSGD(2, optimizer="average"), 3, noisy(0), optimizer=adam).run(4)
+    for name in ("exp_avg", "exp_avg_sq"):
+        first, *others = [[w.optimizer.state[view][name] for view in w.views] for w in crew.workers]
+        assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+    assert {float(w.optimizer.state[view]["step"]) for w in crew.workers for view in w.views} == {4.0}
+    assert crew.counts["average"] == 2 * 3, "a model and two moments at each averaging"
+
+
+def test_an_optimizer_that_remembers_nothing_sends_nothing() -> None:
+    crew = Crew(LocalSGD(2, optimizer="average"), 3, noisy(0)).run(4)
+    assert crew.counts["average"] == 2

@@ -24,6 +24,7 @@ TIGHT: dict[str, dict[str, Any]] = {
     "diloco": {"period": 3},
     "easgd": {"period": 2},
     "local_sgd": {"period": 3},
+    "osp": {"overlap": 0.6, "ramp": "constant", "rank_every": 2, "small_bytes": 0},
 }
 LINK = Link(latency_s=0.001, bandwidth_bytes_per_s=1e6)
 
@@ -146,6 +147,32 @@ def test_hpsgd_finds_its_round_length_by_itself() -> None:
     assert set(rounds[:-2]) == {3}
 
 
+OVERLAPPED: dict[str, Any] = {"ramp": "constant", "rank_every": 1, "small_bytes": 0}
+
+
+@pytest.mark.parametrize(("share", "took"), [(0.0, 2.6), (0.25, 2.2), (0.5, 1.8), (1.0, 1.6)])
+def test_osp_hides_what_fits_beside_computing(share: float, took: float) -> None:
+    """A second of computing, 1.6 seconds of averaging: max(1, f 1.6) + (1 - f) 1.6, and f = 5/8 is best."""
+    on = cluster(2, link=Link(bandwidth_bytes_per_s=1e5), model_bytes=160_000)
+    protocol = make_peer("osp", {"overlap": share, **OVERLAPPED})
+    some, more = (simulate_peers(protocol, on, iterations=count).now for count in (10, 30))
+    assert more - some == pytest.approx(20 * took)
+
+
+def test_osp_puts_off_as_much_as_the_link_carries_beside_computing() -> None:
+    """Averaging takes four times as long as computing, so a quarter of it can be hidden."""
+    on = cluster(2, link=Link(bandwidth_bytes_per_s=1e5), model_bytes=400_000)
+    events = trace(make_peer("osp", {"budget": "measured", **OVERLAPPED}), on, iterations=80)
+    sizes = [e.bytes for e in events if isinstance(e, Exchanged) and e.operation == "average"][-60:]
+    late = [min(pair) for pair in zip(sizes[::2], sizes[1::2], strict=True)]
+    assert all(0.2 * 400_000 < size <= 0.29 * 400_000 for size in late)
+
+
+def test_osp_cannot_know_a_loss_here() -> None:
+    with pytest.raises(ConfigError, match="use ramp=linear"):
+        simulate_peers(make_peer("osp", {"ramp": "loss", "ramp_length": 2}), cluster(), iterations=3)
+
+
 def test_what_depends_on_values_is_refused() -> None:
     with pytest.raises(ConfigError, match="decides by the values of its gradients"):
         simulate_peers(make_peer("selsync"), cluster(), iterations=3)
@@ -194,7 +221,7 @@ def test_every_peer_is_simulated_with_compressed_bytes(protocol: str) -> None:
         made = make_peer(protocol, settings)
         tally = simulate_peers(made, cluster(event=lost), iterations=8, compress=parse_compression(way))
         sent.append(sum(tally.exchanged_bytes.values()))
-    votes = 100_000 if protocol == "easgd" else 0
+    votes = 100_000 if protocol in ("easgd", "fedavg") else 0
     assert sent[1] == pytest.approx(sent[0] / 2, abs=votes)
 
 

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.config import RunConfig
 from paceline.errors import ConfigError
 from paceline.store.budget import Batch, Budget, Source
+from paceline.store.chunks import shards_of
 
-Shards = Literal["shared", "equal"]
+Shards = Literal["shared", "equal", "own", "rotating"]
 Action = tuple[str, int]
 EPOCHS = 3
 
@@ -25,12 +27,16 @@ actions = st.lists(
 )
 
 
+def budget(source: Source, workers: int, shards: Shards) -> Budget:
+    return shards_of(source, RunConfig(run="", folder="", workers=workers, shards=shards))
+
+
 class Crew:
     """Workers that draw, finish and die; what they finish is counted here."""
 
     def __init__(self, source: Source, workers: int, shards: Shards) -> None:
         self.source, self.shards, self.workers = source, shards, workers
-        self.budget = Budget(source, workers, shards)
+        self.budget = budget(source, workers, shards)
         self.holds: dict[int, list[Batch]] = {rank: [] for rank in range(workers)}
         self.done: Counter[tuple[int, int]] = Counter()
 
@@ -56,7 +62,7 @@ class Crew:
     def resume(self, rank: int) -> None:
         """A checkpoint on the way, through JSON, with as many workers as there are now."""
         state = msgspec.json.decode(msgspec.json.encode(self.budget.state()))
-        self.budget = Budget(self.source, self.workers, self.shards)
+        self.budget = budget(self.source, self.workers, self.shards)
         for absent in set(range(self.workers)) - set(self.holds):
             self.budget.give_back(absent)
         self.budget.load(state)
@@ -77,7 +83,7 @@ class Crew:
     units=st.integers(1, 40),
     batch=st.integers(1, 7),
     workers=st.integers(1, 5),
-    shards=st.sampled_from(["shared", "equal"]),
+    shards=st.sampled_from(["shared", "equal", "own", "rotating"]),
     drop_last=st.booleans(),
     schedule=actions,
 )

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from random import Random
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from paceline.protocols.compression import parse_compression
 from paceline.protocols.meeting import SETTLING, Gathered, Meeting, call_of
+from paceline.protocols.parts import Part
 from paceline.protocols.peer import (
     Agree,
     Compute,
@@ -30,6 +32,10 @@ from paceline.protocols.peer import (
     Handle,
     Me,
     Peer,
+    Preview,
+    Probe,
+    Recall,
+    Remember,
     Reset,
     Start,
     Step,
@@ -38,8 +44,10 @@ from paceline.protocols.peer import (
     life,
 )
 from paceline.runtime.compressing import Packing
+from paceline.runtime.stepping import Memory, rates, stepping
 from paceline.store.cells import Cells
 from paceline.store.compression import Matrix
+from paceline.store.cutting import Cut, Span
 from paceline.store.vector import FlatVector
 
 Gradient = Callable[[int, int, Tensor], Tensor]
@@ -48,6 +56,8 @@ MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
 Samples = Callable[[int, int], int]
 
 SIZE = 6
+TENSORS = (2, 1, 3)
+"""Elements of the tensors that a model consists of, unless told otherwise."""
 
 
 def sgd(parameters: list[Tensor]) -> torch.optim.Optimizer:
@@ -96,8 +106,13 @@ class Crew:
         samples: Samples = lambda rank, iteration: 4,
         compress: str = "none",
         matrices: Sequence[Sequence[Matrix]] = ((),),
+        tensors: Sequence[int] = TENSORS,
+        loss: Callable[[int, int], float | None] = lambda rank, iteration: 1.0 / (1 + iteration),
+        rate: Callable[[int], float] | None = None,
     ) -> None:
+        """`loss`: what a rank's script reports; `rate`: the learning rate at an iteration, if it changes."""
         protocol.check(workers)
+        self.tensors, self.loss, self.rate = tensors, loss, rate
         self.compress, self.matrices = parse_compression(compress), matrices
         self.protocol, self.gradient, self.samples = protocol, gradient, samples
         self.random = Random(seed)
@@ -121,6 +136,22 @@ class Crew:
         while runnable := [worker for worker in self.workers if worker.runnable]:
             self.random.choice(runnable).turn()
         stuck = [worker.me.rank for worker in self.workers if worker.alive and worker.me.count < worker.goal]
+        assert not stuck, f"ranks {stuck} wait for ever"
+        return self
+
+    def finish(self, iterations: int) -> Crew:
+        """Let everybody complete so many iterations, and leave when it has."""
+        for worker in self.workers:
+            worker.goal = iterations
+        while runnable := [worker for worker in self.living if not worker.asleep and not worker.settled]:
+            worker = self.random.choice(runnable)
+            if worker.me.count < iterations:
+                worker.turn()
+                continue
+            worker.settled = True
+            for gathered in self.meeting.leave(worker.me.rank):
+                self.carry_out(gathered)
+        stuck = [worker.me.rank for worker in self.living if not worker.settled]
         assert not stuck, f"ranks {stuck} wait for ever"
         return self
 
@@ -169,13 +200,27 @@ class Crew:
             answers[rank] = gathered.outcome
             if gathered.kind != "agree":
                 parts = [(brought[peer].vector, share) for peer, share in gathered.rows[rank].items()]
-                answers[rank] = _sum(parts)
+                answers[rank] = self.cut_to(gathered.part, _sum(parts))
         for rank, answer in answers.items():
             if lane > 0:
                 self.workers[rank].arrived(lane, answer)
             else:
                 worker = self.workers[rank]
                 worker.wake(worker.open(lane, answer))
+
+    def cut_to(self, part: Part | None, answer: FlatVector) -> FlatVector:
+        """Of tensors that were not asked for, an answer means nothing."""
+        if part is None:
+            return answer
+        meaningless = FlatVector([torch.full_like(each, float("nan")) for each in answer.parts])
+        cut_of(self.tensors).copy(answer, meaningless, part)
+        return meaningless
+
+
+def cut_of(tensors: Sequence[int]) -> Cut:
+    """So many elements of eight bytes each, one tensor after another."""
+    ends = list(accumulate(tensors))
+    return Cut([Span(0, end - count, end, 8 * count) for end, count in zip(ends, tensors, strict=True)])
 
 
 class _Worker:
@@ -193,15 +238,19 @@ class _Worker:
         start = torch.linspace(-1, 1, SIZE, dtype=torch.float64) if initial is None else initial(rank)
         self.x = start.clone()
         self.buffers = [] if buffers is None else [buffers(rank).clone()]
-        self.optimizer = optimizer([self.x])
         self.me = Me(
             rank, size, seed, FlatVector([self.x]), FlatVector(self.buffers), members=tuple(range(size))
         )
+        self.views = list(self.x.split(list(crew.tensors)))
+        self.optimizer = optimizer(self.views)
+        self.memory = Memory(self.optimizer, self.views)
+        self.cut = self.me.tensors = cut_of(crew.tensors)
         self.packing = Packing(crew.compress, self.me, crew.matrices)
         self.opening: dict[int, Any] = {}
         self.life = life(crew.protocol, self.me)
         self.alive, self.asleep = True, False
         self.settled = False
+        self.place: Tensor | None = None
         self.blocking = 0
         """The lane of what it sleeps for."""
         self.brought: dict[int, Any] = {}
@@ -231,10 +280,16 @@ class _Worker:
         match operation:
             case Compute():
                 self._compute()
-            case Step():
-                self._step(operation.gradient)
+            case Probe():
+                self.answer = self._gradient()
+            case Step() | Preview():
+                self._step(operation)
             case Reset():
                 self.optimizer.state.clear()
+            case Recall():
+                self.answer = self.memory.recall(self._blank)
+            case Remember():
+                self.memory.remember()
             case Exchange():
                 self._exchange(operation)
             case Start():
@@ -247,6 +302,10 @@ class _Worker:
             case _:
                 self.asleep = True
                 self._meet(operation, self.blocking)
+
+    def _blank(self) -> tuple[FlatVector, list[Tensor]]:
+        flat = torch.zeros_like(self.x)
+        return FlatVector([flat]), list(flat.split(list(self.crew.tensors)))
 
     def retire(self) -> None:
         self.blocking = SETTLING
@@ -303,11 +362,28 @@ class _Worker:
             self.die()
             return
         self.me.samples = self.crew.samples(rank, iteration)
-        self.answer = FlatVector([self.crew.gradient(rank, iteration, self.x.detach().clone())])
+        self.me.loss = self.crew.loss(rank, iteration)
+        if self.crew.rate is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.crew.rate(iteration)
+        self.me.rates = rates(self.optimizer)
+        self.answer = self._gradient()
 
-    def _step(self, gradient: Any) -> None:
-        self.x.grad = gradient.parts[0].clone()
-        self.optimizer.step()
+    def _gradient(self) -> FlatVector:
+        gradient = self.crew.gradient(self.me.rank, self.me.count, self.x.detach().clone())
+        if self.crew.protocol.probes:  # there is one place for gradients
+            self.place = gradient if self.place is None else self.place.copy_(gradient)
+            gradient = self.place
+        return FlatVector([gradient])
+
+    def _step(self, operation: Any) -> None:
+        skipped, gradient = self.cut.others(operation.part), operation.gradient.parts[0].clone()
+        for i, (view, part) in enumerate(
+            zip(self.views, gradient.split(list(self.crew.tensors)), strict=True)
+        ):
+            view.grad = None if i in skipped else part
+        with stepping(self.optimizer, operation):
+            self.optimizer.step()
 
     def _meet(self, operation: Any, lane: int) -> None:
         sent_bytes = None

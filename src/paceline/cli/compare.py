@@ -42,6 +42,7 @@ def compare(
     schedule: o.Schedule = "samples",
     clip_norm: o.ClipNorm = None,
     shards: o.Shards = "shared",
+    inject: o.Inject = "",
     fabric: o.Fabric = "shared",
     balance: Annotated[
         bool,
@@ -92,6 +93,7 @@ def compare(
             "schedule": schedule,
             "clip_norm": clip_norm,
             "shards": shards,
+            "inject": inject,
             "fabric": fabric,
             "bad_gradient": bad_gradient,
             "on_failure": on_failure,

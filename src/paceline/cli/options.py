@@ -72,8 +72,18 @@ ClipNorm = Annotated[
 Shards = Annotated[
     str,
     typer.Option(
-        metavar="shared|equal",
-        help="shared: whoever is ready takes the next batch; equal: every worker has an equal share.",
+        metavar="shared|equal|own|rotating",
+        help="shared: whoever is ready takes the next batch; equal: every worker has an equal share; "
+        "own: one chunk of the data each, for good (DefDP); rotating: every epoch the next chunk (SelDP).",
+        rich_help_panel=NUMBERS,
+    ),
+]
+Inject = Annotated[
+    str,
+    typer.Option(
+        metavar="DONORS:SHARE",
+        help="With --shards own or rotating: at every step this share of the workers shares this share of "
+        "its batch with all others, as SelSync does for data that are unlike. 0.25:0.25, say.",
         rich_help_panel=NUMBERS,
     ),
 ]

@@ -147,7 +147,7 @@ def _timing_only(
 
     cluster = request.cluster()
     if any(each.balance for each in wanted):
-        check_balance(cluster.batch, common["shards"] == "equal")
+        check_balance(cluster.batch, common["shards"] != "shared")
     protocols = [(x, make_any(x.name, x.settings)) for x in wanted if x.name is not None]
     for each, protocol in protocols:
         parse_compression(each.compress)
@@ -171,7 +171,7 @@ def _timing_only(
                 compress = parse_compression(each.compress)
                 simulate_peers(protocol, cluster, compress=compress, **told)
             else:
-                equal = common["shards"] == "equal"
+                equal = common["shards"] != "shared"
                 run_simulation(protocol, cluster, equal_shards=equal, balance=each.balance, **told)
         done.append((write_result(folder), folder))
     return done

@@ -23,6 +23,7 @@ from paceline.protocols.fedavg import FedAvg
 from paceline.protocols.hpsgd import HPSGD
 from paceline.protocols.hybrid_sgd import HybridSGD
 from paceline.protocols.local_sgd import LocalSGD
+from paceline.protocols.osp import OSP
 from paceline.protocols.pacer import Decision, Pacer
 from paceline.protocols.peer import Peer
 from paceline.protocols.psp import PSP
@@ -53,6 +54,7 @@ PEERS: dict[str, type[Peer]] = {
     "fedavg": FedAvg,
     "hpsgd": HPSGD,
     "local_sgd": LocalSGD,
+    "osp": OSP,
     "selsync": SelSync,
 }
 

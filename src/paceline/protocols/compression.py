@@ -133,6 +133,11 @@ def check_family(text: str, name: str, protocol: object) -> None:
             f"--compress {text} is for averages, and {name!r} as it is set exchanges one-sidedly, with a "
             "copy that nobody else has in common with it. Use another peer protocol: local_sgd, say."
         )
+    if isinstance(protocol, Peer) and protocol.in_parts and parse_compression(text).name == "powersgd":
+        raise ConfigError(
+            f"--compress {text} factorises all matrices of a model together, and {name!r} averages some "
+            "tensors now and others later. Use fp16, bf16, int8 or topk."
+        )
     if not isinstance(protocol, Peer):
         raise ConfigError(
             f"--compress {text} is for peer protocols, and {name!r} is paced: its gradients lie in "

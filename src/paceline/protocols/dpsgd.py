@@ -11,6 +11,11 @@ the gradient is taken at the replica's own weights while they are mixed. `adapt_
 the step has made of them; on a complete graph that is BSP for SGD (the other order is not). Whatever
 the optimizer, its step is added to the mixture as a displacement. Workers wait for those they mix with,
 directly or over others; in a random matching that is one. Float buffers stay each worker's own.
+
+Measured (Zhang et al.): while replicas differ, the mean moves as if the learning rate adjusted itself to the
+landscape. With g the gradient of all batches at the mean, and h the mean of the gradients that the replicas
+took at their own parameters, `effective_lr` is <h, g> / <g, g>, the share of the learning rate that acts
+along g; what is left is noise. On equal replicas it is 1. To measure changes nothing in training.
 """
 
 from __future__ import annotations
@@ -19,7 +24,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.errors import ConfigError
-from paceline.protocols.peer import Compute, Me, Mix, Peer, Start, Step, Steps, Wait
+from paceline.protocols.peer import (
+    Agree,
+    Average,
+    Compute,
+    How,
+    Me,
+    Mix,
+    Peer,
+    Probe,
+    Start,
+    Step,
+    Steps,
+    Vector,
+    Wait,
+)
 from paceline.protocols.topology import Kind, Topology, check_graph, parse_graph
 
 
@@ -35,6 +54,9 @@ class DPSGD(Peer):
 
     overlap: bool = False
     """Mix while the gradient is computed, as the paper has it; takes a copy of the model each time."""
+    measure_every: int = 0
+    """Iterations between two measurements of the effective learning rate; each computes its batch twice and
+    averages three vectors. 0: never."""
 
     def __post_init__(self) -> None:
         if self.overlap and self.order == "adapt_then_combine":
@@ -48,6 +70,14 @@ class DPSGD(Peer):
                 "give edges with topology=graph, and only then."
             )
         parse_graph(self.graph)
+        if self.measure_every < 0:
+            raise ConfigError(
+                f"DPSGD measure_every is a number of iterations >= 0, got {self.measure_every}."
+            )
+
+    @property
+    def probes(self) -> bool:
+        return self.measure_every > 0
 
     def check(self, workers: int) -> None:
         if self.topology == "graph":
@@ -57,6 +87,8 @@ class DPSGD(Peer):
         topology = Topology(self.topology, me.seed, parse_graph(self.graph))
         mixing = (yield Start(Mix(me.parameters, topology, me.count))) if self.overlap else None
         gradient = yield Compute()
+        if self.measure_every and me.count % self.measure_every == 0:
+            yield from self.measure(me, gradient)
         if self.order == "adapt_then_combine":
             yield Step(gradient)
             me.parameters[:] = yield Mix(me.parameters, topology, me.count)
@@ -65,3 +97,22 @@ class DPSGD(Peer):
         before = me.parameters.clone()
         yield Step(gradient)
         me.parameters[:] = mixed + (me.parameters - before)
+
+    def measure(self, me: Me, gradient: Vector) -> Steps:
+        """How far the mean's step points where the gradient at the mean does."""
+        own, kept = me.parameters.clone(), gradient.clone()
+        taken = (yield Average(gradient)).clone()
+        me.parameters[:] = yield Average(me.parameters)
+        apart = own - me.parameters
+        variance = (yield Agree(apart.dot(apart), How.SUM)) / (yield Agree(1, How.SUM))
+        at_mean = yield Average((yield Probe()))
+        along, square = taken.dot(at_mean), at_mean.dot(at_mean)
+        me.parameters[:], gradient[:] = own, kept
+        if square > 0:
+            rest = max(0.0, taken.dot(taken) - along * along / square)
+            rate = me.rates[0] if me.rates else 1.0
+            me.told = {
+                "effective_lr": along / square,
+                "noise_strength": rate * rate * rest,
+                "weight_variance": variance,
+            }

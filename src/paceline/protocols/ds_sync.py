@@ -9,7 +9,9 @@ Invariant: every grouping is a partition of the workers, the same on all of them
 equal after each iteration, float buffers included; the mean of all replicas is left as it was. Without
 gradients, one cycle of a grid or hyper-grid gives everybody the exact mean. Parameters are averaged,
 after the step. Groups are of ranks 0 to size-1, cut to those who are alive. The general patterns are
-ours where the paper's code has four workers: rows and columns of a grid, digits of a number, or chance.
+ours where the paper's code has four workers: rows and columns of a grid, digits of a number, or chance. The
+paper chooses groups that cross no bottleneck; how could not be read. Here rows are hosts, as given, and a
+column has one worker of each, so that uplinks are shared evenly; the slower these, the more rows per column.
 """
 
 from __future__ import annotations
@@ -19,20 +21,22 @@ from random import Random
 from typing import Literal
 
 from paceline.errors import ConfigError
+from paceline.protocols.hosts import Grouping, cycle_of, parse_hosts
 from paceline.protocols.peer import Compute, Me, Peer, Step, Steps, average_model
-
-Grouping = list[tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class DSSync(Peer):
-    pattern: Literal["grid", "hypergrid", "random", "given"] = "grid"
-    """How groups change: rows and columns by turns, one digit of the rank after another, at random, or as
-    `groups` says."""
+    pattern: Literal["grid", "hypergrid", "random", "topology", "given"] = "grid"
+    """How groups change: rows and columns by turns, one digit of the rank after another, at random, within
+    and across the `hosts`, or as `groups` says."""
     group_size: int = 0
     """Workers in a group; 0 chooses one near the square root of the workers (2 in a hyper-grid)."""
     groups: str = ""
     """A pattern of your own, as 0,1|2,3;0,3|1,2: groups by bars, groupings by semicolons."""
+    hosts: str = ""
+    """Which workers are near to each other, as 0,1@0.1|2,3@0.1: hosts by bars, and after the @ how fast a
+    host's uplink is, compared to the links within it."""
 
     def __post_init__(self) -> None:
         if self.group_size < 0:
@@ -44,7 +48,13 @@ class DSSync(Peer):
                 f"pattern={self.pattern!r} and groups={self.groups!r} do not fit: "
                 "give groups with pattern=given, and only then."
             )
+        if (self.pattern == "topology") != bool(self.hosts) or (self.hosts and self.group_size):
+            raise ConfigError(
+                f"pattern={self.pattern!r}, hosts={self.hosts!r}, group_size={self.group_size} do not fit: "
+                "give hosts with pattern=topology, only then, and no group_size: hosts are the groups."
+            )
         _parse(self.groups)
+        parse_hosts(self.hosts)
 
     def check(self, workers: int) -> None:
         if self.pattern == "random":
@@ -74,6 +84,8 @@ class DSSync(Peer):
         """The groupings that a pattern goes through, again and again."""
         if self.pattern == "given":
             return _parse(self.groups)
+        if self.pattern == "topology":
+            return cycle_of(parse_hosts(self.hosts))
         size = self._size(workers)
         if self.pattern == "grid":
             _check_divides(size, workers)

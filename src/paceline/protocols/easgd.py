@@ -85,7 +85,8 @@ class EASGD(Peer):
 
     def start(self, me: Me) -> None:
         begin(me)
-        me.private.last, me.private.added, me.private.told, me.private.threshold = 0, 0.0, 0, None
+        me.private.last, me.private.added, me.private.told = 0, 0.0, 0
+        me.private.loss, me.private.threshold = None, None
 
     def iteration(self, me: Me) -> Steps:
         gradient = yield Compute()
@@ -111,8 +112,9 @@ class EASGD(Peer):
     def due(self, me: Me) -> bool:
         """Whether an exchange follows this iteration; the first one sets the threshold."""
         memory, done = me.private, me.count + 1
-        memory.added += me.loss or 0.0
-        memory.told += me.loss is not None
+        memory.loss = memory.loss if me.loss is None else me.loss
+        memory.added += memory.loss or 0.0
+        memory.told += memory.loss is not None
         if memory.threshold is None:
             if done == self.period:
                 memory.threshold = self.calibrate(memory.added, memory.told)

@@ -18,7 +18,7 @@ from typing import Literal
 
 from paceline.errors import ConfigError
 from paceline.protocols.outer import adopt, begin, check_period, displacement, move, take_mean
-from paceline.protocols.peer import Compute, Me, Peer, Reset, Step, Steps
+from paceline.protocols.peer import Compute, Me, Peer, Reset, Step, Steps, average_optimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,9 @@ class LocalSGD(Peer):
     """Average after every iteration up to this one, and with the period from then on (post-local SGD)."""
     warmup: int = 0
     """Iterations, after `every_until`, over which the period grows from 1 to its full length."""
-    optimizer: Literal["keep", "reset"] = "keep"
-    """What becomes of momentum and the like at an averaging."""
+    optimizer: Literal["keep", "average", "reset"] = "keep"
+    """What becomes of momentum and the like at an averaging: every worker keeps its own, all get the mean
+    (which sends as much again for every vector that the optimizer remembers), or it is forgotten."""
 
     def __post_init__(self) -> None:
         check_period("local SGD", self.period)
@@ -42,7 +43,7 @@ class LocalSGD(Peer):
 
     @property
     def plain_alone(self) -> bool:
-        return self.optimizer == "keep"
+        return self.optimizer != "reset"
 
     def start(self, me: Me) -> None:
         begin(me)
@@ -58,6 +59,8 @@ class LocalSGD(Peer):
             adopt(me)
             if self.optimizer == "reset":
                 yield Reset()
+            elif self.optimizer == "average":
+                yield from average_optimizer(me)
 
     def period_at(self, iteration: int) -> int:
         """The period in force at an iteration, counted from 1."""

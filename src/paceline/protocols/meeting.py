@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from paceline.errors import RunError
+from paceline.protocols.parts import Part
 from paceline.protocols.peer import Agree, Average, How, Joint, Mix
 from paceline.protocols.topology import Rows, Topology, parts
 
@@ -33,6 +34,8 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     how: How | None = None
     topology: Topology | None = None
     step: int = 0
+    part: Part | None = None
+    """Which of the model's tensors; None: all."""
     size_bytes: int = 0
     """Bytes of the vector; all have to bring the same."""
     sent_bytes: int = 0
@@ -44,11 +47,13 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def signature(self) -> tuple[object, ...]:
         """What has to be the same for all who take part."""
-        return self.kind, self.group, self.how, self.topology, self.step, self.size_bytes, self.lane
+        same = self.kind, self.group, self.how, self.topology, self.step
+        return *same, self.part, self.size_bytes, self.lane
 
     def __str__(self) -> str:
         among = "" if self.group is None else f" among {list(self.group)}"
         size = "" if self.kind == "agree" else f" of {self.size_bytes} bytes"
+        size += "" if self.part is None else f" in {len(self.part.tensors)} tensors"
         step = f" of step {self.step}" if self.kind == "mix" else ""
         return f"{self.kind.capitalize()}{among}{size}{step}"
 
@@ -68,11 +73,13 @@ class Gathered(msgspec.Struct, frozen=True):
     """Of each vector."""
     sent_bytes: int = 0
     """What each gave away."""
+    part: Part | None = None
+    """Which of the model's tensors; None: all."""
 
 
 def call_of(operation: Joint, lane: int = 0, sent_bytes: int | None = None) -> Call:
     """A joint operation as data; its vector may come to fewer bytes on the wire than it has."""
-    size = 0 if isinstance(operation, Agree) else operation.vector.size_bytes
+    size = 0 if isinstance(operation, Agree) else operation.size_bytes
     sent = size if sent_bytes is None else sent_bytes
     if isinstance(operation, Mix):
         topology, step = operation.topology, operation.step
@@ -81,7 +88,8 @@ def call_of(operation: Joint, lane: int = 0, sent_bytes: int | None = None) -> C
     if isinstance(operation, Agree):
         return Call("agree", group, value=float(operation.value), how=operation.how, lane=lane)
     assert isinstance(operation, Average)
-    return Call("average", group, operation.weight, size_bytes=size, sent_bytes=sent, lane=lane)
+    part, weight = operation.part, operation.weight
+    return Call("average", group, weight, part=part, size_bytes=size, sent_bytes=sent, lane=lane)
 
 
 Signature = tuple[object, ...]
@@ -242,7 +250,8 @@ class Meeting:
 def _gathered(
     call: Call, receivers: tuple[int, ...], rows: Rows, outcome: float | bool | None = None
 ) -> Gathered:
-    return Gathered(call.kind, receivers, rows, outcome, call.lane, call.size_bytes, call.sent_bytes)
+    sizes = call.size_bytes, call.sent_bytes
+    return Gathered(call.kind, receivers, rows, outcome, call.lane, *sizes, call.part)
 
 
 def _shares(weights: dict[int, float]) -> dict[int, float]:

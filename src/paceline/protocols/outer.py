@@ -31,7 +31,7 @@ def displacement(me: Me) -> Vector:
 def move(me: Me, moved: Vector, rule: Rule, weight: float = 1.0, remainder: str | None = "change") -> Steps:
     """Give the mean displacement to the outer rule; every worker does so, and arrives at the same."""
     rule(me, (yield Average(moved, weight=weight, remainder=remainder)))
-    yield from average_buffers(me)
+    yield from average_buffers(me, weight=weight)
 
 
 def take_mean(me: Me, mean: Vector) -> None:

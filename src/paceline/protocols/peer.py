@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, Protocol
 
 from paceline.errors import RunError
+from paceline.protocols.parts import NO_TENSORS, Part, Tensors
 from paceline.protocols.topology import Topology
 
 
@@ -65,15 +66,44 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Probe:
+    """Forward and backward on the same batch once more, at the parameters as they are now. Answers the
+    gradient, where that of `Compute` lay: keep a clone of that one. Buffers stay. For who `probes` only."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """One step of the worker's own optimizer, with this gradient."""
 
     gradient: Vector
+    part: Part | None = None
+    """These tensors only: the others, and what the optimizer remembers of them, stay as they are."""
+    rates: tuple[float, ...] = ()
+    """The learning rates of its groups, if not those of now."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Preview:
+    """Move the parameters as a step would, and let the optimizer remember nothing of it."""
+
+    gradient: Vector
+    part: Part | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reset:
     """Let the worker's optimizer forget its momentum and the like."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recall:
+    """What the worker's optimizer remembers, as vectors like the parameters, by name. Answers copies of it:
+    write to them, and `Remember` lets the optimizer have them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Remember:
+    """Let the optimizer have what was made of what it remembered."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +118,13 @@ class Average:
     remainder: str | None = "change"
     """The name under which a run that compresses keeps what it leaves out of this vector, to add it to the
     next. None: that is part of the next one anyway, as with a distance that lasts until it is closed."""
+    part: Part | None = None
+    """These tensors only; of the answer, the others mean nothing."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of what is averaged."""
+        return self.vector.size_bytes if self.part is None else self.part.size_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,6 +135,11 @@ class Mix:
     topology: Topology
     step: int
     """Neighbours mix what they have at the same step."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of what is mixed."""
+        return self.vector.size_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,7 +212,22 @@ class Exchange:
     rate: float = 1.0
 
 
-Operation = Compute | Step | Reset | Average | Mix | Agree | Start | Wait | Test | Exchange
+Operation = (
+    Compute
+    | Probe
+    | Step
+    | Preview
+    | Reset
+    | Recall
+    | Remember
+    | Average
+    | Mix
+    | Agree
+    | Start
+    | Wait
+    | Test
+    | Exchange
+)
 Steps = Generator[Operation, Any, Any]
 
 
@@ -194,8 +251,14 @@ class Me:
     """Iterations this worker has completed."""
     samples: int = 0
     """Samples behind the gradient it computed last."""
+    rates: tuple[float, ...] = ()
+    """Learning rates of its optimizer's groups, when it computed that one."""
     loss: float | None = None
-    """The training loss that its script reported last."""
+    """What its script reported under this name since the one before, if it did."""
+    told: dict[str, float] = field(default_factory=dict)
+    """Figures for the record; they stand there with the next iteration."""
+    tensors: Tensors = field(default_factory=lambda: NO_TENSORS)
+    """What the parameters consist of."""
     agreed: SimpleNamespace = field(default_factory=SimpleNamespace)
     """Memory that is the same on every worker."""
     private: SimpleNamespace = field(default_factory=SimpleNamespace)
@@ -208,7 +271,7 @@ class Peer:
     __slots__ = ()
 
     agrees: ClassVar[bool] = False
-    """True when all replicas are equal after every iteration, so that any one of them is the model."""
+    """True when what stands for the workers is equal after every iteration: any of it is the model."""
 
     overlaps: ClassVar[bool] = False
     """True when its first joint operation averages the gradient over all, weighted by samples, so that a
@@ -233,6 +296,21 @@ class Peer:
         """Whether a lone worker under this protocol does what plain PyTorch does."""
         return True
 
+    @property
+    def resumable(self) -> bool:
+        """Whether all do equally many iterations, so that a run can be stopped and go on between two."""
+        return not self.free
+
+    @property
+    def probes(self) -> bool:
+        """Whether it computes on a batch more than once."""
+        return False
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether some tensors of a vector are averaged now, and others later."""
+        return False
+
     def check(self, workers: int) -> None:
         """Refuse a number of workers that cannot work, with the reason."""
 
@@ -251,6 +329,10 @@ class Peer:
         """What stands for this worker when the run is evaluated and saved: the mean over all is taken."""
         return me.parameters
 
+    def stage(self, me: Me) -> int:
+        """How far this worker's model has come: where all are to be equal, one of the furthest counts."""
+        return me.count
+
     def cell(self, me: Me) -> int | None:
         """The cell that stands for this worker, if it is not a vector of its own."""
         return None
@@ -265,9 +347,15 @@ def settles(protocol: Peer) -> bool:
     return type(protocol).settle is not Peer.settle
 
 
-def life(protocol: Peer, me: Me) -> Generator[Operation | Done, Any, None]:
-    """All iterations of one worker, one after another, with a `Done` after each."""
+def life(
+    protocol: Peer, me: Me, resume: Callable[[], None] = lambda: None
+) -> Generator[Operation | Done, Any, None]:
+    """All iterations of one worker, one after another, with a `Done` after each.
+
+    `resume` puts back what a checkpoint remembers, where there is one.
+    """
     protocol.start(me)
+    resume()
     while True:
         yield from _one(protocol, me)
         me.count += 1
@@ -280,10 +368,17 @@ def average_model(me: Me, group: tuple[int, ...] | None = None) -> Steps:
     yield from average_buffers(me, group)
 
 
-def average_buffers(me: Me, group: tuple[int, ...] | None = None) -> Steps:
+def average_buffers(me: Me, group: tuple[int, ...] | None = None, weight: float = 1.0) -> Steps:
     """The same for float buffers alone, if there are any."""
     if me.buffers.size_bytes:
-        me.buffers[:] = yield Average(me.buffers, group)
+        me.buffers[:] = yield Average(me.buffers, group, weight)
+
+
+def average_optimizer(me: Me) -> Steps:
+    """Let what the optimizer remembers be that of all in the mean."""
+    for name, vector in sorted((yield Recall()).items()):
+        vector[:] = yield Average(vector, remainder=f"optimizer {name}")
+    yield Remember()
 
 
 def _one(protocol: Peer, me: Me) -> Steps:

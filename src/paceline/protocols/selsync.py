@@ -10,7 +10,8 @@ more, or its window is not full yet: one bit per worker is exchanged first. delt
 
 Where this differs from the published code: the replica steps first and is averaged then (there the
 replicas differ again after every synchronisation); the squared norm of the whole gradient is smoothed,
-once; a norm that is not finite asks for a synchronisation and is not remembered.
+once; a norm that is not finite asks for a synchronisation and is not remembered. How data are dealt is no
+part of the protocol: the paper's partitionings are `--shards own` and `rotating`, its injection `--inject`.
 """
 
 from __future__ import annotations

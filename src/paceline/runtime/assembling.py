@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,9 +18,11 @@ from paceline.protocols import Peer
 from paceline.protocols.compression import check_family
 from paceline.protocols.roll import Roll
 from paceline.protocols.settings import resolved
-from paceline.runtime.gathering import Assembly, Gathering, check_same, equip
+from paceline.runtime.gathering import Assembly, Gathering, check_same, equip, resume_peers
 from paceline.runtime.member import Member
 from paceline.store.budget import Budget, Source
+from paceline.store.checkpoint import partial_of
+from paceline.store.chunks import CHUNKED, shards_of
 from paceline.store.dealt import Dealt
 from paceline.store.layout import Layout
 from paceline.store.ledger import Ledger
@@ -92,6 +96,15 @@ def assemble(
     return _assemble_peers(config, name, protocol, members, write)
 
 
+def saved_peers(checkpoint: Path, workers: int) -> int | None:
+    """How many workers have saved their state; None, and nothing is left of it, unless all have."""
+    folder = partial_of(checkpoint)
+    if all((folder / f"rank{rank}.json").is_file() for rank in range(workers)):
+        return workers
+    shutil.rmtree(folder, ignore_errors=True)
+    return None
+
+
 def _check_family(name: str, peers: bool, members: list[Member]) -> None:
     """Refuse workers whose scripts took them for another family's: peers keep their optimizers."""
     for member in members:
@@ -118,7 +131,6 @@ def _check_possible(config: RunConfig, name: str, simulated: bool) -> None:
     for asked, what, instead in (
         (simulated, "simulated exactly", "Run it for real, or simulate a paced protocol."),
         (config.replay is not None, "replayed", "With the same seed it repeats by itself if nobody dies."),
-        (config.resume is not None, "resumed", "Begin a new run."),
         (config.balance, "balanced", "Leave --balance out."),
     ):
         if asked:
@@ -153,6 +165,7 @@ def _assemble_peers(
     opening: list[Event] = []
     ledger = Ledger(config, name, Roll(), opening.append, settings=resolved(protocol))
     ledger.budget = _work(lead.registered.source, config, members, protocol.free)
+    resume_peers(config.resume, store, ledger, len(members), shared)
     run = PeerAssembly(ledger, store, weights, protocol, config.connects, shared)
     for member in members:
         equip(member, store, initial, shared, {})
@@ -170,7 +183,8 @@ def _work(source: Source | None, config: RunConfig, members: list[Member], free:
     if source is None:
         return None
     workers = config.workers
-    budget = Budget(source, workers, config.shards) if free else Dealt(source, workers)
+    in_turn = not free and config.shards not in CHUNKED
+    budget = Dealt(source, workers) if in_turn else shards_of(source, config)
     for absent in set(range(workers)).difference(member.rank for member in members):
         budget.give_back(absent)
     return budget

@@ -34,10 +34,10 @@ class Binding:
         self.layout = describe(model, trained)
         named = named_parameters(model, trained)
         self._parameters = [named[slot.name] for slot in self.layout.parameters]
-        self._trained = [named[slot.name] for slot in self.layout.trained]
+        self.trained = [named[slot.name] for slot in self.layout.trained]
         buffers = named_buffers(model)
         self._buffers = [buffers[slot.name] for slot in self.layout.buffers]
-        self.index = {id(p): i for i, p in enumerate(self._trained)}
+        self.index = {id(p): i for i, p in enumerate(self.trained)}
         self._device = _one_device([*self._parameters, *self._buffers])
         self._staged = self._device.type != "cpu"
         self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
@@ -64,7 +64,7 @@ class Binding:
         self._gradients = self.layout.gradient_views(self._near_segment)
         self._flats = [region.flat(self._near_segment, region.gradients) for region in self.layout.regions]
         self._bind_weights()
-        for parameter, view in zip(self._trained, self._gradients, strict=True):
+        for parameter, view in zip(self.trained, self._gradients, strict=True):
             parameter.grad = view
         for buffer, view in zip(self._buffers, self.layout.buffer_views(self._near_segment), strict=True):
             buffer.data = view
@@ -92,7 +92,7 @@ class Binding:
     @property
     def gradients(self) -> list[tuple[Tensor, Tensor]]:
         """The trained parameters, each with the view that its gradient accumulates in."""
-        return list(zip(self._trained, self._gradients, strict=True))
+        return list(zip(self.trained, self._gradients, strict=True))
 
     def collect(self) -> tuple[int, ...]:
         """Make sure that all gradients are in the segment; which parameters have none."""
@@ -103,7 +103,7 @@ class Binding:
             )
         rose = [view._version - seen for view, seen in zip(self._gradients, self._seen, strict=True)]
         most = max(rose)
-        for i, (parameter, view) in enumerate(zip(self._trained, self._gradients, strict=True)):
+        for i, (parameter, view) in enumerate(zip(self.trained, self._gradients, strict=True)):
             gradient = parameter.grad
             if gradient is view:
                 if rose[i] == most > 0 or (rose[i] and bool(view.any())):
@@ -123,7 +123,7 @@ class Binding:
     def show_gradients(self, views: list[Tensor] | None, missing: frozenset[int] = frozenset()) -> None:
         """Let parameters have these gradients; None: those of the segment."""
         views = self._gradients if views is None else views
-        for i, (parameter, view) in enumerate(zip(self._trained, views, strict=True)):
+        for i, (parameter, view) in enumerate(zip(self.trained, views, strict=True)):
             parameter.grad = None if i in missing else view
 
     def bad_parameter(self) -> str | None:
@@ -157,7 +157,7 @@ class Binding:
             self._present.clear()
         for flat in self._flats:
             flat.zero_()
-        for i, (parameter, view) in enumerate(zip(self._trained, self._gradients, strict=True)):
+        for i, (parameter, view) in enumerate(zip(self.trained, self._gradients, strict=True)):
             parameter.grad = view
             self._seen[i] = view._version
 

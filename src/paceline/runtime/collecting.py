@@ -112,7 +112,7 @@ class CollectivePeering(Peering):
         bucketed = any(each.bucketed for each in said)
         joint = self._joint(row, calls, said, self._circles.among(calls[0], receivers, begun=bucketed))
         plain = not bucketed or joint.changed or joint.again
-        order = m.Stand(joint.among, brought[0].place == BUFFERS, lane, bucketed, plain)
+        order = m.Stand(joint.among, brought[0].place == BUFFERS, lane, bucketed, plain, gathered.part)
         idle = sorted(self._finished.intersection(joint.among).difference(receivers))
         self._orders += [(rank, order) for rank in idle]
         return dict.fromkeys(receivers, m.Met(missing=missing, joint=joint))
@@ -141,7 +141,7 @@ class CollectivePeering(Peering):
 
     def _answer(self, answers: dict[int, m.Met]) -> None:
         """Wake them, unless all are to sleep, and ask those who have finished to take part."""
-        if self._owner.last_word is not None:
+        if self._last_word is not None:
             self._held |= answers
             return
         if not self._asking:
@@ -175,7 +175,7 @@ class CollectivePeering(Peering):
     def look(self) -> None:
         """See whether everybody sleeps that has to, or all have come to the end."""
         living = self._owner.living
-        over, asleep = self._owner.last_word, all(member.asks for member in living)
+        over, asleep = self._last_word, all(member.asks for member in living)
         if over is not None and asleep:
             self._take_mean(save=True)
             for member in living:
@@ -203,16 +203,14 @@ class CollectivePeering(Peering):
         living = self._owner.living
         if len(living) < len(self._everybody):
             return
-        stayed = sorted(self._stayed())
-        counted = stayed
-        if self._run.protocol.agrees:  # all are equal but for those who left before the last step
-            counted = [max(stayed, key=lambda rank: (self._iterations[rank], -rank))]
+        stayed = self._stayed()
+        counted = self._counted(stayed)
         for member in living:
             share = 1.0 / len(counted) if member.rank in counted else 0.0
             hand_over = save and member is living[0]
             self._ask(member, m.Show(share, len(stayed), member.rank in stayed, hand_over))
 
-    def conclude(self, lead: Member) -> None:
+    def conclude(self, lead: Member) -> int | None:
         """Put the mean of all models where it is saved from; the lead's own if there is none."""
         assert lead.segment is not None
         assert lead.weights is not None
@@ -222,12 +220,13 @@ class CollectivePeering(Peering):
                 self._owner.note(
                     "warning", f"the saved model is the replica of rank {lead.rank}, not the mean"
                 )
-            return
+            return self._saved_peers()
         mean, buffers = answer_parts(self._layout, self._saved.bytes)
         for target, part in zip(parameter_parts(self._layout, self._run.store.weights), mean, strict=True):
             target.copy_(part)
         for target, part in zip(buffer_parts(self._layout, lead.segment.bytes), buffers, strict=True):
             target.copy_(part)
+        return self._saved_peers()
 
 
 def make_peering(run: PeerAssembly, owner: Owner, *others: Any) -> Peering:

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from paceline.errors import ConfigError
 from paceline.fabric.collective import Collective, Line, Torn
 from paceline.fabric.segment import Segment
 from paceline.protocols.meeting import call_of
+from paceline.protocols.parts import Part
 from paceline.protocols.peer import (
     Agree,
     Average,
@@ -31,6 +33,9 @@ from paceline.protocols.peer import (
     Mix,
     Operation,
     Peer,
+    Preview,
+    Recall,
+    Remember,
     Reset,
     Start,
     Step,
@@ -54,7 +59,7 @@ from paceline.store.replicas import (
 from paceline.store.vector import FlatVector
 
 T = TypeVar("T")
-CARRIED = (Step, Reset, Average, Mix, Agree, Start, Wait, Test, Done)
+CARRIED = (Step, Preview, Reset, Recall, Remember, Average, Mix, Agree, Start, Wait, Test, Done)
 """The operations that need nobody's memory but one's own."""
 
 
@@ -66,13 +71,17 @@ class CollectivePace(PeerPace):
         self._wire = link
         link.obey = self._obey
         self._spare: list[Slab] = []
-        self._started: dict[int, tuple[Slab, bool, list[Any]]] = {}
+        self._started: dict[int, tuple[Slab, bool, Part | None, list[Any]]] = {}
         self._on_show: Slab | None = None
         self._distance = 0.0
         self._buckets: Buckets | None = None
 
-    def _memory(self) -> tuple[Tensor, Tensor]:
-        return self._binding.stay_near()
+    def _ground(self) -> tuple[Tensor, Tensor]:
+        self._near = self._binding.stay_near()
+        return self._near
+
+    def _all_buffers(self) -> list[Tensor]:
+        return self._layout.buffer_views(self._near[0])
 
     def _connect(self) -> None:
         wire, device = self._wire, self._gradient[0].device
@@ -106,13 +115,13 @@ class CollectivePace(PeerPace):
             )
         try:
             if isinstance(operation, Test):
-                return all(work.is_completed() for work in self._started[operation.handle.lane][2])
+                return all(work.is_completed() for work in self._started[operation.handle.lane][-1])
             return super()._carry_out(operation)
         except Torn as error:
             raise self._wire.torn(str(error)) from None
 
     def _exchange(self, operation: Average | Mix, vector: FlatVector) -> FlatVector:
-        place = self._kind(vector)
+        place, part = self._kind(vector), _part(operation)
         bucketed = self._bucketed(operation, place)
         carried = None
         if bucketed is not None:
@@ -125,11 +134,13 @@ class CollectivePace(PeerPace):
         assert met.joint is not None
         if bucketed is None or not self._in_buckets(bucketed, met.joint):
             self._travel(operation, met.joint, vector, place == BUFFERS)
-        return self._checked(self._answer(self._slab, place == BUFFERS, met), place)
+        self._slab.put_back(part)
+        return self._checked(self._answer(self._slab, place == BUFFERS, met), place, part)
 
     def _bucketed(self, operation: Average | Mix, place: int) -> Buckets | None:
         """The buckets in which this very average is under way already."""
-        ours = isinstance(operation, Average) and operation.group is None and place == GRADIENTS
+        whole = isinstance(operation, Average) and operation.group is None and operation.part is None
+        ours = whole and place == GRADIENTS
         return self._buckets if ours and self._buckets is not None and self._buckets.on else None
 
     def _in_buckets(self, buckets: Buckets, joint: Joint) -> bool:
@@ -149,22 +160,24 @@ class CollectivePace(PeerPace):
 
     def _travel(self, operation: Average | Mix, joint: Joint, vector: FlatVector, buffers: bool) -> None:
         """Have the answer in the slab."""
-        slab = self._slab
+        slab, part = self._slab, _part(operation)
         if isinstance(operation, Mix):
-            mine = self._flats(vector, buffers)
+            mine = self._flats(vector, buffers, None)
             self._collective.mix(mine, joint.row, joint.takers, slab.flats(buffers))
         elif joint.among:
-            slab.fill(vector.parts, joint.row[self.rank], buffers)
-            self._collective.reduce(slab.flats(buffers), joint.among)
+            slab.fill(vector.parts, joint.row[self.rank], buffers, part)
+            self._collective.reduce(slab.flats(buffers, part), joint.among)
         else:
-            self._collective.average(self._flats(vector, buffers), joint.row, slab.flats(buffers))
+            mine = self._flats(vector, buffers, part)
+            self._collective.average(mine, joint.row, slab.flats(buffers, part))
 
-    def _flats(self, vector: FlatVector, buffers: bool) -> Sequence[Tensor]:
-        """A vector as it travels between pairs: as it lies, but for buffers, which are many and small."""
-        if not buffers:
+    def _flats(self, vector: FlatVector, buffers: bool, part: Part | None) -> Sequence[Tensor]:
+        """A vector as it travels between pairs: as it lies, but for what is many and small."""
+        if not buffers and part is None:
             return vector.parts
-        flats, views = pack(vector.parts)
-        FlatVector(views)[:] = vector
+        pieces = self._cut.pieces(vector.parts, part)
+        flats, views = pack(pieces)
+        FlatVector(views)[:] = FlatVector(pieces)
         return flats
 
     def _answer(self, slab: Slab, buffers: bool, met: Met) -> FlatVector:
@@ -176,11 +189,11 @@ class CollectivePace(PeerPace):
             return GRADIENTS
         return PARAMETERS if self._like_parameters(vector) else BUFFERS
 
-    def _checked(self, answer: FlatVector, place: int) -> FlatVector:
+    def _checked(self, answer: FlatVector, place: int, part: Part | None) -> FlatVector:
         """Name the one whose gradient is not finite, if the mean is not."""
         if place != GRADIENTS:
             return answer
-        answer.norm = math.sqrt(answer.dot(answer))
+        answer.norm = self._cut.length(answer, part)
         if math.isfinite(answer.norm) or self._link.config.bad_gradient == "skip":
             return answer
         if self._binding.bad_parameter() is not None:
@@ -191,27 +204,30 @@ class CollectivePace(PeerPace):
 
     def _start(self, operation: Average | Mix) -> Handle:
         """Send off a copy, over all who may come; the weights are made to add up to 1 in the end."""
-        if isinstance(operation, Mix) or operation.weight <= 0:
+        vector = operation.vector
+        assert isinstance(vector, FlatVector)
+        if isinstance(operation, Mix) or (operation.weight <= 0 and vector.norm != 0.0):
             raise ConfigError(
                 f"{type(self._protocol).__name__} starts {call_of(operation)}: over gloo, only an average "
                 "with a weight above 0 can be started. Use --fabric shared."
             )
-        vector, self._lanes = operation.vector, self._lanes + 1
-        assert isinstance(vector, FlatVector)
-        slab, place = self._new_slab(), self._kind(vector)
-        slab.fill(vector.parts, operation.weight / self.size, place == BUFFERS)
-        works = self._collective.begin(slab.flats(place == BUFFERS), operation.group or (), Line.STARTED)
-        self._started[self._lanes] = slab, place == BUFFERS, works
+        self._lanes += 1
+        slab, place, part = self._new_slab(), self._kind(vector), operation.part
+        buffers = place == BUFFERS
+        slab.fill(vector.parts, operation.weight / self.size, buffers, part)
+        works = self._collective.begin(slab.flats(buffers, part), operation.group or (), Line.STARTED)
+        self._started[self._lanes] = slab, buffers, part, works
         missing = tuple(sorted(vector.missing))
         self._say(Meet(call_of(operation, self._lanes), place, missing=missing), self._link.begin)
         return Handle(self._lanes)
 
     def _wait(self, handle: Handle) -> FlatVector:
         met = self._meet(Meet(wait=handle.lane, push=self._told()))
-        slab, buffers, works = self._started.pop(handle.lane)
+        slab, buffers, part, works = self._started.pop(handle.lane)
         self._collective.finish(works)
         assert met.joint is not None
-        slab.scale(self.size / met.joint.total, buffers)
+        slab.scale(self.size / met.joint.total, buffers, part)
+        slab.put_back(part)
         self._spare.append(slab)
         return self._answer(slab, buffers, met)
 
@@ -225,8 +241,8 @@ class CollectivePace(PeerPace):
             self._buckets.stand()
         if order.plain:
             line = Line.STARTED if order.lane > 0 else Line.NOW
-            self._slab.clear(order.buffers)
-            self._collective.reduce(self._slab.flats(order.buffers), order.among, line)
+            self._slab.clear(order.buffers, order.part)
+            self._collective.reduce(self._slab.flats(order.buffers, order.part), order.among, line)
         return None
 
     def _show(self, order: Show) -> None:
@@ -257,7 +273,7 @@ class CollectivePace(PeerPace):
     # -- instead of shared memory -------------------------------------------------------------
 
     def _say(self, message: Meet, how: Callable[[Meet, tuple[int, ...]], T]) -> T:
-        return how(message, ())
+        return how(msgspec.structs.replace(message, stage=self._protocol.stage(self._me)), ())
 
     def _keep(self, vector: Any) -> FlatVector:
         kept: FlatVector = vector.clone()
@@ -295,3 +311,7 @@ class CollectivePace(PeerPace):
         super()._leave()
         self._collective.close()
         return None
+
+
+def _part(operation: Average | Mix) -> Part | None:
+    return operation.part if isinstance(operation, Average) else None

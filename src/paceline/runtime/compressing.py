@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paceline.errors import BadGradient
 from paceline.protocols.compression import Compression, Treatment
+from paceline.protocols.parts import Part
 from paceline.protocols.peer import Average, Me, Mix
 from paceline.store.compression import (
     Basis,
@@ -26,6 +27,7 @@ from paceline.store.compression import (
     first_basis,
     next_basis,
 )
+from paceline.store.cutting import Cut
 from paceline.store.vector import FlatVector
 
 
@@ -79,10 +81,12 @@ class Packing:
                 return self._model(vector)
             case Treatment.ROUNDED:
                 return self._rounded(vector)
-        return Packed(vector, vector.size_bytes, lambda answer: answer)
+        return Packed(vector, operation.size_bytes, lambda answer: answer)
 
     def _change(self, operation: Average, vector: FlatVector) -> Packed:
         kind = operation.remainder or "lasting"
+        if operation.part is not None:
+            return self._some(operation, kind, vector, operation.part)
         before = self.kept.residuals.get(kind)
         packed = self._compressed(kind, vector)
         if operation.weight == 0:  # it has no part in the mean: what is left out has to stay left out
@@ -90,6 +94,26 @@ class Packing:
         if operation.weight == 0 or operation.remainder is None:
             self._remember(kind, before)
         return packed
+
+    def _some(self, operation: Average, kind: str, vector: FlatVector, part: Part) -> Packed:
+        """Some of the tensors; what is left out of them is remembered where it belongs in the whole."""
+        arriving, size = FlatVector([torch.zeros_like(each) for each in vector.parts], vector.missing), 0
+        kept = self.kept.residuals.get(kind) or [torch.zeros_like(each) for each in vector.parts]
+        cut = self._me.tensors
+        assert isinstance(cut, Cut)
+        whole = (vector.parts, kept, arriving.parts)
+        for piece, left, target in zip(*(cut.pieces(each, part) for each in whole), strict=True):
+            encoded = encode(self._how, piece, None if self._how.is_rounding else left)
+            self._check(piece, encoded.decoded)
+            size += encoded.size_bytes
+            if operation.weight == 0:
+                continue
+            target.copy_(encoded.decoded)
+            if not self._how.is_rounding:
+                left.copy_(encoded.residual)
+        if not self._how.is_rounding:
+            self._remember(kind, kept)
+        return Packed(arriving, size, lambda answer: answer)
 
     def _model(self, vector: FlatVector) -> Packed:
         common = self.kept.common

@@ -73,4 +73,6 @@ class Dispenser:
         return any(budget.holds(x.rank, epoch) and not self._waits(x) for x in others)
 
     def _waits(self, member: Member) -> bool:
-        return self._ledger.pacer.clocks.is_waiting(member.rank)
+        """Whether a worker sleeps until others come, be it with a gradient or (a peer) for nothing else."""
+        meets = member.asks and not member.draws and member.lingers is None
+        return meets or self._ledger.pacer.clocks.is_waiting(member.rank)

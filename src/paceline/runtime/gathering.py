@@ -125,15 +125,17 @@ class Assembly:
         return ()
 
 
-def run_state(ledger: Ledger, store: ParameterStore) -> RunState:
-    """What a checkpoint keeps besides tensors."""
+def run_state(ledger: Ledger, store: ParameterStore, peers: int | None, shared: bool) -> RunState:
+    """What a checkpoint keeps besides tensors; `peers`: how many workers have files of their own."""
     return RunState(
+        peers=peers,
+        one_model=shared and peers is not None,
         digest=store.layout.digest(),
         version=ledger.pacer.clocks.version,
         samples=ledger.samples,
         units=ledger.units - sum(batch.count for batch in ledger.unapplied),
         pushes=ledger.pacer.clocks.pushes,
-        rule=_rule(ledger.pacer.protocol),
+        rule=_rule(ledger.pacer.protocol) if peers is None else Rule(*ledger.named, {}),
         adjusted=store.adjusted,
         budget=ledger.budget.state(ledger.unapplied) if ledger.budget else None,
         optimizer={},
@@ -144,6 +146,11 @@ def _resume(folder: str | None, store: ParameterStore, ledger: Ledger) -> dict[s
     if folder is None:
         return {}
     state, buffers = load_checkpoint(Path(folder), store)
+    if state.peers is not None:
+        raise ConfigError(
+            f"the checkpoint at {folder} is of {state.peers} peers under {_named(state)}, which keep "
+            "models of their own. Resume it with the same protocol and number of workers."
+        )
     ledger.resume_at(state.version, state.samples, state.units, state.pushes)
     protocol = ledger.pacer.protocol
     if state.rule is not None and _same(state.rule, _rule(protocol)):
@@ -152,6 +159,37 @@ def _resume(folder: str | None, store: ParameterStore, ledger: Ledger) -> dict[s
     if ledger.budget is not None and state.budget is not None:
         ledger.budget.load(state.budget)
     return buffers
+
+
+def resume_peers(
+    folder: str | None, store: ParameterStore, ledger: Ledger, workers: int, shared: bool
+) -> None:
+    """What of a checkpoint is not the workers' own; refuses one that they would not find theirs in."""
+    if folder is None:
+        return
+    state, _ = load_checkpoint(Path(folder), store)
+    rule, asked = state.rule, (workers, *ledger.named)
+    if rule is None or (state.peers, rule.protocol, rule.settings) != asked:
+        whose = "a paced run" if state.peers is None else f"{state.peers} peers under {_named(state)}"
+        raise ConfigError(
+            f"the checkpoint at {folder} is of {whose}, and peers go on from replicas, optimizers and "
+            "memories of their own. Resume it with the same protocol, settings and number of workers."
+        )
+    if state.one_model != shared:
+        kept, now = (
+            ("one model for all", "one each") if state.one_model else ("one model each", "one for all")
+        )
+        raise ConfigError(
+            f"the checkpoint at {folder} is of workers with {kept}; as the run is set now they have {now}. "
+            "Resume it with the --fabric and --private-weights it had, and the same script."
+        )
+    ledger.resume_at(state.version, state.samples, state.units, state.pushes)
+    if ledger.budget is not None and state.budget is not None:
+        ledger.budget.load(state.budget)
+
+
+def _named(state: RunState) -> str:
+    return "?" if state.rule is None else f"{state.rule.protocol!r}"
 
 
 def _rule(protocol: Pacing) -> Rule:

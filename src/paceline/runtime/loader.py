@@ -17,7 +17,9 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 from paceline.errors import ConfigError
 from paceline.runtime.link import StoreLink
 from paceline.runtime.randomness import Randomness, seed
+from paceline.runtime.repeating import Repeats
 from paceline.store.budget import Batch, Source
+from paceline.store.chunks import Injection
 
 COPIED = (
     "num_workers",
@@ -35,13 +37,16 @@ COPIED = (
 class Orders:
     """The order of every epoch: what the user's sampler gives under the epoch's seed."""
 
-    def __init__(self, sampler: Any, units: int, seed: int) -> None:
+    def __init__(self, sampler: Any, units: int, seed: int, fixed: bool = False) -> None:
+        """`fixed`: that of the first epoch is that of every epoch."""
         self._sampler = sampler
+        self._fixed = fixed
         self._units = units
         self._seed = seed
         self._cache: dict[int, list[Any]] = {}
 
     def __getitem__(self, epoch: int) -> list[Any]:
+        epoch = 0 if self._fixed else epoch
         if epoch not in self._cache:
             for old in [e for e in self._cache if e < epoch - 1]:
                 del self._cache[old]
@@ -69,8 +74,15 @@ class Dispensed(Sampler[Any]):
     """A batch sampler that asks the store. One pass over it is one epoch."""
 
     def __init__(
-        self, link: StoreLink, orders: Orders, source: Source, whole_batches: bool, first: int
+        self,
+        link: StoreLink,
+        orders: Orders,
+        source: Source,
+        whole_batches: bool,
+        first: int,
+        injection: Injection | None = None,
     ) -> None:
+        self._injection = injection
         self._link = link
         self._orders = orders
         self._source = source
@@ -91,8 +103,14 @@ class Dispensed(Sampler[Any]):
             order = self._orders[batch.epoch][batch.first : batch.first + batch.count]
             indices = order[0] if self._whole_batches else order
             self._handed.append((batch, len(indices)))
-            yield indices
+            yield indices if self._injection is None else self._filled_up(batch, indices, self._injection)
         self._epoch = epoch + 1  # not reached by a loop that breaks off: the next one goes on here
+
+    def _filled_up(self, batch: Batch, indices: list[Any], injection: Injection) -> list[Any]:
+        """A batch and the samples that others share; these are theirs, and not counted."""
+        order = self._orders[batch.epoch]
+        shared = [order[first : first + count] for first, count in injection.beside(batch)]
+        return [*indices, *(index for samples in shared for index in samples)]
 
     def arrived(self) -> tuple[Batch, int]:
         """The batch that reaches the script now, and its samples."""
@@ -108,26 +126,38 @@ class PacedLoader(DataLoader[Any]):
     """The user's loader with another batch sampler, telling when a batch reaches the script."""
 
     def __init__(
-        self, loader: DataLoader[Any], dispensed: Dispensed, arrived: Callable[[int, Batch], None]
+        self,
+        loader: DataLoader[Any],
+        dispensed: Dispensed,
+        arrived: Callable[[int, Batch], None],
+        passed: Callable[[], None],
+        repeats: Repeats,
     ) -> None:
+        """`arrived` is told of every batch, `passed` of every end of a pass."""
         super().__init__(loader.dataset, batch_sampler=dispensed, **{k: getattr(loader, k) for k in COPIED})
         self.__dict__["batch_size"] = loader.batch_size
         self._dispensed = dispensed
         self._arrived = arrived
+        self._passed = passed
+        self._repeats = repeats
 
     def __iter__(self) -> Any:
         self._dispensed.take_back()
         for data in super().__iter__():
             batch, samples = self._dispensed.arrived()
             self._arrived(samples, batch)
-            yield data
+            yield from self._repeats.through(data)
+        self._passed()
 
 
 class StridedLoader:
     """Every size-th batch of a stream."""
 
-    def __init__(self, loader: DataLoader[Any], rank: int, size: int, arrived: Callable[[int], None]) -> None:
-        self._loader, self._rank, self._size, self._arrived = loader, rank, size, arrived
+    def __init__(
+        self, loader: DataLoader[Any], rank: int, size: int, arrived: Callable[[int], None], repeats: Repeats
+    ) -> None:
+        self._loader, self._rank, self._size = loader, rank, size
+        self._arrived, self._repeats = arrived, repeats
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -135,7 +165,7 @@ class StridedLoader:
     def __iter__(self) -> Iterator[Any]:
         for batch in islice(self._loader, self._rank, None, self._size):
             self._arrived(count_samples(batch))
-            yield batch
+            yield from self._repeats.through(batch)
 
 
 def source_of(loader: DataLoader[Any]) -> tuple[Source | None, Any, bool]:

@@ -212,7 +212,7 @@ class RealLoop:
             self._owner.trace.flush()
             self._flush_at = now + FLUSH_S
         if self._owner.ending:
-            self._kill_at = self._kill_at or now + GRACE_S
+            self._kill_at = self._kill_at or now + GRACE_S + self._owner.patience_s
             if now >= self._kill_at:
                 for member in self._owner.living:
                     self._end(member)

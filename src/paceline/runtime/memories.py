@@ -49,6 +49,10 @@ class Memories:
         scratch[:] = vector
         return self.at(scratch)
 
+    def lent_at(self, start: int) -> Tensor | None:
+        """The lent memory that begins there."""
+        return next((each.bytes for each in self._lent if each.bytes.data_ptr() == start), None)
+
     def lend(self, whom: str) -> Halves:
         """Further memory that the meeting place can read; it hears of it with the next word."""
         segment = Segment.create(answer_bytes(self._layout), f"{whom} of rank {self._rank}")

@@ -8,6 +8,7 @@ import msgspec
 
 from paceline.config import RunConfig
 from paceline.protocols.meeting import Call
+from paceline.protocols.parts import Part
 from paceline.protocols.peer import Rule
 from paceline.store.budget import Batch, Source
 from paceline.store.layout import Layout
@@ -129,6 +130,8 @@ class Meet(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Whether the gradients are of no use to the worker afterwards: their mean may take their place."""
     carried: Carried | None = None
     """Over a collective fabric: what else is to be known."""
+    stage: int = 0
+    """How far that model has come."""
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):
@@ -216,6 +219,8 @@ class Stand(msgspec.Struct, frozen=True, tag=True):
     bucketed: bool = False
     plain: bool = True
     """Whether the vector is averaged as a whole (after the buckets, if it was bucketed)."""
+    part: Part | None = None
+    """Which of the model's tensors are averaged; None: all."""
 
 
 class Show(msgspec.Struct, frozen=True, tag=True):
@@ -244,6 +249,8 @@ class Met(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """With the first answer of an iteration."""
     joint: Joint | None = None
     """Over a collective fabric: what is yours to do now."""
+    until: int | None = None
+    """After so many iterations of this run you are to save your state and end: it was stopped."""
 
 
 class Grant(msgspec.Struct, frozen=True, tag=True):

@@ -32,7 +32,6 @@ from paceline.runtime.peering import Peering
 from paceline.runtime.saving import save_run
 from paceline.store.budget import Batch
 from paceline.store.ledger import run_started
-from paceline.store.parameters import Gradients
 from paceline.trace import TraceWriter, events
 
 NEVER_PREPARED = "the script ended without pace.prepare(model, optimizer, loader), so nothing was trained."
@@ -63,6 +62,8 @@ class Owner:
         self._stopping: m.Halt | None = None
         self._planned_epochs: int | None = None
         self._skipped = 0
+        self.patience_s = 0.0
+        """How much longer than usual workers may take to end once the run is stopped."""
         self.cores = os.cpu_count() or 1
 
     # -- membership ---------------------------------------------------------------------------
@@ -226,7 +227,7 @@ class Owner:
         member.settings = push.settings or member.settings
         member.samples = push.samples
         member.looping, member.wants = True, push.want
-        usable = self.config.bad_gradient == "stop" or self._usable(member, gradients)
+        usable = self.config.bad_gradient == "stop" or math.isfinite(run.store.norm(gradients))
         now = self.now()
         decision = run.ledger.push(member.rank, now, push.samples, push.used, usable=usable)
         scale = self._carry_out(decision)
@@ -317,6 +318,7 @@ class Owner:
             self.halt(kind, text)
         elif not self.ending:
             self._stopping = m.Halt(kind, text)
+            self.patience_s = self._peering.stop(kind) if self._peering is not None else 0.0
 
     def halt(self, kind: Literal["config", "stopped", "failed"], text: str) -> None:
         """End the run at once: whoever is asleep is told now, whoever computes with its next message."""
@@ -345,9 +347,9 @@ class Owner:
 
     def _save(self, run: Assembly) -> None:
         lead = min(self.members.values(), key=lambda member: (member.lost, member.rank))
-        if self._peering is not None:
-            self._peering.conclude(lead)
-        save_run(self.config, run, lead, checkpoint=self.halted is not None and self._peering is None)
+        peers = self._peering.conclude(lead) if self._peering is not None else None
+        unfinished = self.halted is not None and (self._peering is None or peers is not None)
+        save_run(self.config, run, lead, checkpoint=unfinished, peers=peers)
         lost = run.ledger.abandoned()
         if lost and self.halted is None:
             self.note("warning", f"{lost} samples were left by workers that died when nobody else was there")
@@ -384,9 +386,6 @@ class Owner:
         """Cores on which no worker computes: the released ones sleep until they are told."""
         clocks = self._started.ledger.pacer.clocks
         return self.cores - (len(clocks.active) - clocks.waiting_count - released)
-
-    def _usable(self, member: Member, gradients: Gradients) -> bool:
-        return math.isfinite(self._started.store.norm(gradients))
 
     def _grant(self, member: Member, batch: Batch | None) -> None:
         self._send(member, m.Grant(batch))

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from paceline.errors import ConfigError, RunError
 from paceline.protocols.compression import parse_compression
-from paceline.protocols.meeting import SETTLING, call_of
+from paceline.protocols.meeting import call_of
+from paceline.protocols.parts import Part
 from paceline.protocols.peer import (
     Agree,
     Average,
@@ -30,13 +31,16 @@ from paceline.protocols.peer import (
     Mix,
     Operation,
     Peer,
+    Preview,
+    Probe,
+    Recall,
+    Remember,
     Reset,
     Start,
     Step,
     Test,
     Wait,
     life,
-    settles,
 )
 from paceline.runtime.compressing import Packed, Packing
 from paceline.runtime.link import StoreLink
@@ -44,8 +48,10 @@ from paceline.runtime.memories import Halves, Memories
 from paceline.runtime.messages import Meet, Met, Push, Trade
 from paceline.runtime.own_optimizer import has_hooks, hasten, not_finite, reads_only
 from paceline.runtime.pace import replace_step
-from paceline.runtime.worker import WorkerPace
+from paceline.runtime.stepping import Memory, rates, stepping
+from paceline.runtime.wearing import Wearing
 from paceline.store.compression import matrices
+from paceline.store.cutting import blank, cut_of
 from paceline.store.optimizers import OptimizerSpec
 from paceline.store.replicas import (
     GRADIENTS,
@@ -60,21 +66,20 @@ from paceline.store.vector import FlatVector
 T = TypeVar("T")
 
 
-class PeerPace(WorkerPace):
+class PeerPace(Wearing):
     """One of several workers without a store."""
 
     peer = True
 
     def __init__(self, link: StoreLink, protocol: Peer) -> None:
-        super().__init__(link)
-        self._protocol = protocol
+        super().__init__(link, protocol)
         self._record: Push | None = None
         self._skipped = 0
         self._cleared = False
         """Whether the script has cleared its gradients since the last step."""
         self._spent = False
         """Whether it had at the last one, and the run may use the memory."""
-        self._lane = 0
+        self._blank: tuple[FlatVector, list[Tensor]] | None = None
         self._lanes = 0
         self._free: list[tuple[Halves, Halves]] = []
         self._under_way: dict[int, tuple[tuple[Halves, Halves], FlatVector, Packed]] = {}
@@ -93,7 +98,7 @@ class PeerPace(WorkerPace):
     def _take_over(self, optimizer: torch.optim.Optimizer) -> None:
         self._plain_step: Callable[[], Any] = optimizer.step
         layout = self._layout = self._binding.layout
-        segment, weights = self._memory()
+        segment, weights = self._ground()
         self._gradient = gradient_parts(layout, segment)
         parameters = FlatVector(parameter_parts(layout, weights))
         buffers = FlatVector(buffer_parts(layout, segment))
@@ -104,6 +109,7 @@ class PeerPace(WorkerPace):
             optimizer.register_state_dict_pre_hook(self._state_is_elsewhere)
         else:
             hasten(optimizer)
+        self._repeats.on = self._protocol.probes
         self._memories = Memories(layout, self.rank)
         for place, parts in enumerate((parameters.parts, self._gradient, buffers.parts)):
             self._memories.know(parts, place)
@@ -111,15 +117,17 @@ class PeerPace(WorkerPace):
         self._me = Me(
             self.rank, self.size, config.seed, parameters, buffers, self._keep, tuple(range(self.size))
         )
+        self._cut = self._me.tensors = cut_of(layout)
         how = parse_compression(config.compress)
         self._packing = Packing(how, self._me, matrices(layout, int(how.amount or 0)))
-        self._life = life(self._protocol, self._me)
+        self._remembered = Memory(optimizer, self._binding.trained)
+        self._life = life(self._protocol, self._me, self._resume)
         replace_step(optimizer, self._step)
         optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
         self._connect()
         self._advance(None)
 
-    def _memory(self) -> tuple[Tensor, Tensor]:
+    def _ground(self) -> tuple[Tensor, Tensor]:
         """What the model is tied to: the segment of gradients and buffers, and the weights."""
         self._binding.require_cpu()
         segment, weights, *_ = self._link.segments
@@ -133,10 +141,17 @@ class PeerPace(WorkerPace):
     def _iterate(self, compute_s: float, missing: tuple[int, ...]) -> None:
         """The gradient is complete: go on to where the next one is needed."""
         gradient, config = FlatVector(self._gradient, frozenset(missing)), self._link.config
+        if self._repeats.wanted:
+            self._repeats.done()
+            self._advance(gradient)
+            return
         looks = config.bad_gradient == "skip" or config.compress != "none"
         if looks and not math.isfinite(gradient.dot(gradient)):
             gradient = self._nothing()
-        self._me.loss = self._values.get("loss", self._me.loss)
+        assert self._optimizer is not None
+        self._me.loss, self._me.rates = self._values.get("loss"), rates(self._optimizer)
+        told, self._me.told = self._me.told, {}
+        self._values |= told
         self._record = self._push(compute_s, (), self._changed() if self._shared else None)
         self._me.samples = 0 if gradient.norm == 0.0 else self._samples
         self._advance(gradient)
@@ -152,17 +167,24 @@ class PeerPace(WorkerPace):
 
     def _advance(self, answer: Any) -> None:
         """Carry out the protocol's operations until it computes."""
-        while not isinstance(operation := self._life.send(answer), Compute):
+        while not isinstance(operation := self._life.send(answer), Compute | Probe):
             answer = self._carry_out(operation)
+        if isinstance(operation, Probe):
+            self._repeats.want(self._all_buffers())
+        else:
+            self._repeats.forget()
 
     def _carry_out(self, operation: Operation | Done) -> Any:
         match operation:
-            case Step():
-                assert isinstance(operation.gradient, FlatVector)
-                return self._apply(operation.gradient)
+            case Step() | Preview():
+                return self._apply(operation)
             case Reset():
                 assert self._optimizer is not None
                 self._optimizer.state.clear()
+            case Recall():
+                return self._remembered.recall(lambda: blank(self._layout))
+            case Remember():
+                self._remembered.remember()
             case Average() | Mix():
                 assert isinstance(operation.vector, FlatVector)
                 return self._exchange(operation, operation.vector)
@@ -176,14 +198,19 @@ class PeerPace(WorkerPace):
                 return self._meet(Meet(wait=operation.handle.lane, test=True)).outcome
             case Wait():
                 return self._wait(operation.handle)
-            case Done() if self._record is not None:
-                self._meet(Meet(push=self._told()))
+            case Done():
+                if self._record is not None:
+                    self._meet(Meet(push=self._told()))
+                self._completed()
         return None
 
     # -- stepping -----------------------------------------------------------------------------
 
-    def _apply(self, gradient: FlatVector) -> None:
-        norm = math.sqrt(gradient.dot(gradient)) if gradient.norm is None else gradient.norm
+    def _apply(self, operation: Step | Preview) -> None:
+        gradient, part, optimizer = operation.gradient, operation.part, self._optimizer
+        assert isinstance(gradient, FlatVector)
+        assert optimizer is not None
+        norm = self._cut.length(gradient, part)
         if not math.isfinite(norm):
             return self._refuse()
         if self._shared:
@@ -191,8 +218,10 @@ class PeerPace(WorkerPace):
         clip = self._link.config.clip_norm
         if clip is not None and norm > clip:
             gradient = gradient * (clip / (norm + 1e-6))
-        self._binding.show_gradients(self._visible(gradient), gradient.missing)
-        self._plain_step()
+        missing = gradient.missing | self._cut.others(part)
+        self._binding.show_gradients(self._visible(gradient, part), missing)
+        with stepping(optimizer, operation):
+            self._plain_step()
         self._binding.show_gradients(None)
         return None
 
@@ -202,18 +231,28 @@ class PeerPace(WorkerPace):
             "and momentum and the like are kept there. With --private-weights every worker has its own"
         )
 
-    def _visible(self, gradient: FlatVector) -> list[Tensor] | None:
+    def _visible(self, gradient: FlatVector, part: Part | None) -> list[Tensor] | None:
         """The gradients that the optimizer is to read; None: those of this worker's segment."""
         start = gradient.parts[0].data_ptr()
         if start == self._gradient[0].data_ptr():
             return None
         memory = next((each for each in self._answers.values() if each.data_ptr() == start), None)
+        memory = self._memories.lent_at(start) if memory is None else memory
         if memory is None or not reads_only(self._optimizer):
-            FlatVector(self._gradient)[:] = gradient
-            return None
+            if part is None:
+                FlatVector(self._gradient)[:] = gradient
+                return None
+            return self._beside(gradient, part)  # the rest of the worker's own is still needed
         if start not in self._shown:
             self._shown[start] = [slot.view(memory, slot.offset) for slot in self._layout.trained]
         return self._shown[start]
+
+    def _beside(self, gradient: FlatVector, part: Part) -> list[Tensor]:
+        """A part of a gradient in memory of its own."""
+        if self._blank is None:
+            self._blank = blank(self._layout)
+        self._cut.copy(gradient, self._blank[0], part)
+        return self._blank[1]
 
     def _refuse(self) -> None:
         """What was to be applied is not finite."""
@@ -262,7 +301,7 @@ class PeerPace(WorkerPace):
         half = not self._like_parameters(vector)
         there, back = slot[0][half], slot[1][half]
         packed = self._packing.pack(operation)
-        there[:] = packed.vector
+        self._cut.copy(packed.vector, there, operation.part if isinstance(operation, Average) else None)
         place, into = (self._memories.at(each) for each in (there, back))
         missing = tuple(sorted(vector.missing))
         call = call_of(operation, self._lanes, packed.size_bytes)
@@ -288,7 +327,8 @@ class PeerPace(WorkerPace):
         """Tell it to the meeting place, with memory that is lent from now on, and what stands for us."""
         fds = self._memories.unsent()
         cell = self._protocol.cell(self._me)
-        message = msgspec.structs.replace(message, model=self._model_place(), cell=cell)
+        stage = self._protocol.stage(self._me)
+        message = msgspec.structs.replace(message, model=self._model_place(), cell=cell, stage=stage)
         told = how(message, tuple(each.fd for each in fds))
         for each in fds:
             each.close_fd()
@@ -297,6 +337,7 @@ class PeerPace(WorkerPace):
     def _meet(self, message: Meet) -> Met:
         met = self._say(message, self._link.meet)
         self._me.members = met.members
+        self._until = met.until
         if met.release is not None:
             self._position = met.release.position
         return met
@@ -325,52 +366,9 @@ class PeerPace(WorkerPace):
     def _like_parameters(self, vector: FlatVector) -> bool:
         return [part.numel() for part in vector.parts] == [part.numel() for part in self._gradient]
 
-    # -- evaluation and the end ---------------------------------------------------------------
-
-    def _away(self) -> None:
-        """Wear the mean of all models."""
-        if self._model is None:
-            return
-        self._link.away()
-        mean = answer_parts(self._layout, self._answers[False])
-        self._wear(FlatVector(mean[0]), FlatVector(mean[1]))
-
-    def _wear(self, parameters: FlatVector, buffers: FlatVector) -> None:
-        """Be the mean for a while. Where all have one model, only buffers may differ."""
-        me = self._me
-        self._aside = None if self._shared else me.parameters.clone(), me.buffers.clone()
-        if not self._shared:
-            me.parameters[:] = parameters
-        me.buffers[:] = buffers
-
-    def _apart(self) -> float:
-        distance = self._link.away(distance=True).distance
-        assert distance is not None
-        return distance
-
-    def _settle(self) -> None:
-        """Bring to an end what is under way, with everybody who has come to the end."""
-        self._say(Meet(retires=True), self._link.begin)
-        self._lane = SETTLING
-        steps, answer = self._protocol.settle(self._me), None
-        while True:
-            try:
-                operation = steps.send(answer)
-            except StopIteration:
-                return
-            answer = self._carry_out(operation)
-
-    def _back(self, values: dict[str, float], seconds: float) -> None:
-        if self._model is None:
-            return
-        parameters, self._me.buffers[:] = self._aside
-        if parameters is not None:
-            self._me.parameters[:] = parameters
-        self._link.back(values, seconds)
+    # -- the end ------------------------------------------------------------------------------
 
     def _leave(self) -> None:
-        if self._model is not None and settles(self._protocol):
-            self._settle()
         if self._skipped:
             self._warn(f"rank {self.rank}: {self._skipped} gradients were not finite and were skipped")
         if self._shared:

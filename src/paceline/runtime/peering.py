@@ -24,11 +24,12 @@ from paceline.fabric.segment import Segment
 from paceline.protocols.meeting import Gathered, Meeting
 from paceline.protocols.roll import Roll
 from paceline.runtime import messages as m
-from paceline.runtime.assembling import PeerAssembly
+from paceline.runtime.assembling import PeerAssembly, saved_peers
 from paceline.runtime.held import Held
 from paceline.runtime.member import Member, bad_gradient
 from paceline.store.budget import Batch
 from paceline.store.cells import Cells
+from paceline.store.cutting import cut_of
 from paceline.store.parameters import Gradients
 from paceline.store.replicas import (
     BUFFERS,
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
 LATE_ROUNDS = 2
 """How many rounds the others may have gone on without a finished worker for its replica to count."""
 
+LAST_ITERATIONS = 3
+"""How many iterations a worker may still need when the run is stopped, and save its state."""
+
 
 class Peering:
     """One per run of peers."""
@@ -74,6 +78,7 @@ class Peering:
         self._roll = roll
         self._meeting = Meeting()
         self._summing = Summing()
+        self._cut = cut_of(self._layout)
         self._common = answer_parts(self._layout, run.common.bytes)
         self._cells = Cells(parameter_parts(self._layout, run.store.weights))
         self._unreleased: set[int] = set()
@@ -86,6 +91,8 @@ class Peering:
         """Who wants to evaluate, or to know how far apart the replicas are."""
         self._left_at: dict[int, int] = {}
         self._iterations: Counter[int] = Counter()
+        self._until: int | None = None
+        self._longest_s = 0.0
         self.distance: dict[str, float] = {}
         """How far apart the replicas were at the last evaluation, under its name."""
         for rank in run.replicas:
@@ -100,7 +107,7 @@ class Peering:
             lent = Segment(fd, answer_bytes(self._layout))
             lent.close_fd()
             replica.lend(lent.bytes)
-        replica.model, replica.stand_in = message.model, None
+        replica.model, replica.stage, replica.stand_in = message.model, message.stage, None
         if message.cell is not None:
             replica.stand_in = self._cells[message.cell]
         began = time.perf_counter()
@@ -191,8 +198,9 @@ class Peering:
         if not shared:
             into = [self._run.replicas[rank].answer(lane) for rank in gathered.receivers]
         self._use_cores(gathered)
-        shares = zip(replicas, row.values(), strict=True)
-        norm = self._summing.add_up([(each.vector(lane), share) for each, share in shares], into)
+        shares, part = zip(replicas, row.values(), strict=True), gathered.part
+        summands = [(self._cut.pieces(each.vector(lane), part), share) for each, share in shares]
+        norm = self._summing.add_up(summands, [self._cut.pieces(each, part) for each in into])
         if not isfinite(norm) and like == GRADIENTS and self._owner.config.bad_gradient == "stop":
             raise bad_gradient([self._pushed(rank) for rank in row], self._layout)
         missing = frozenset.intersection(*(replica.brought(lane).missing for replica in replicas))
@@ -228,16 +236,12 @@ class Peering:
         return {rank: m.Met() for rank in gathered.receivers}
 
     def _use_cores(self, gathered: Gathered) -> None:
-        self._summing.use_cores(self._idle_cores, self._size(gathered))
+        self._summing.use_cores(self._idle_cores, gathered.size_bytes)
 
     @property
     def _idle_cores(self) -> int:
         """Cores on which no worker computes."""
         return self._owner.cores - sum(not member.asks for member in self._owner.living)
-
-    def _size(self, gathered: Gathered) -> int:
-        parts = self._run.replicas[gathered.receivers[0]].vector(gathered.lane)
-        return sum(part.numel() * part.element_size() for part in parts)
 
     # -- the books ----------------------------------------------------------------------------
 
@@ -248,6 +252,7 @@ class Peering:
         if member is not None and push is not None:
             member.samples, member.looping, member.wants = push.samples, True, push.want
             self._iterations[member.rank] += 1
+            self._longest_s = max(self._longest_s, push.compute_s)
             decision = ledger.push(member.rank, now, push.samples, push.used)
             fresh = msgspec.structs.replace(decision, staleness=0, read=decision.version)
             ledger.carried_out(fresh)
@@ -267,9 +272,8 @@ class Peering:
     def _wake(self, member: Member, met: m.Met) -> None:
         if member.gone:
             return
-        halt = self._owner.last_word
-        if halt is not None:
-            self._send(member, halt)
+        if self._last_word is not None:
+            self._send(member, self._last_word)
             return
         release = None
         if member.rank in self._unreleased:
@@ -277,7 +281,24 @@ class Peering:
             clocks = self._run.ledger.pacer.clocks
             batch = self._draw(member) if member.wants else None
             release = m.Release(clocks.version, clocks.clock(member.rank), batch)
-        self._send(member, msgspec.structs.replace(met, members=self._meeting.active, release=release))
+        told = msgspec.structs.replace(met, members=self._meeting.active, release=release, until=self._until)
+        self._send(member, told)
+
+    @property
+    def _last_word(self) -> m.Halt | None:
+        """What whoever comes is told instead of being answered; not while all go on to a common end."""
+        return self._owner.last_word if self._until is None else self._owner.halted
+
+    def stop(self, kind: str) -> float:
+        """All are to end after the same iteration: the first that nobody has completed the gradient of.
+
+        Answers how many seconds that may take.
+        """
+        resumable = self._run.protocol.resumable and self._owner.config.compress == "none"
+        if not resumable or kind != "stopped":
+            return 0.0
+        self._until = max(self._iterations.values(), default=0) + 1
+        return LAST_ITERATIONS * self._longest_s
 
     # -- evaluation and the end ---------------------------------------------------------------
 
@@ -314,22 +335,34 @@ class Peering:
     def _mean(self, parameters: Parts, buffers: Parts) -> float:
         """The run's own model, as it stands; how far the replicas are from it."""
         stayed = self._stayed()
-        counted = stayed
-        if self._run.protocol.agrees:  # all are equal but for those who left before the last step
-            last = max(stayed, key=lambda rank: (self._iterations[rank], -rank))
-            counted = {last: stayed[last]}
+        counted = {rank: stayed[rank] for rank in self._counted(stayed)}
         self._summing.add_up(mean_of(counted), [parameters])
         self._summing.add_up(mean_of(counted, BUFFERS), [buffers])
         return self._summing.spread([each.parts(PARAMETERS) for each in stayed.values()], parameters)
 
-    def conclude(self, lead: Member) -> None:
-        """Put the mean of those who took part to the end into the store and the lead's buffers."""
+    def _counted(self, stayed: dict[int, Replica]) -> list[int]:
+        """Whose models the mean is taken of."""
+        if not self._run.protocol.agrees:
+            return sorted(stayed)
+        # all are equal but for those who left before the last step
+        return [max(stayed, key=lambda rank: (stayed[rank].stage, self._iterations[rank], -rank))]
+
+    def conclude(self, lead: Member) -> int | None:
+        """Put the mean of those who took part to the end into the store and the lead's buffers.
+
+        Answers how many have saved their state, if all have.
+        """
         assert lead.segment is not None
         buffers = buffer_parts(self._layout, lead.segment.bytes)
         mean = [part.clone() for part in buffers]
         self._mean(parameter_parts(self._layout, self._run.store.weights), mean)
         for part, value in zip(buffers, mean, strict=True):
             part.copy_(value)
+        return self._saved_peers()
+
+    def _saved_peers(self) -> int | None:
+        config = self._owner.config
+        return saved_peers(config.path / "checkpoint", config.workers)
 
     def _stayed(self) -> dict[int, Replica]:
         """Whose models count: not the dead's, nor those of workers that left long before the others."""

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paceline.protocols.parts import Part
+from paceline.store.cutting import cut_of
 from paceline.store.layout import Layout
 from paceline.store.replicas import parameter_parts
 
@@ -25,32 +27,52 @@ class Slab:
         self.memory = torch.zeros(layout.weights_bytes, dtype=torch.uint8, device=device)
         self._parameters = parameter_parts(layout, self.memory)
         self._packed, self._buffers = pack(buffers)
+        self._cut = cut_of(layout)
+        self._some: tuple[Part, list[Tensor], list[Tensor]] | None = None
 
     def parts(self, buffers: bool = False) -> list[Tensor]:
         """The vector's parts."""
         return self._buffers if buffers else self._parameters
 
-    def flats(self, buffers: bool = False) -> list[Tensor]:
-        """What travels: one long tensor per dtype."""
+    def flats(self, buffers: bool = False, part: Part | None = None) -> list[Tensor]:
+        """What travels: one long tensor per dtype, with nothing in it but the tensors of a part."""
+        if part is not None:
+            return self._of(part)[0]
         return self._packed if buffers else self._parameters
 
-    def fill(self, vector: Sequence[Tensor], share: float, buffers: bool = False) -> None:
+    def fill(
+        self, vector: Sequence[Tensor], share: float, buffers: bool = False, part: Part | None = None
+    ) -> None:
         """Take a share of a vector. Nothing of one that is not finite is nothing, too."""
-        for part, target in zip(vector, self.parts(buffers), strict=True):
+        targets = self.parts(buffers) if part is None else self._of(part)[1]
+        for piece, target in zip(self._cut.pieces(vector, part), targets, strict=True):
             if share:
-                torch.mul(part, share, out=target)
+                torch.mul(piece, share, out=target)
             else:
                 target.zero_()
 
-    def clear(self, buffers: bool = False) -> None:
+    def put_back(self, part: Part | None) -> None:
+        """Let what travelled of a part take its place among the vector's parts."""
+        if part is not None:
+            places = self._cut.pieces(self._parameters, part)
+            for view, place in zip(self._of(part)[1], places, strict=True):
+                place.copy_(view)
+
+    def clear(self, buffers: bool = False, part: Part | None = None) -> None:
         """All zeros."""
-        for flat in self.flats(buffers):
+        for flat in self.flats(buffers, part):
             flat.zero_()
 
-    def scale(self, factor: float, buffers: bool = False) -> None:
+    def scale(self, factor: float, buffers: bool = False, part: Part | None = None) -> None:
         """Multiply all by the same; nothing to do for 1."""
-        for flat in self.flats(buffers) if factor != 1.0 else []:
+        for flat in self.flats(buffers, part) if factor != 1.0 else []:
             flat.mul_(factor)
+
+    def _of(self, part: Part) -> tuple[list[Tensor], list[Tensor]]:
+        """Memory for the tensors of a part: flat, and piece by piece. Only the last part's is kept."""
+        if self._some is None or self._some[0] != part:
+            self._some = part, *pack(self._cut.pieces(self._parameters, part))
+        return self._some[1:]
 
 
 def pack(parts: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

@@ -17,7 +17,9 @@ from paceline.runtime.loader import Dispensed, Orders, PacedLoader, StridedLoade
 from paceline.runtime.messages import Push
 from paceline.runtime.pace import Pace, catch_up, replace_step
 from paceline.runtime.partition import Partition
+from paceline.runtime.repeating import Repeats
 from paceline.store.budget import Batch
+from paceline.store.chunks import CHUNKED, arrange
 from paceline.store.optimizers import GroupSettings, OptimizerSpec, describe_optimizer, group_settings
 
 
@@ -30,6 +32,7 @@ class WorkerPace(Pace):
         super().__init__(link.rank, link.config.workers)
         self._link = link
         self._emulation = Emulation(link.config, link.rank)
+        self._repeats = Repeats(self._emulation.begin)
         self._sent: list[GroupSettings] = []
         self._used: list[Batch] = []
         self._samples = 0
@@ -47,8 +50,10 @@ class WorkerPace(Pace):
         spec = self._describe(optimizer)
         if optimizer.state:
             raise ConfigError("the optimizer has taken steps already. Prepare it fresh, or use --resume.")
+        config = self._link.config
         source, sampler, whole = source_of(loader) if loader is not None else (None, None, False)
-        self._batch = source.batch if source is not None and self._link.config.balance else None
+        source, injection = arrange(source, config)
+        self._batch = source.batch if source is not None and config.balance else None
         self._usual = 1 if source is None else source.batch
         ready = self._link.register(self._binding, spec, source, self.peer)
         self._position, self._resumed, self._shared = ready.position, ready.epoch > 0, ready.shared
@@ -58,9 +63,10 @@ class WorkerPace(Pace):
             return None
         if source is None:
             rank, size = (0, 1) if isinstance(loader.dataset, Partition) else (self.rank, self.size)
-            return StridedLoader(loader, rank, size, self._arrived)
-        orders = Orders(sampler, source.units, self._link.config.seed)
-        return PacedLoader(loader, Dispensed(self._link, orders, source, whole, ready.epoch), self._arrived)
+            return StridedLoader(loader, rank, size, self._arrived, self._repeats)
+        orders = Orders(sampler, source.units, config.seed, fixed=config.shards in CHUNKED)
+        dispensed = Dispensed(self._link, orders, source, whole, ready.epoch, injection)
+        return PacedLoader(loader, dispensed, self._arrived, self._passed, self._repeats)
 
     def _describe(self, optimizer: torch.optim.Optimizer) -> OptimizerSpec:
         """The optimizer as the store is to have it."""
@@ -98,6 +104,9 @@ class WorkerPace(Pace):
             self._used.append(batch)
         self._resumed = False
         self._emulation.begin()
+
+    def _passed(self) -> None:
+        """The loader has come to an end."""
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         if self._left:

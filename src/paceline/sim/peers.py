@@ -4,9 +4,9 @@ An average among m workers costs what a ring all-reduce does, 2(m-1) messages of
 the slowest link among them; if it is compressed in a way that does not add up, m-1 messages of the whole
 compressed vector, since each has to reach everybody. A mixture costs a worker one message per neighbour,
 and the slowest link in its part counts; a vote costs an all-reduce of a few bytes, an exchange one message
-each way. Steps, copies and compressing cost nothing. What is started travels beside computing, as if on a
-network of its own. Work is dealt equally: every worker does its iterations, and what a lost one has not
-done stays undone.
+each way. Optimizers are taken to remember one vector, and models to have 64 tensors of equal size. Steps,
+copies and compressing cost nothing. What is started travels beside computing, as if on a network of its own.
+Work is dealt equally: every worker does its iterations, and what a lost one has not done stays undone.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from paceline.protocols.peer import (
     Me,
     Mix,
     Operation,
+    Probe,
+    Recall,
     Start,
     Test,
     Wait,
@@ -43,7 +45,7 @@ from paceline.protocols.roll import Roll
 from paceline.protocols.settings import resolved
 from paceline.sim.cluster import Cluster, Link
 from paceline.sim.compute import require
-from paceline.sim.phantom import Phantom
+from paceline.sim.phantom import Phantom, PhantomTensors
 from paceline.sim.record import Emit, Full, Reason, Record, Summary
 from paceline.sim.timing import Timing
 from paceline.trace import Tally
@@ -98,6 +100,7 @@ class _Worker:
         size, everybody = cluster.workers, tuple(range(cluster.workers))
         model = Phantom(cluster.model_bytes or 0)
         self.me = Me(rank, size, seed, model, Phantom(0), members=everybody, samples=cluster.batch)
+        self.me.tensors = PhantomTensors(model.size_bytes)
         self.life: Generator[Operation | Done, Any, None] = life(protocol, self.me)
         self.compute_s: float | None = None
         """Of an iteration that is not on record yet."""
@@ -179,12 +182,17 @@ class PeerLoop:
             match operation:
                 case Compute():
                     return self._compute(worker)
+                case Probe():
+                    rank, again_s = worker.me.rank, self._timing.compute_s(worker.me.rank, self._now)
+                    return self._plan(self._now + again_s, WAKE, rank, worker.me.parameters.clone())
                 case Average() | Mix() | Agree():
                     return self._meet(worker, operation, worker.lane)
                 case Wait():
                     return self._wait(worker, operation.handle.lane)
                 case Exchange():
                     return self._exchange(worker, operation.vector.size_bytes)
+                case Recall():
+                    answer = {"momentum": worker.me.parameters.clone()}
                 case Start():
                     answer = self._start(worker, operation.operation)
                 case Test():
@@ -271,7 +279,7 @@ class PeerLoop:
         """A vector's bytes on the wire; None: those it has."""
         if isinstance(operation, Agree) or self._compress.treatment(operation, me) is Treatment.WHOLE:
             return None
-        return self._compress.wire_bytes(operation.vector.size_bytes // FLOAT_BYTES)
+        return self._compress.wire_bytes(operation.size_bytes // FLOAT_BYTES)
 
     def _seconds(self, gathered: Gathered, size_bytes: int) -> float:
         if gathered.kind == "mix":

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.errors import ConfigError
+from paceline.protocols.parts import Part
+
+TENSORS = 64
 
 
 class Phantom:
@@ -39,3 +42,19 @@ class Phantom:
         return self.clone()
 
     __rmul__ = __mul__
+
+
+class PhantomTensors:
+    """As many tensors of equal size as a model might have: which of them matter most is not to be known,
+    but how many bytes some of them come to is."""
+
+    def __init__(self, size_bytes: int) -> None:
+        each, more = divmod(size_bytes, TENSORS)
+        self.sizes = tuple(each + (tensor < more) for tensor in range(TENSORS))
+
+    def scores(self, one: Any, other: Any, part: Part) -> dict[int, float]:
+        """All matter the same."""
+        return dict.fromkeys(part.tensors, 0.0)
+
+    def copy(self, source: Any, target: Any, part: Part) -> None:
+        """Nothing to write."""

@@ -197,6 +197,18 @@ class Budget:
         return Batch(epoch, first, min(self.source.batch, self.source.units - first))
 
 
+def deal_again(budget: Budget) -> None:
+    """After a resume: what is left goes to whom it was dealt to, not to whoever comes first."""
+    rest, opened = set(budget._returned), budget._opened
+    budget._returned.clear()
+    for budget._opened in range(opened):
+        shares, epoch = budget._deal(), budget._opened
+        left = {rank: deque(i for i in q if budget._batch(epoch, i) in rest) for rank, q in shares.items()}
+        if any(left.values()):
+            budget._queues[epoch] = left
+    budget._opened = opened
+
+
 def place(batch: Batch) -> tuple[int, int]:
     """Where a batch stands in the order of all epochs."""
     return batch.epoch, batch.first

@@ -42,6 +42,10 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """Optimizer state that is not a tensor."""
     pushes: int = 0
     rule: Rule | None = None
+    peers: int | None = None
+    """How many peers have files of their own beside this one; None: there are none."""
+    one_model: bool = False
+    """Whether these have one model and optimizer for all, which are here and not in their files."""
     adjusted: dict[str, float] = {}
     """Factors on the optimizer's settings that the protocol asked for."""
 
@@ -63,11 +67,17 @@ def save_weights(path: Path, state: dict[str, Tensor]) -> None:
     os.replace(partial, path)
 
 
+def partial_of(folder: Path) -> Path:
+    """Where a checkpoint is made before it takes its place."""
+    return folder.with_name(folder.name + ".partial")
+
+
 def save_checkpoint(folder: Path, store: ParameterStore, segment: Tensor | None, state: RunState) -> None:
     """Write everything needed to go on."""
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    partial = partial_of(folder)
+    if state.peers is None:
+        shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True, exist_ok=True)
     tensors, values = export_state(store.optimizer)
     save_file(
         {slot: t.contiguous().clone() for slot, t in store.named_weights()} | _buffers(store, segment),
@@ -100,12 +110,24 @@ def other_model(folder: Path) -> TraceError:
 
 def read_checkpoint(folder: Path, name: str, kind: type[T]) -> tuple[T, dict[str, Tensor], dict[str, Tensor]]:
     """What the files of a checkpoint hold: the state `name`, the model, the optimizer."""
-    for file in (name, "model.safetensors", "optimizer.safetensors"):
+    return _read(folder, (name, "model.safetensors", "optimizer.safetensors"), kind)
+
+
+def read_files(folder: Path, stem: str, kind: type[T]) -> tuple[T, dict[str, Tensor], dict[str, Tensor]]:
+    """The same of a worker that keeps its own."""
+    return _read(folder, (f"{stem}.json", f"{stem}.safetensors", f"{stem}.optimizer.safetensors"), kind)
+
+
+def _read(
+    folder: Path, files: tuple[str, str, str], kind: type[T]
+) -> tuple[T, dict[str, Tensor], dict[str, Tensor]]:
+    for file in files:
         if not (folder / file).is_file():
             raise TraceError(f"no checkpoint to resume at {folder}: {file} is missing.")
+    name, model, optimizer = files
     try:
         state = msgspec.json.decode((folder / name).read_bytes(), type=kind)
-        return state, load_file(folder / "model.safetensors"), load_file(folder / "optimizer.safetensors")
+        return state, load_file(folder / model), load_file(folder / optimizer)
     except (OSError, UnicodeDecodeError, msgspec.DecodeError, SafetensorError) as error:
         raise TraceError(
             f"the checkpoint at {folder} is damaged: {error}. Resume from another one."

@@ -8,8 +8,9 @@ are the same in every run, and a round of all workers works on what one process 
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
-from paceline.store.budget import Budget, Source
+from paceline.store.budget import Budget, Source, deal_again
 
 
 class Dealt(Budget):
@@ -18,6 +19,11 @@ class Dealt(Budget):
     def __init__(self, source: Source, workers: int) -> None:
         super().__init__(source, workers, "equal")
         self._turn = 0
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken, everybody with what it was dealt then."""
+        super().load(state)
+        deal_again(self)
 
     def _deal(self) -> dict[int, deque[int]]:
         living = sorted(self._live)

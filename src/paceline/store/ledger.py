@@ -17,6 +17,7 @@ from paceline.protocols.balance import Balancer, told
 from paceline.protocols.settings import resolved
 from paceline.store.balanced import BalancedBudget, check_divisible
 from paceline.store.budget import Batch, Budget, Source
+from paceline.store.chunks import shards_of
 from paceline.store.recorded import RecordedBudget
 from paceline.trace import events, read_trace
 from paceline.trace.events import Event
@@ -59,6 +60,8 @@ class Ledger:
     ) -> None:
         """`settings`: those to put on record, if they are not the pacing protocol's own."""
         self.config = config
+        self.named = name, resolved(protocol) if settings is None else settings
+        """The protocol that stands on record, and its settings."""
         self.pacer = Pacer(protocol)
         self.write = write
         self.budget: Budget | None = None
@@ -70,7 +73,7 @@ class Ledger:
         self._unapplied: dict[int, list[tuple[Batch, ...]]] = {}
         self._orphaned: list[Batch] = []
         self._last_epoch = -1
-        write(run_started(config, name, resolved(protocol) if settings is None else settings, simulated))
+        write(run_started(config, *self.named, simulated))
 
     def offer(self, source: Source | None, present: Collection[int]) -> None:
         """The work there is, for the ranks that are there."""
@@ -82,7 +85,7 @@ class Ledger:
             self._balancer = Balancer(source.batch)
             self.budget = BalancedBudget(source, self.config.workers, self._balancer)
         elif source is not None:
-            self.budget = Budget(source, self.config.workers, self.config.shards)
+            self.budget = shards_of(source, self.config)
             for absent in set(range(self.config.workers)).difference(present):
                 self.budget.give_back(absent)
 

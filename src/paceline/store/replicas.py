@@ -78,6 +78,8 @@ class Replica:
         self._brought: dict[int, Brought] = {}
         self.model = PARAMETERS
         """Where that lies which stands for it."""
+        self.stage = 0
+        """How far that has come."""
         self.stand_in: Parts | None = None
         """What stands for it instead, if that is kept elsewhere."""
 

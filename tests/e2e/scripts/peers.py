@@ -18,6 +18,7 @@ def main() -> None:
     parser.add_argument("--protocol")
     parser.add_argument("--period", type=int)
     parser.add_argument("--bad", type=int, default=-1, help="the rank whose third gradient is not a number")
+    parser.add_argument("--unprepared", action="store_true", help="leave the loader out of prepare")
     options = parser.parse_args()
 
     settings = {} if options.period is None else {"period": options.period}
@@ -25,7 +26,10 @@ def main() -> None:
     case = CASES[options.case]
     model, optimizer = case.build()
     loader = DataLoader(TensorDataset(*case.samples(48)), batch_size=4)
-    model, optimizer, loader = pace.prepare(model, optimizer, loader)
+    if options.unprepared:
+        model, optimizer = pace.prepare(model, optimizer)
+    else:
+        model, optimizer, loader = pace.prepare(model, optimizer, loader)
 
     def total(network: torch.nn.Module) -> dict[str, float]:
         assert not network.training
