@@ -32,6 +32,7 @@ from paceline.runtime.loader import (
     count_samples,
     source_of,
 )
+from paceline.runtime.repeating import Repeats
 from paceline.store.budget import Batch, Source
 
 DATA = TensorDataset(torch.arange(20))
@@ -126,7 +127,13 @@ def paced(
     source, sampler, whole = source_of(loader)
     assert source is not None
     dispensed = Dispensed(link, Orders(sampler, source.units, 0), source, whole, first)
-    return PacedLoader(loader, dispensed, lambda samples, batch: arrived.append((samples, batch)))
+    return PacedLoader(
+        loader,
+        dispensed,
+        lambda samples, batch: arrived.append((samples, batch)),
+        lambda: None,
+        Repeats(lambda: None),
+    )
 
 
 def test_one_pass_is_one_epoch_and_every_batch_is_told() -> None:
@@ -197,7 +204,7 @@ def test_a_stream_is_taken_in_turn() -> None:
     loader = DataLoader(Stream(), batch_size=2)
     assert source_of(loader) == (None, None, False)
     arrived: list[int] = []
-    parts = [StridedLoader(loader, rank, 2, arrived.append) for rank in (0, 1)]
+    parts = [StridedLoader(loader, rank, 2, arrived.append, Repeats(lambda: None)) for rank in (0, 1)]
     assert [x.tolist() for x in parts[0]] == [[0, 1], [4, 5], [8, 9]]
     assert [x.tolist() for x in parts[1]] == [[2, 3], [6, 7]]
     assert sum(arrived) == 10
