@@ -69,7 +69,8 @@ def test_every_position_is_used_exactly_once_over_both_runs(lab: Lab, protocol: 
 
 def test_what_was_applied_before_the_stop_stays_applied(lab: Lab) -> None:
     """Whole numbers: every gradient of both runs is in the weights exactly once."""
-    _, second = in_two_parts(lab, "exact", workers=3, protocol="asp", weighting="sum", slow={2: 3.0})
+    dials = {"workers": 3, "protocol": "asp", "weighting": "sum", "slow": {2: 3.0}}
+    _, second = in_two_parts(lab, "exact", waiting=2, **dials)  # one may wait at the end of an epoch
     model, _ = CASES["exact"].build()
     x, _ = CASES["exact"].samples(SAMPLES)
     assert torch.equal(second.weights["w"], model.state_dict()["w"] - EPOCHS * x.sum(0))
