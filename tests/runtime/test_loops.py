@@ -12,6 +12,7 @@ import pytest
 
 from paceline.config import RunConfig
 from paceline.fabric.channel import Channel
+from paceline.fabric.neighbours import wait_for_neighbours
 from paceline.runtime import loops
 from paceline.runtime import messages as m
 from paceline.runtime.loops import RealLoop
@@ -102,3 +103,19 @@ def test_what_comes_before_training_began_ends_the_run_and_not_the_owner(
     ended = stage.end()
     assert ended.status == "failed"
     assert "before it was ready" in ended.detail
+
+
+def test_a_store_whose_workers_never_come_ends_and_says_how_many_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops, "GATHER_S", 0.2)
+    owner = Owner(RunConfig(run="run", folder=str(tmp_path), workers=2), time.monotonic)
+    listener = wait_for_neighbours(f"nobody-{os.getpid()}")
+    assert listener is not None
+    with listener:
+        RealLoop(owner, [], listener=listener).run()
+    owner.close()
+    ended = list(read_trace(tmp_path))[-1]
+    assert isinstance(ended, RunEnded)
+    assert ended.status == "failed"
+    assert ended.detail == "0 of 2 workers came within 0.2 s."

@@ -21,6 +21,8 @@ from paceline.runtime.owner import Owner
 
 FLUSH_S = 0.1
 """How long a trace event may stay unwritten."""
+GATHER_S = 600.0
+"""How long a store may wait for workers that somebody else starts; who was to come may have died before."""
 GRACE_S = 10.0
 """How long a worker may take to end by itself once the run is over."""
 
@@ -54,6 +56,7 @@ class RealLoop:
         self._listener = listener
         self._newcomers: dict[int, tuple[Channel, int]] = {}
         """Processes of this host that have not said yet who they are."""
+        self._give_up_at = None if listener is None else time.monotonic() + GATHER_S
         if listener is not None:
             self._epoll.register(listener.fileno(), select.EPOLLIN)
         self._flush_at = 0.0
@@ -108,6 +111,8 @@ class RealLoop:
         waits = [FLUSH_S] if busy else []
         if self._owner.ask_at is not None:
             waits.append(max(0.0, self._owner.ask_at - self._owner.now()))
+        if self._give_up_at is not None and self._owner.expecting:
+            waits.append(max(0.0, self._give_up_at - time.monotonic()))
         overdue = self._guests.overdue() if self._guests is not None else None
         return min(waits if overdue is None else [*waits, overdue], default=-1)
 
@@ -211,6 +216,9 @@ class RealLoop:
         if now >= self._flush_at:
             self._owner.trace.flush()
             self._flush_at = now + FLUSH_S
+        if self._give_up_at is not None and self._owner.expecting and now >= self._give_up_at:
+            came, workers = len(self._owner.members), self._owner.config.workers
+            self._owner.halt("failed", f"{came} of {workers} workers came within {GATHER_S:g} s.")
         if self._owner.ending:
             self._kill_at = self._kill_at or now + GRACE_S + self._owner.patience_s
             if now >= self._kill_at:
