@@ -1,7 +1,7 @@
 """A warm Ray actor as parameter server: gradients and weights travel through Ray's object store.
 
-The cluster is the benchmark's own: never one that happens to run here, reachable from this machine
-only, and with a token made for it alone, so that Ray neither uses nor leaves one in the home folder.
+The cluster is the benchmark's own: never one that happens to run here, and with a token made for it
+alone, so that strangers stay out and Ray neither uses nor leaves one in the home folder.
 """
 
 from __future__ import annotations
