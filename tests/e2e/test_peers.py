@@ -113,6 +113,16 @@ def test_the_same_seed_repeats_bit_for_bit_however_slow_who_is(lab: Lab, protoco
     assert_equal(one.weights, other.weights)
 
 
+@pytest.mark.parametrize("fabric", ["shared", "gloo"])
+def test_who_has_done_its_share_counts_however_long_ago(lab: Lab, fabric: str) -> None:
+    """Nobody waits for an averaging, so the slow one does most of its iterations when the others are gone."""
+    dials: dict[str, Any] = {"workers": 3, "protocol": "local_sgd", "settings": {"period": 100}}
+    slow: dict[str, Any] = {"device_time_s": 0.002, "slow": {1: 20.0}}
+    run = lab.trained("train.py", "momentum", *SIZES, fabric=fabric, **dials, **slow)
+    mean = driven("local_sgd", {"period": 100}, 3)
+    torch.testing.assert_close(weights(run), mean, rtol=1e-10, atol=1e-10)
+
+
 def test_local_sgd_with_a_period_of_one_is_allreduce(lab: Lab) -> None:
     args = ("train.py", "momentum", *SIZES)
     one = lab.trained(*args, workers=3, protocol="allreduce")

@@ -365,9 +365,13 @@ class Peering:
         return saved_peers(config.path / "checkpoint", config.workers)
 
     def _stayed(self) -> dict[int, Replica]:
-        """Whose models count: not the dead's, nor those of workers that left long before the others."""
-        pushes = self._run.ledger.pacer.clocks.pushes
+        """Whose models count: not the dead's, nor those of workers that left long before the others.
+
+        Long before is not early alone: who has done as many iterations as the others was merely faster.
+        """
+        pushes, most = self._run.ledger.pacer.clocks.pushes, max(self._iterations.values(), default=0)
         late = LATE_ROUNDS * len(self._members)
         there = [r for r, each in self._members.items() if not each.lost] or list(self._members)
         stayed = [rank for rank in there if pushes - self._left_at.get(rank, pushes) < late]
-        return {rank: self._run.replicas[rank] for rank in stayed}
+        level = [rank for rank in there if most - self._iterations[rank] < LATE_ROUNDS]
+        return {rank: self._run.replicas[rank] for rank in sorted({*stayed, *level})}
