@@ -198,7 +198,7 @@ def placed(lab: Lab) -> set[int]:
 
     def ours(pid: int) -> bool:
         try:
-            return b"paceline.engines.placed" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            return b"paceline.engines.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             return False
 

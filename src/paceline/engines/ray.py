@@ -13,8 +13,6 @@ import contextlib
 import os
 import select
 import socket
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -26,9 +24,8 @@ import msgspec
 from paceline.config import RunConfig
 from paceline.engines.control import Ended
 from paceline.engines.held import HeldStore
-from paceline.engines.meeting import plain_environment
 from paceline.engines.ray_cluster import Cluster, first_line, the_ray
-from paceline.engines.worker import WorkerOrder
+from paceline.engines.worker import WorkerOrder, start_worker
 from paceline.errors import ConfigError, RunError
 from paceline.fabric.wire import new_secret
 from paceline.trace import read_trace
@@ -52,23 +49,14 @@ class WorkerActor:
         ray = the_ray()
         return ray.get_runtime_context().get_node_id(), socket.gethostname(), os.cpu_count() or 1
 
-    def start(self, order: bytes, folder: str) -> tuple[int, str]:
+    def start(self, order: bytes) -> tuple[int, str]:
         """The worker's process id, or what is missing here."""
-        script = Path(folder) / str(msgspec.json.decode(order, type=WorkerOrder).config.script)
+        told = msgspec.json.decode(order, type=WorkerOrder)
+        script = Path(told.folder) / str(told.config.script)
         if not script.is_file():
             return 0, f"no script at {script} on host {socket.gethostname()}"
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "paceline.engines.worker", str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=folder if Path(folder).is_dir() else script.parent,
-            start_new_session=True,
-            env=plain_environment() | {"PYTHONUNBUFFERED": "1"},
-        )
-        assert self._process.stdin is not None
-        with self._process.stdin as pipe:
-            pipe.write(order)
+        folder = told.folder if Path(told.folder).is_dir() else str(script.parent)
+        self._process = start_worker(msgspec.structs.replace(told, folder=folder))
         self._ended = os.pidfd_open(self._process.pid)
         return self._process.pid, ""
 
@@ -182,8 +170,15 @@ class RayEngine:
         calls = []
         for rank, (node, _, cores) in enumerate(places):
             threads, beside = max(1, cores // neighbours[node]), node == here
-            order = WorkerOrder(store.meeting, rank, self._config, threads, beside)
-            calls.append(self._actors[rank].start.remote(msgspec.json.encode(order), os.getcwd()))
+            order = WorkerOrder(
+                config=self._config,
+                meeting=store.meeting,
+                rank=rank,
+                threads=threads,
+                beside=beside,
+                folder=os.getcwd(),
+            )
+            calls.append(self._actors[rank].start.remote(msgspec.json.encode(order)))
         started = self._ask(calls)
         missing = [problem for _, problem in started if problem]
         if missing:

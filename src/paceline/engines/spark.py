@@ -33,7 +33,7 @@ from paceline.config import RunConfig
 from paceline.engines.control import Ended
 from paceline.engines.logs import LogBook, call_home
 from paceline.engines.meeting import Meeting, StoreOrder, launch_service
-from paceline.engines.placed import Place, run_worker
+from paceline.engines.worker import WorkerOrder, run_worker
 from paceline.errors import ConfigError, RunError
 from paceline.fabric.wire import new_secret
 from paceline.runtime.rows import spooled
@@ -54,7 +54,7 @@ LATE_S = 10.0
 class Task(msgspec.Struct, frozen=True):
     """What Spark carries to every task, as JSON."""
 
-    place: Place
+    order: WorkerOrder
     logs: tuple[str, int]
     data: bool
     """Whether the partition's rows are for the worker."""
@@ -106,17 +106,19 @@ class SparkEngine:
         order = msgspec.json.encode(StoreOrder(config, secret, os.getpid()))
         self._store, address = launch_service("store", order)
         self._logs = LogBook(host, secret, config.path, config.workers)
-        task = Task(self._place(config, Meeting(address, secret)), self._logs.address, self._data is not None)
+        task = Task(self._order(config, Meeting(address, secret)), self._logs.address, self._data is not None)
         self._job = threading.Thread(target=self._run, args=(msgspec.json.encode(task),), daemon=True)
         self._job.start()
 
-    def _place(self, config: RunConfig, meeting: Meeting) -> Place:
+    def _order(self, config: RunConfig, meeting: Meeting) -> WorkerOrder:
         assert config.script is not None
         script = Path(config.script).resolve()
         threads = int(self._spark.getConf().get("spark.task.cpus", "1") or 1)
         there = msgspec.structs.replace(config, script=str(script))
         source, folder = script.read_text(), os.getcwd()
-        return Place(config=there, meeting=meeting, rank=-1, threads=threads, source=source, folder=folder)
+        return WorkerOrder(
+            config=there, meeting=meeting, rank=-1, threads=threads, source=source, folder=folder
+        )
 
     def _run(self, task: bytes) -> None:
         """The barrier stage, in a thread of its own: Spark answers when all tasks have ended."""
@@ -190,9 +192,9 @@ def work(told: bytes, rows: Iterable[Any]) -> Iterator[tuple[int, str, int]]:
     from pyspark import BarrierTaskContext
 
     task, rank = msgspec.json.decode(told, type=Task), BarrierTaskContext.get().partitionId()
-    with call_home(task.logs, task.place.meeting.secret, rank) as home, spooled(rows, task.data) as partition:
-        place = msgspec.structs.replace(task.place, rank=rank, partition=partition)
-        yield rank, socket.gethostname(), run_worker(place, home.sendall)
+    with call_home(task.logs, task.order.meeting.secret, rank) as home, spooled(rows, task.data) as partition:
+        order = msgspec.structs.replace(task.order, rank=rank, partition=partition)
+        yield rank, socket.gethostname(), run_worker(order, home.sendall)
 
 
 def train_on(
