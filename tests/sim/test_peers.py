@@ -14,7 +14,7 @@ from paceline.protocols import PEERS
 from paceline.protocols.compression import parse_compression
 from paceline.protocols.settings import make_peer
 from paceline.sim import Cluster, Fixed, Link, Lognormal, Membership, simulate_peers
-from paceline.sim.peers import ring_s
+from paceline.sim.costs import ring_s
 from paceline.trace.events import AnyEvent, Exchanged, WorkerLeft
 from support.peers import Crew, nothing
 

@@ -93,7 +93,7 @@ def assemble(
     protocol.check(config.workers)
     gathering.remarks += _ignored(config, name, protocol)
     _check_complete(config, members)
-    return _assemble_peers(config, name, protocol, members, write)
+    return _assemble_peers(config, name, protocol, members, write, simulated)
 
 
 def saved_peers(checkpoint: Path, workers: int) -> int | None:
@@ -129,7 +129,7 @@ def _ignored(config: RunConfig, name: str, protocol: Peer) -> list[str]:
 
 def _check_possible(config: RunConfig, name: str, simulated: bool) -> None:
     for asked, what, instead in (
-        (simulated, "simulated exactly", "Run it for real, or simulate a paced protocol."),
+        (simulated and config.connects, f"simulated over {config.fabric!r}", "Leave --fabric out."),
         (config.replay is not None, "replayed", "With the same seed it repeats by itself if nobody dies."),
         (config.balance, "balanced", "Leave --balance out."),
     ):
@@ -149,7 +149,12 @@ def _check_complete(config: RunConfig, members: list[Member]) -> None:
 
 
 def _assemble_peers(
-    config: RunConfig, name: str, protocol: Peer, members: list[Member], write: Callable[[Event], None]
+    config: RunConfig,
+    name: str,
+    protocol: Peer,
+    members: list[Member],
+    write: Callable[[Event], None],
+    simulated: bool,
 ) -> PeerAssembly:
     lead = members[0]
     if lead.registered is None or lead.initial is None:
@@ -163,7 +168,8 @@ def _assemble_peers(
     weights.bytes.copy_(initial.bytes[: layout.weights_bytes])
     store = ParameterStore(layout, optimizer, weights.bytes, fast=shared)
     opening: list[Event] = []
-    ledger = Ledger(config, name, Roll(), opening.append, settings=resolved(protocol))
+    settings = resolved(protocol)
+    ledger = Ledger(config, name, Roll(), opening.append, simulated=simulated, settings=settings)
     ledger.budget = _work(lead.registered.source, config, members, protocol.free)
     resume_peers(config.resume, store, ledger, len(members), shared)
     run = PeerAssembly(ledger, store, weights, protocol, config.connects, shared)

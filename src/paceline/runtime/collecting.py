@@ -17,6 +17,7 @@ from paceline.runtime import messages as m
 from paceline.runtime.assembling import PeerAssembly
 from paceline.runtime.member import Member
 from paceline.runtime.peering import Peering
+from paceline.runtime.virtual_peering import VirtualPeering
 from paceline.store.replicas import (
     BUFFERS,
     answer_bytes,
@@ -231,5 +232,7 @@ class CollectivePeering(Peering):
 
 def make_peering(run: PeerAssembly, owner: Owner, *others: Any) -> Peering:
     """The meeting place that a run's fabric needs."""
+    if owner.virtual is not None:
+        return VirtualPeering(run, owner, *others)
     kind = CollectivePeering if owner.config.connects else Peering
     return kind(run, owner, *others)

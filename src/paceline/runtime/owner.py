@@ -14,7 +14,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError, PacelineError, RunError, WorkerFailed
@@ -29,10 +29,13 @@ from paceline.runtime.evaluating import Evaluating
 from paceline.runtime.gathering import Assembly, Gathering
 from paceline.runtime.member import Member
 from paceline.runtime.peering import Peering
-from paceline.runtime.saving import save_run
+from paceline.runtime.saving import run_ended, save_run
 from paceline.store.budget import Batch
 from paceline.store.ledger import run_started
 from paceline.trace import TraceWriter, events
+
+if TYPE_CHECKING:
+    from paceline.runtime.virtual import VirtualLoop
 
 NEVER_PREPARED = "the script ended without pace.prepare(model, optimizer, loader), so nothing was trained."
 
@@ -41,9 +44,9 @@ class Owner:
     """Carries out one run. What arrives, and when, is the business of the loop that calls it."""
 
     def __init__(
-        self, config: RunConfig, now: Callable[[], float], exchange_s: Callable[[int], float] | None = None
+        self, config: RunConfig, now: Callable[[], float], virtual: VirtualLoop | None = None
     ) -> None:
-        """`exchange_s`: in virtual time, what an exchange of a rank costs; None in a real run."""
+        """`virtual`: in virtual time, what knows how long things take; None in a real run."""
         self.config = config
         self.members: dict[int, Member] = {}
         self.halted: m.Halt | None = None
@@ -54,8 +57,8 @@ class Owner:
         self.trace = TraceWriter(config.path / "trace.jsonl")
         self._clock = now
         self._zero_s: float | None = None
-        self._exchange_s = exchange_s
-        self._simulated = exchange_s is not None
+        self.virtual = virtual
+        self._simulated = virtual is not None
         self._gathering = Gathering(config)
         self._run: Assembly | None = None
         self._peering: Peering | None = None
@@ -134,7 +137,7 @@ class Owner:
                 self._plan(message.epochs)
                 self.trace.write(events.Planned(self.now(), message.epochs))
             case _ if self.halted is not None:
-                self._send(member, self.halted)
+                self.send(member, self.halted)
             case m.Push():
                 self._push(member, message)
             case m.Meet() if self._peering is not None:
@@ -153,7 +156,7 @@ class Owner:
             case m.Hello():
                 if self._run is None:
                     self._gathering.hello(member, message)
-                self._send(member, m.Welcome(self.config, member.rank))
+                self.send(member, m.Welcome(self.config, member.rank))
             case m.Register():
                 self._gathering.register(member, message, fds)
                 if self._run is None:
@@ -171,7 +174,7 @@ class Owner:
         try:
             self._gathering.equip_late(member, run, self.living)
         except PacelineError as error:
-            self._send(member, m.Halt("config", str(error)))
+            self.send(member, m.Halt("config", str(error)))
             member.gone = True
             member.channel.close()
             return
@@ -182,7 +185,7 @@ class Owner:
         run = assemble(self._gathering, self.config, members, self.trace.write, self._simulated)
         self._run = run
         if isinstance(run, PeerAssembly):
-            self._peering = make_peering(run, self, self._send, lambda x: self._work.draw(x), self._report)
+            self._peering = make_peering(run, self, self.send, lambda x: self._work.draw(x), self._report)
         for text in self._gathering.remarks:
             self.note("info", text)
         if self._planned_epochs is not None:
@@ -203,7 +206,7 @@ class Owner:
             assert member.segment is not None
             epoch = run.ledger.budget.epoch if run.ledger.budget else 0
             ready = m.Ready(run.shared, epoch, run.ledger.position(), batch)
-            self._send(member, ready, (member.segment.fd, weights.fd, *run.further_fds(member)))
+            self.send(member, ready, (member.segment.fd, weights.fd, *run.further_fds(member)))
             self.on_release(member.rank)
         self.trace.flush()
 
@@ -231,7 +234,7 @@ class Owner:
         now = self.now()
         decision = run.ledger.push(member.rank, now, push.samples, push.used, usable=usable)
         scale = self._carry_out(decision)
-        spent = time.perf_counter() - began if self._exchange_s is None else self._exchange_s(member.rank)
+        spent = time.perf_counter() - began if self.virtual is None else self.virtual.exchange_s(member.rank)
         if not usable:
             self._skipped += 1
         run.ledger.pushed(decision, now, push.samples, push.compute_s, spent, scale, skipped=not usable)
@@ -256,14 +259,14 @@ class Owner:
         if member.gone:
             return
         if self._stopping is not None:
-            self._send(member, self._stopping)
+            self.send(member, self._stopping)
             return
         run = self._started
         if member.weights is not None:
             run.store.copy_weights(member.weights.bytes)
         version = run.ledger.pacer.clocks.version
         batch = self._work.draw(member) if member.wants else None
-        self._send(member, m.Release(version, run.ledger.position(), batch))
+        self.send(member, m.Release(version, run.ledger.position(), batch))
         self.on_release(member.rank)
 
     # -- evaluation, reports, endings ---------------------------------------------------------
@@ -326,7 +329,7 @@ class Owner:
             return
         self.halted = m.Halt(kind, text)
         for member in (x for x in self.living if x.asks or self.config.connects):
-            self._send(member, self.halted)
+            self.send(member, self.halted)
 
     def close(self) -> None:
         """Write what remains of the run: weights, a checkpoint if it did not finish, the trace's end."""
@@ -339,10 +342,7 @@ class Owner:
             self._never_began()
         else:
             self._save(run)
-        halted = self.halted
-        status = "finished" if halted is None else "stopped" if halted.kind == "stopped" else "failed"
-        detail, mistake = (halted.text, halted.kind == "config") if halted else ("", False)
-        self.trace.write(events.RunEnded(self.now(), status, detail, mistake))  # type: ignore[arg-type]
+        self.trace.write(run_ended(self.now(), self.halted))
         self.trace.close()
 
     def _save(self, run: Assembly) -> None:
@@ -380,7 +380,7 @@ class Owner:
 
     @property
     def _evaluating(self) -> Evaluating:
-        return Evaluating(self._started, self.trace, self.now, self._follow, self._send, self._simulated)
+        return Evaluating(self._started, self.trace, self.now, self._follow, self.send, self._simulated)
 
     def _idle_cores(self, released: int) -> int:
         """Cores on which no worker computes: the released ones sleep until they are told."""
@@ -388,10 +388,10 @@ class Owner:
         return self.cores - (len(clocks.active) - clocks.waiting_count - released)
 
     def _grant(self, member: Member, batch: Batch | None) -> None:
-        self._send(member, m.Grant(batch))
+        self.send(member, m.Grant(batch))
         self.on_release(member.rank)
 
-    def _send(self, member: Member, message: m.FromStore, fds: tuple[int, ...] = ()) -> None:
+    def send(self, member: Member, message: m.FromStore, fds: tuple[int, ...] = ()) -> None:
         """Answer; if the worker is gone its death is noticed elsewhere."""
         with contextlib.suppress(OSError):
             member.channel.send(message, fds)

@@ -136,8 +136,8 @@ class Peering:
         vector, there = replica.parts(place), self._meeting.active
         other = trade.other if trade.other in there else None
         self._cells.exchange(trade.rule, trade.cell, other, trade.rate, vector, replica.answer_like(place))
-        spent = time.perf_counter() - began
         size = sum(part.numel() * part.element_size() for part in vector)
+        spent = self._traded(rank, size, began)
         self._owner.trace.write(events.Exchanged(now, "exchange", (rank,), size, spent))
         return {rank: m.Met()}
 
@@ -165,15 +165,22 @@ class Peering:
         answers: dict[int, m.Met] = {}
         for each in gathered:
             began, now = time.perf_counter(), self._owner.now()
-            size = 1 if each.kind == "agree" else each.sent_bytes
             if each.kind == "agree":
                 done = dict.fromkeys(each.receivers, m.Met(each.outcome))
             else:
                 done = self._average(each) if each.kind == "average" else self._mix(each)
+            spent = self._met(each, began)
             answers |= done if each.lane <= 0 else self._file(each, done)
-            spent = time.perf_counter() - began
-            self._owner.trace.write(events.Exchanged(now, each.kind, each.receivers, size, spent))
+            self._owner.trace.write(events.Exchanged(now, each.kind, each.receivers, each.given_bytes, spent))
         return answers
+
+    def _met(self, gathered: Gathered, began: float) -> float:
+        """How long a joint operation has taken, or will."""
+        return time.perf_counter() - began
+
+    def _traded(self, rank: int, size_bytes: int, began: float) -> float:
+        """The same of an exchange."""
+        return time.perf_counter() - began
 
     def _file(self, gathered: Gathered, done: dict[int, m.Met]) -> dict[int, m.Met]:
         """Keep answers until they are asked for; those who wait for them get them now."""

@@ -44,7 +44,7 @@ def serve(config: RunConfig, workers: list[tuple[Channel, int]], stop: int, secr
     else:
         cluster = msgspec.convert(config.cluster, ClusterRequest, strict=False).cluster()
         loop = VirtualLoop(cluster, config.seed, stop)
-        owner = Owner(config, loop.clock, exchange_s=loop.exchange_s)
+        owner = Owner(config, loop.clock, loop)
         loop.attach(owner, workers)
     return _see_through(owner, loop)
 
