@@ -28,7 +28,9 @@ from paceline.store.layout import Layout
 from paceline.store.ledger import Ledger
 from paceline.store.optimizers import Group, OptimizerSpec
 from paceline.store.parameters import Gradients, ParameterStore
+from paceline.store.recorded import RecordedBudget
 from paceline.store.replicas import Replica, answer_bytes
+from paceline.trace import read_trace
 from paceline.trace.events import Event
 
 
@@ -130,7 +132,11 @@ def _ignored(config: RunConfig, name: str, protocol: Peer) -> list[str]:
 def _check_possible(config: RunConfig, name: str, simulated: bool) -> None:
     for asked, what, instead in (
         (simulated and config.connects, f"simulated over {config.fabric!r}", "Leave --fabric out."),
-        (config.replay is not None, "replayed", "With the same seed it repeats by itself if nobody dies."),
+        (
+            config.replay is not None and config.connects,
+            f"replayed over {config.fabric!r}",
+            "What workers do among themselves is not on record; most protocols repeat with the same seed.",
+        ),
         (config.balance, "balanced", "Leave --balance out."),
     ):
         if asked:
@@ -189,6 +195,8 @@ def _work(source: Source | None, config: RunConfig, members: list[Member], free:
     if source is None:
         return None
     workers = config.workers
+    if config.replay is not None:
+        return RecordedBudget(source, workers, read_trace(Path(config.replay)))
     in_turn = not free and config.shards not in CHUNKED
     budget = Dealt(source, workers) if in_turn else shards_of(source, config)
     for absent in set(range(workers)).difference(member.rank for member in members):

@@ -17,6 +17,7 @@ from paceline.runtime import messages as m
 from paceline.runtime.assembling import PeerAssembly
 from paceline.runtime.member import Member
 from paceline.runtime.peering import Peering
+from paceline.runtime.replayed_peering import ReplayedPeering
 from paceline.runtime.virtual_peering import VirtualPeering
 from paceline.store.replicas import (
     BUFFERS,
@@ -53,6 +54,8 @@ class Circles:
 
 class CollectivePeering(Peering):
     """One per run."""
+
+    records = False  # nobody could follow: most of what happens is between the workers
 
     def __init__(self, run: PeerAssembly, owner: Owner, *others: Any) -> None:
         super().__init__(run, owner, *others)
@@ -232,7 +235,9 @@ class CollectivePeering(Peering):
 
 def make_peering(run: PeerAssembly, owner: Owner, *others: Any) -> Peering:
     """The meeting place that a run's fabric needs."""
+    kind: type[Peering] = CollectivePeering if owner.config.connects else Peering
     if owner.virtual is not None:
-        return VirtualPeering(run, owner, *others)
-    kind = CollectivePeering if owner.config.connects else Peering
+        kind = VirtualPeering
+    elif owner.config.replay is not None:
+        kind = ReplayedPeering
     return kind(run, owner, *others)

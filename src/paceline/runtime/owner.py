@@ -61,7 +61,7 @@ class Owner:
         self._simulated = virtual is not None
         self._gathering = Gathering(config)
         self._run: Assembly | None = None
-        self._peering: Peering | None = None
+        self.peering: Peering | None = None
         self._stopping: m.Halt | None = None
         self._planned_epochs: int | None = None
         self._skipped = 0
@@ -114,8 +114,8 @@ class Owner:
     def handle(self, member: Member, message: m.FromWorker, fds: list[int]) -> None:
         """Act on one message; an error ends the run, not the owner."""
         self._guarded(lambda: self._dispatch(member, message, fds))
-        if self._peering is not None and self.halted is None:
-            self._guarded(self._peering.look)
+        if self.peering is not None and self.halted is None:
+            self._guarded(self.peering.look)
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:
@@ -140,8 +140,8 @@ class Owner:
                 self.send(member, self.halted)
             case m.Push():
                 self._push(member, message)
-            case m.Meet() if self._peering is not None:
-                self._peering.meet(member, message, fds)
+            case m.Meet() if self.peering is not None:
+                self.peering.meet(member, message, fds)
                 self._work.answer()
             case m.Draw():
                 member.draws = True
@@ -185,7 +185,7 @@ class Owner:
         run = assemble(self._gathering, self.config, members, self.trace.write, self._simulated)
         self._run = run
         if isinstance(run, PeerAssembly):
-            self._peering = make_peering(run, self, self.send, lambda x: self._work.draw(x), self._report)
+            self.peering = make_peering(run, self, self.send, lambda x: self._work.draw(x), self._report)
         for text in self._gathering.remarks:
             self.note("info", text)
         if self._planned_epochs is not None:
@@ -243,7 +243,7 @@ class Owner:
 
     def _carry_out(self, decision: Decision) -> float:
         """Gradient, flush, releases: in this order, so that a release contains what caused it."""
-        if self._peering is not None:  # peers carry out by themselves what the books say
+        if self.peering is not None:  # peers carry out by themselves what the books say
             return 1.0
         run, again_s = self._started, decision.ask_again_s
         self.ask_at = None if again_s is None else self.now() + again_s
@@ -272,14 +272,14 @@ class Owner:
     # -- evaluation, reports, endings ---------------------------------------------------------
 
     def _away(self, member: Member, message: m.Away) -> None:
-        if self._peering is not None:
-            self._peering.away(member, message)
+        if self.peering is not None:
+            self.peering.away(member, message)
         else:
             lockstep = self._started.ledger.pacer.in_lockstep
             self._evaluating.away(member, steps_aside=not lockstep and not self._simulated)
 
     def _back(self, member: Member, message: m.Back) -> None:
-        self._evaluating.back(member, message, None if self._peering is None else self._peering.distance)
+        self._evaluating.back(member, message, None if self.peering is None else self.peering.distance)
 
     def _report(self, member: Member, values: dict[str, float] | None) -> None:
         if values and self._run is not None:
@@ -303,9 +303,9 @@ class Owner:
             self._maybe_begin()
             return
         self._follow(self._run.ledger.leave(member.rank, self.now(), reason, detail))
-        if self._peering is not None and self.halted is None:
-            self._peering.leave(member)
-            self._peering.look()
+        if self.peering is not None and self.halted is None:
+            self.peering.leave(member)
+            self.peering.look()
         if self.halted is None:
             self._work.answer()
         if member.lost and self.config.on_failure == "stop":
@@ -321,7 +321,7 @@ class Owner:
             self.halt(kind, text)
         elif not self.ending:
             self._stopping = m.Halt(kind, text)
-            self.patience_s = self._peering.stop(kind) if self._peering is not None else 0.0
+            self.patience_s = self.peering.stop(kind) if self.peering is not None else 0.0
 
     def halt(self, kind: Literal["config", "stopped", "failed"], text: str) -> None:
         """End the run at once: whoever is asleep is told now, whoever computes with its next message."""
@@ -347,8 +347,8 @@ class Owner:
 
     def _save(self, run: Assembly) -> None:
         lead = min(self.members.values(), key=lambda member: (member.lost, member.rank))
-        peers = self._peering.conclude(lead) if self._peering is not None else None
-        unfinished = self.halted is not None and (self._peering is None or peers is not None)
+        peers = self.peering.conclude(lead) if self.peering is not None else None
+        unfinished = self.halted is not None and (self.peering is None or peers is not None)
         save_run(self.config, run, lead, checkpoint=unfinished, peers=peers)
         lost = run.ledger.abandoned()
         if lost and self.halted is None:

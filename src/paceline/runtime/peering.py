@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
@@ -61,6 +61,9 @@ LAST_ITERATIONS = 3
 class Peering:
     """One per run of peers."""
 
+    records: ClassVar[bool] = True
+    """Whether the order in which workers come is put on record, for a replay."""
+
     def __init__(
         self,
         run: PeerAssembly,
@@ -102,6 +105,8 @@ class Peering:
 
     def meet(self, member: Member, message: m.Meet, fds: list[int]) -> None:
         """A worker has come."""
+        if message.push is None:
+            self._note(events.Came(self._owner.now(), member.rank))
         replica = self._run.replicas[member.rank]
         for fd in fds:
             lent = Segment(fd, answer_bytes(self._layout))
@@ -250,6 +255,10 @@ class Peering:
         """Cores on which no worker computes."""
         return self._owner.cores - sum(not member.asks for member in self._owner.living)
 
+    def _note(self, event: events.Event) -> None:
+        if self.records:
+            self._owner.trace.write(event)
+
     # -- the books ----------------------------------------------------------------------------
 
     def _book(self, member: Member | None, push: m.Push | None, answered: set[int], spent: float) -> None:
@@ -311,18 +320,24 @@ class Peering:
 
     def away(self, member: Member, message: m.Away) -> None:
         """Somebody wants to see the mean of all, as soon as all are at rest."""
+        self._note(events.Came(self._owner.now(), member.rank))
         self._asking[member.rank] = message
 
     def look(self) -> None:
         """See whether everybody sleeps that has to."""
         still = {rank: how for rank, how in self._asking.items() if not self._members[rank].gone}
-        if not self._asking or (still and not all(member.asks for member in self._owner.living)):
+        if not self._asking or (still and not self._at_rest):
             return
         self._asking = {}
         held, self._held = self._held, {}
         if still:
+            self._note(events.Rested(self._owner.now()))
             self._show(still)
         self._answer(held)
+
+    @property
+    def _at_rest(self) -> bool:
+        return all(member.asks for member in self._owner.living)
 
     def _show(self, asking: dict[int, m.Away]) -> None:
         """Put the mean of all models where the lead finds it; all hear how far they are from it."""

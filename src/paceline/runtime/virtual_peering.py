@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 class VirtualPeering(Peering):
     """One per simulated run of peers."""
 
+    records = False  # it repeats
+
     def __init__(self, run: PeerAssembly, owner: Owner, *others: Any) -> None:
         super().__init__(run, owner, *others)
         parts = parameter_parts(run.store.layout, run.store.weights)
