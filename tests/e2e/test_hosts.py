@@ -134,14 +134,6 @@ def test_more_workers_than_places_are_refused_and_the_run_goes_on(lab: Lab, else
     assert apart.finish().result.status == "finished"
 
 
-def test_a_peer_protocol_is_refused_with_the_reason(lab: Lab, elsewhere: LocalEngine) -> None:
-    apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, here=1, protocol="local_sgd", workers=2)
-    apart.host(1)
-    run = apart.finish()
-    assert run.end.user_mistake
-    assert "peer protocols do not work through a store" in run.end.detail
-
-
 def test_stopping_the_run_stops_the_other_host_and_leaves_a_checkpoint(
     lab: Lab, elsewhere: LocalEngine
 ) -> None:

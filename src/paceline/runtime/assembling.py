@@ -68,11 +68,10 @@ class PeerAssembly(Assembly):
         memories: tuple[Tensor, ...] = (weights.bytes, member.segment.bytes, own.bytes)
         self.replicas[member.rank] = Replica(layout, *memories)
 
-    def further_fds(self, member: Member) -> tuple[int, ...]:
-        """What a peer is given beside its segment and weights."""
-        if self.meeting is not None:
-            return (self.meeting,)
-        return self.common.fd, self._answers[member.rank].fd
+    def fds(self, member: Member) -> tuple[int, ...]:
+        """What a peer is given: besides, where to connect, or where answers lie."""
+        further = (self.meeting,) if self.meeting is not None else None
+        return *super().fds(member), *(further or (self.common.fd, self._answers[member.rank].fd))
 
 
 def assemble(
@@ -90,6 +89,7 @@ def assemble(
     if not isinstance(protocol, Peer):
         return gathering.begin(members, write, simulated)
     _check_possible(config, name, simulated)
+    _check_near(config, name, members)
     protocol.check(config.workers)
     gathering.remarks += _ignored(config, name, protocol)
     _check_complete(config, members)
@@ -139,6 +139,23 @@ def _check_possible(config: RunConfig, name: str, simulated: bool) -> None:
             )
 
 
+def _check_near(config: RunConfig, name: str, members: list[Member]) -> None:
+    """Refuse what peers of other hosts cannot do."""
+    far = next((member.rank for member in members if member.far), None)
+    if far is None:
+        return
+    if config.connects:
+        raise ConfigError(
+            f"rank {far} is on another host, and over {config.fabric!r} nobody proves who he is. Use "
+            "--fabric shared: between hosts vectors then travel over the run's own connection, where all do."
+        )
+    if config.resume is not None:
+        raise ConfigError(
+            f"rank {far} is on another host, and peers (protocol {name!r}) go on from files of their own, "
+            "which are not sent to other hosts yet. Resume on one host, or use a paced protocol."
+        )
+
+
 def _check_complete(config: RunConfig, members: list[Member]) -> None:
     absent = set(range(config.workers)).difference(member.rank for member in members)
     if config.connects and absent:
@@ -157,7 +174,7 @@ def _assemble_peers(
     check_same(lead, members)
     layout, initial = lead.registered.layout, lead.initial
     _check_memory(layout, len(members))
-    shared = all(member.registered and member.registered.optimizer.groups for member in members)
+    shared = all(each.registered and each.registered.optimizer.groups and not each.far for each in members)
     optimizer = lead.registered.optimizer if shared else _no_optimizer(layout)
     weights = Segment.create(layout.weights_bytes, "the model" if shared else "the mean of all models")
     weights.bytes.copy_(initial.bytes[: layout.weights_bytes])

@@ -26,59 +26,36 @@ from paceline.fabric.segment import Segment
 from paceline.fabric.session import Session
 from paceline.fabric.wire import parse_address
 from paceline.runtime import messages as m
+from paceline.runtime.host_messages import (
+    HOST,
+    SHARED,
+    WORKER,
+    Dismissed,
+    Equip,
+    Fetched,
+    FromHost,
+    Lend,
+    Offer,
+    Over,
+    host_decoder,
+)
+from paceline.runtime.peer_line import PeerLine
+from paceline.runtime.places import INITIAL, SEGMENT, WEIGHTS
 from paceline.store.layout import Layout
 
-WORKER, HOST = 0, 1
-"""Who speaks in a message: a worker (or the store to it), or its host."""
-SEGMENT, WEIGHTS, INITIAL = 0, 1, 2
-"""The memories of a lane."""
 STARTING_S = 120.0
 """How long the workers of a host may take to start."""
-SHARED = 0xFFFF
-"""The lane of what all workers of a host share."""
 CLOSED_S = 3.0
 """Who closes its connection itself comes back at once, or has ended: so long it is waited for."""
 
 _encoder = msgspec.msgpack.Encoder()
 
 
-class Offer(msgspec.Struct, frozen=True, tag=True):
-    """A host is about to send its worker's initial values."""
-
-    size_bytes: int
-
-
-class Gone(msgspec.Struct, frozen=True, tag=True):
-    """A worker of the host is gone."""
-
-    detail: str
-
-
-class Equip(msgspec.Struct, frozen=True, tag=True):
-    """A worker's memory is about to arrive: make room."""
-
-    shared: bool
-
-
-class Dismissed(msgspec.Struct, frozen=True, tag=True):
-    """The store has no more to say to this worker."""
-
-
-class Over(msgspec.Struct, frozen=True, tag=True):
-    """The run is over; it is of no use to come back."""
-
-
-FromHost = Offer | Gone
-ToHost = Equip | Dismissed | Over
-host_decoder: msgspec.msgpack.Decoder[FromHost] = msgspec.msgpack.Decoder(FromHost)
-guest_decoder: msgspec.msgpack.Decoder[ToHost] = msgspec.msgpack.Decoder(ToHost)
-
-
 class Heard(NamedTuple):
-    """Something for the loop: a message of a worker, or (None) that it is gone."""
+    """Something for the loop: a message of a worker, that its replica is here, or (None) that it is gone."""
 
     line: RemoteLine
-    message: m.FromWorker | None
+    message: m.FromWorker | Fetched | None
     fds: list[int]
     detail: str = ""
 
@@ -97,19 +74,22 @@ class RemoteLine:
         self._segment: memoryview | None = None
         self._weights: memoryview | None = None
         self._version: int | None = None
+        self.peer: PeerLine | None = None
+        """Its memories, if it is a peer."""
         self.gone = False
         """Whether its host has told that it is gone, or is gone itself."""
         self.closed = False
 
     def send(self, message: msgspec.Struct, fds: tuple[int, ...] = ()) -> None:
         """Send a message, after the memory it speaks of."""
-        session = self.host.session
+        shared = self._shared and isinstance(message, m.Release)
         if isinstance(message, m.Ready):
-            self._equip(message, fds)
+            shared = self._equip(message, fds)
+        elif self.peer is not None:
+            shared = self.peer.send_answer(message)
         elif isinstance(message, m.Release):
             self._send_weights(message.version)
-        queue = SHARED if self._shared and isinstance(message, m.Ready | m.Release) else None
-        session.send(self.lane, _encoder.encode(message), WORKER, queue)
+        self.host.session.send(self.lane, _encoder.encode(message), WORKER, SHARED if shared else None)
 
     def close(self) -> None:
         """The store is done with this worker."""
@@ -117,23 +97,26 @@ class RemoteLine:
             self.closed = True
             self.host.session.send(self.lane, _encoder.encode(Dismissed()), HOST)
 
-    def _equip(self, ready: m.Ready, fds: tuple[int, ...]) -> None:
-        if len(fds) != 2:
-            raise ConfigError(
-                "peer protocols do not work through a store, so workers of other hosts cannot take part this "
-                "way. Use a paced protocol (ssp, dssp, ...)."
-            )
+    def _equip(self, ready: m.Ready, fds: tuple[int, ...]) -> bool:
+        """Its memory, at this end; whether it shares weights with others of its host."""
         assert self.layout is not None, "a worker registers before it is equipped"
-        self._segment, self._weights = _map(fds[0], mmap.ACCESS_WRITE), _map(fds[1], mmap.ACCESS_READ)
+        peer = len(fds) > len((SEGMENT, WEIGHTS))
+        writes = mmap.ACCESS_WRITE if peer else mmap.ACCESS_READ
+        self._segment, self._weights = _map(fds[0], mmap.ACCESS_WRITE), _map(fds[1], writes)
+        if peer:
+            answers = (_map(fd, mmap.ACCESS_READ) for fd in fds[2:])
+            memories = dict(enumerate((self._segment, self._weights, *answers)))
+            self.peer = PeerLine(self.host, self.lane, self.layout, memories)
         self._shared = ready.shared
         session, queue = self.host.session, SHARED if ready.shared else None
-        session.send(self.lane, _encoder.encode(Equip(ready.shared)), HOST, queue)
+        session.send(self.lane, _encoder.encode(Equip(ready.shared, peer)), HOST, queue)
         buffers = self.layout.gradient_end
         session.send_memory(self.lane, SEGMENT, self._segment, buffers, len(self._segment), queue)
         if not ready.shared or not self.host.equipped:
             lane = SHARED if ready.shared else self.lane
             session.send_memory(lane, WEIGHTS, self._weights, 0, len(self._weights), queue)
             self.host.equipped = ready.shared
+        return ready.shared
 
     def _send_weights(self, version: int) -> None:
         """What training moves, unless this version is there already."""
@@ -155,9 +138,20 @@ class RemoteLine:
         memory = self._segment
         if what == INITIAL:
             memory = memoryview(self._initial.map) if self._initial is not None else None
-        if what == WEIGHTS or memory is None or offset + length > len(memory):
+        elif self.peer is not None:
+            memory = self.peer.memories.get(what) if self.peer.fills(what) else None
+        elif what != SEGMENT:
+            memory = None
+        if memory is None or offset + length > len(memory):
             raise RunError(f"{length} bytes at {offset} for a memory that was not agreed on.")
         return memory[offset : offset + length]
+
+    @property
+    def known_peer(self) -> PeerLine:
+        """What only a peer has that was equipped."""
+        if self.peer is None:
+            raise RunError("a worker speaks as a peer, and is none.")
+        return self.peer
 
     def offered(self, size_bytes: int) -> None:
         """Make room for the initial values."""
@@ -183,16 +177,20 @@ class RemoteHost:
         hear: Callable[[Heard], None],
         wake: Callable[[], None],
         ranks: tuple[int, ...],
-        patience_s: float,
+        config: RunConfig,
     ) -> None:
         self.name = name
+        self.workers = config.workers
+        """Of the whole run."""
         self.ranks = ranks
         """Ranks that are kept for its workers; empty if they know their own."""
         self.lines: dict[int, RemoteLine] = {}
         self.equipped = False
         self.version: int | None = None
+        self.answer: int | None = None
+        """Which answer for all peers lies there."""
         self.away_since: float | None = time.monotonic()
-        self.patience_s = self._longest_s = patience_s
+        self.patience_s = self._longest_s = config.host_patience_s
         self.why = "it never came"
         self._hear = hear
         self._wake = wake
@@ -222,11 +220,18 @@ class RemoteHost:
                 line.rank = self.ranks[line.lane]
         elif isinstance(message, m.Register):
             fds = line.registers(message)
+        elif isinstance(message, m.Meet) or line.peer is not None:
+            fds = line.known_peer.hears(message)
         self._hear(Heard(line, message, fds))
 
     def _of_host(self, line: RemoteLine, message: FromHost) -> None:
         if isinstance(message, Offer):
             line.offered(message.size_bytes)
+        elif isinstance(message, Lend):
+            line.known_peer.lend()
+        elif isinstance(message, Fetched):
+            line.known_peer.arrives()
+            self._hear(Heard(line, message, []))
         else:
             line.gone = True
             self._hear(Heard(line, None, [], message.detail))
@@ -328,8 +333,7 @@ class Guests:
             return host.session, msgspec.msgpack.encode((self._info, host.ranks))
 
     def _host(self, asked: Enter) -> RemoteHost:
-        ranks, patience_s = self._places(asked.workers), self._config.host_patience_s
-        return RemoteHost(asked.host, self._hear, self._ring, ranks, patience_s)
+        return RemoteHost(asked.host, self._hear, self._ring, self._places(asked.workers), self._config)
 
     def _places(self, wanted: int) -> tuple[int, ...]:
         if wanted > len(self._free):

@@ -15,6 +15,7 @@ from paceline.fabric.neighbours import take_neighbour
 from paceline.fabric.watcher import Watcher
 from paceline.runtime import messages as m
 from paceline.runtime.guests import Guests, Heard, RemoteLine
+from paceline.runtime.host_messages import Fetched
 from paceline.runtime.member import Member
 from paceline.runtime.messages import worker_decoder
 from paceline.runtime.owner import Owner
@@ -126,6 +127,8 @@ class RealLoop:
             return
         if heard.message is None:
             self._owner.lost(member, heard.detail)
+        elif isinstance(heard.message, Fetched):
+            self._owner.look()
         else:
             self._owner.handle(member, heard.message, heard.fds)
 

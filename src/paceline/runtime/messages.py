@@ -242,6 +242,8 @@ class Met(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     outcome: bool | float | None = None
     shared: bool = False
     """Whether the vector lies in the memory all read, or in your own."""
+    number: int = 0
+    """Which of the vectors that lay there this is: a host needs it once."""
     norm: float | None = None
     missing: tuple[int, ...] = ()
     members: tuple[int, ...] = ()

@@ -111,6 +111,10 @@ class Owner:
     def handle(self, member: Member, message: m.FromWorker, fds: list[int]) -> None:
         """Act on one message; an error ends the run, not the owner."""
         self._guarded(lambda: self._dispatch(member, message, fds))
+        self.look()
+
+    def look(self) -> None:
+        """See whether peers sleep that have been waited for, and all is here that was."""
         if self._peering is not None and self.halted is None:
             self._guarded(self._peering.look)
 
@@ -199,11 +203,9 @@ class Owner:
                 self._follow(joined)
         for member in members:
             batch = self._work.draw(member)
-            weights = member.weights or run.weights
-            assert member.segment is not None
             epoch = run.ledger.budget.epoch if run.ledger.budget else 0
             ready = m.Ready(run.shared, epoch, run.ledger.position(), batch)
-            self._send(member, ready, (member.segment.fd, weights.fd, *run.further_fds(member)))
+            self._send(member, ready, run.fds(member))
             self.on_release(member.rank)
         self.trace.flush()
 

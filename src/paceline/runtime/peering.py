@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import TYPE_CHECKING
 
@@ -25,8 +25,10 @@ from paceline.protocols.meeting import Gathered, Meeting
 from paceline.protocols.roll import Roll
 from paceline.runtime import messages as m
 from paceline.runtime.assembling import PeerAssembly, saved_peers
+from paceline.runtime.guests import RemoteLine
 from paceline.runtime.held import Held
 from paceline.runtime.member import Member, bad_gradient
+from paceline.runtime.peer_line import PeerLine
 from paceline.store.budget import Batch
 from paceline.store.cells import Cells
 from paceline.store.cutting import cut_of
@@ -93,6 +95,9 @@ class Peering:
         self._iterations: Counter[int] = Counter()
         self._until: int | None = None
         self._longest_s = 0.0
+        self._sums = 0
+        self._fetching = False
+        """Whether replicas of other hosts are on their way, to be evaluated."""
         self.distance: dict[str, float] = {}
         """How far apart the replicas were at the last evaluation, under its name."""
         for rank in run.replicas:
@@ -184,6 +189,8 @@ class Peering:
         self._ready |= {(rank, lane): met for rank, met in done.items() if rank not in asked}
         for rank in asked:
             del self._waiting[rank]
+        for line in self._far(done.keys() - asked):
+            line.send_ahead(lane)
         return {rank: done[rank] for rank in asked}
 
     def _average(self, gathered: Gathered) -> dict[int, m.Met]:
@@ -204,7 +211,9 @@ class Peering:
         if not isfinite(norm) and like == GRADIENTS and self._owner.config.bad_gradient == "stop":
             raise bad_gradient([self._pushed(rank) for rank in row], self._layout)
         missing = frozenset.intersection(*(replica.brought(lane).missing for replica in replicas))
-        return dict.fromkeys(gathered.receivers, m.Met(None, shared, norm, tuple(sorted(missing))))
+        self._sums += 1
+        met = m.Met(None, shared, self._sums, norm, tuple(sorted(missing)))
+        return dict.fromkeys(gathered.receivers, met)
 
     def _step(self, gathered: Gathered, total: Gradients) -> dict[int, m.Met]:
         """All have one model: average, and step in everybody's place."""
@@ -221,7 +230,7 @@ class Peering:
             store.apply(total, self._members[min(row)].settings, 1.0, norm, self._owner.config.clip_norm)
         elif self._owner.config.bad_gradient == "stop":
             raise bad_gradient([self._pushed(rank) for rank in row], self._layout)
-        return dict.fromkeys(gathered.receivers, m.Met(None, True, norm))
+        return dict.fromkeys(gathered.receivers, m.Met(shared=True, norm=norm))
 
     def _pushed(self, rank: int) -> Held:
         return Held(rank, self._members[rank].pushed, 1.0, self._members[rank].samples)
@@ -241,7 +250,12 @@ class Peering:
     @property
     def _idle_cores(self) -> int:
         """Cores on which no worker computes."""
-        return self._owner.cores - sum(not member.asks for member in self._owner.living)
+        return self._owner.cores - sum(not (each.asks or each.far) for each in self._owner.living)
+
+    def _far(self, ranks: Iterable[int]) -> list[PeerLine]:
+        """The way to those of them who are on other hosts."""
+        lines = [self._members[rank].channel for rank in sorted(ranks)]
+        return [line.known_peer for line in lines if isinstance(line, RemoteLine)]
 
     # -- the books ----------------------------------------------------------------------------
 
@@ -295,7 +309,7 @@ class Peering:
         Answers how many seconds that may take.
         """
         resumable = self._run.protocol.resumable and self._owner.config.compress == "none"
-        if not resumable or kind != "stopped":
+        if not resumable or kind != "stopped" or self._far(self._members):
             return 0.0
         self._until = max(self._iterations.values(), default=0) + 1
         return LAST_ITERATIONS * self._longest_s
@@ -309,13 +323,22 @@ class Peering:
     def look(self) -> None:
         """See whether everybody sleeps that has to."""
         still = {rank: how for rank, how in self._asking.items() if not self._members[rank].gone}
-        if not self._asking or (still and not all(member.asks for member in self._owner.living)):
+        asleep = all(member.asks for member in self._owner.living)
+        if not self._asking or (still and not (asleep and self._complete())):
             return
-        self._asking = {}
+        self._asking, self._fetching = {}, False
         held, self._held = self._held, {}
         if still:
             self._show(still)
         self._answer(held)
+
+    def _complete(self) -> bool:
+        """Whether all replicas are here as they are now; those of other hosts are sent for, once."""
+        lines = self._far(member.rank for member in self._owner.living)
+        for line in () if self._fetching else lines:
+            line.fetch()
+        self._fetching = True
+        return not any(line.fetching for line in lines)
 
     def _show(self, asking: dict[int, m.Away]) -> None:
         """Put the mean of all models where the lead finds it; all hear how far they are from it."""

@@ -5,6 +5,7 @@ gradients and weights in shared memory. The relay has the one connection to the 
 worker's push first sends its segment, then the word; a release arrives after the weights it speaks
 of, which are received straight into the memory the worker reads. Where all workers of the run read
 one buffer, one copy travels per host. A link that is cut makes workers wait, and nothing else.
+Peers meet at the store's host: what one brings to a meeting travels ahead of its word, and no more than that.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import select
 import socket
 import threading
 import time
+from functools import cached_property
 
 import msgspec
 
@@ -26,21 +28,23 @@ from paceline.fabric.neighbours import take_neighbour
 from paceline.fabric.segment import Segment
 from paceline.fabric.watcher import Watcher
 from paceline.runtime import messages as m
-from paceline.runtime.guests import (
+from paceline.runtime.host_messages import (
     HOST,
-    INITIAL,
-    SEGMENT,
     SHARED,
-    WEIGHTS,
     WORKER,
     Dismissed,
     Equip,
+    Fetch,
+    Fetched,
     Gone,
+    Lend,
     Offer,
     ToHost,
     guest_decoder,
 )
+from paceline.runtime.places import COMMON, FIRST_LENT, INITIAL, OWN, SEGMENT, WEIGHTS, Places, Stretch
 from paceline.store.layout import Layout
+from paceline.store.replicas import PARAMETERS, answer_bytes
 
 LAST_WORD_S = 10.0
 """How long the relay waits for the store to have heard everything."""
@@ -58,9 +62,26 @@ class Local:
         self.layout: Layout | None = None
         self.segment: Segment | None = None
         self.weights: Segment | None = None
+        self.answers: Segment | None = None
+        """A peer's own."""
+        self.lent: list[Segment] = []
+        self.model: int | None = PARAMETERS
+        """The place of what stands for a peer; None: that is kept by the run."""
         self.gone = False
         self.dismissed = False
         """Whether the store has heard the last of it."""
+
+    def memory(self, what: int) -> Segment | None:
+        """One of its memories, by its number on the wire."""
+        if what >= FIRST_LENT:
+            return self.lent[what - FIRST_LENT] if what - FIRST_LENT < len(self.lent) else None
+        return {SEGMENT: self.segment, WEIGHTS: self.weights, OWN: self.answers}.get(what)
+
+    @cached_property
+    def places(self) -> Places:
+        """Where its vectors lie."""
+        assert self.layout is not None, "a peer registers before it meets"
+        return Places(self.layout)
 
 
 class Relay:
@@ -79,6 +100,8 @@ class Relay:
         self._locals: list[Local] = []
         self._by_fd: dict[int, Local] = {}
         self._shared: Segment | None = None
+        self._common: Segment | None = None
+        """Answers for all peers."""
         self._watcher = Watcher()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lock = threading.Lock()
@@ -163,6 +186,10 @@ class Relay:
             self._session.send_memory(
                 worker.lane, SEGMENT, memoryview(worker.segment.map), 0, worker.segment.size_bytes
             )
+        elif isinstance(message, m.Meet):
+            self._bring(worker, message, fds)
+        elif isinstance(message, m.Leave) and worker.answers is not None:
+            self._hand_over(worker)
         self._session.send(worker.lane, _encoder.encode(message), WORKER)
         if isinstance(message, m.Leave | m.Failed):
             self._forget(worker)
@@ -174,6 +201,30 @@ class Relay:
             initial.close_fd()
             self._session.send(worker.lane, _encoder.encode(Offer(initial.size_bytes)), HOST)
             self._session.send_memory(worker.lane, INITIAL, memoryview(initial.map), 0, initial.size_bytes)
+
+    def _bring(self, worker: Local, message: m.Meet, fds: list[int]) -> None:
+        """A peer has come: what it brings goes ahead of it, which is nothing for a vote."""
+        assert worker.layout is not None, "a peer registers before it meets"
+        worker.model = message.model if message.cell is None else None
+        for fd in fds:
+            worker.lent.append(Segment(fd, answer_bytes(worker.layout)))
+            worker.lent[-1].close_fd()
+            self._session.send(worker.lane, _encoder.encode(Lend()), HOST)
+        call = message.call
+        if message.trade is not None or (call is not None and call.kind != "agree"):
+            part = None if call is None else call.part
+            self._send_stretches(worker, worker.places.of(message.place, part))
+
+    def _hand_over(self, worker: Local) -> None:
+        """A peer's whole replica, which nobody changes now."""
+        model = PARAMETERS if worker.model is None else worker.model
+        self._send_stretches(worker, worker.places.replica(model))
+
+    def _send_stretches(self, worker: Local, stretches: list[Stretch]) -> None:
+        for what, start, stop in stretches:
+            memory = worker.memory(what)
+            if memory is not None:
+                self._session.send_memory(worker.lane, what, memoryview(memory.map), start, stop)
 
     def _deaths(self) -> None:
         dead = set(self._watcher.take())
@@ -205,10 +256,9 @@ class Relay:
 
     def place(self, lane: int, what: int, offset: int, length: int) -> memoryview:
         """A piece arrives."""
-        memory = self._shared if lane == SHARED else None
+        memory = {WEIGHTS: self._shared, COMMON: self._common}.get(what) if lane == SHARED else None
         if lane < len(self._locals):
-            worker = self._locals[lane]
-            memory = {SEGMENT: worker.segment, WEIGHTS: worker.weights}.get(what)
+            memory = self._locals[lane].memory(what)
         if memory is None or offset + length > memory.size_bytes:
             raise RunError(f"{length} bytes at {offset} for a memory that was not agreed on.")
         return memoryview(memory.map)[offset : offset + length]
@@ -232,6 +282,9 @@ class Relay:
     def _obey(self, worker: Local, order: ToHost) -> None:
         if isinstance(order, Equip):
             self._equip(worker, order)
+        elif isinstance(order, Fetch):
+            self._hand_over(worker)
+            self._session.send(worker.lane, _encoder.encode(Fetched()), HOST)
         elif isinstance(order, Dismissed):
             worker.dismissed = True
             os.eventfd_write(self._wake, 1)
@@ -244,12 +297,18 @@ class Relay:
             self._shared = self._shared or Segment.create(layout.weights_bytes, "weights")
         else:
             worker.weights = Segment.create(layout.weights_bytes, f"weights of worker {worker.lane}")
+        if order.peer:
+            size = answer_bytes(layout)
+            worker.answers = Segment.create(size, f"answers for worker {worker.lane}")
+            self._common = self._common or Segment.create(size, "answers for all")
 
     def _tell(self, worker: Local, message: m.FromStore) -> None:
         fds: tuple[int, ...] = ()
         weights = worker.weights or self._shared
         if isinstance(message, m.Ready) and worker.segment is not None and weights is not None:
             fds = (worker.segment.fd, weights.fd)
+            if worker.answers is not None and self._common is not None:
+                fds = (*fds, self._common.fd, worker.answers.fd)
             if message.shared:
                 weights.seal_for_readers()
         with self._lock, contextlib.suppress(OSError):
