@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+from pathlib import Path
 from typing import Any
 
 from paceline.engines.control import Ended
@@ -27,6 +28,8 @@ class Wire:
         self._open: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self.connections = 0
+        self.there_bytes = self.back_bytes = 0
+        """What went to that address, and what came from it."""
         self._start(self._accept)
 
     def cut(self) -> None:
@@ -60,13 +63,15 @@ class Wire:
                 continue
             self.connections += 1
             self._open.append(far)
-            self._start(self._pump, near, far)
-            self._start(self._pump, far, near)
+            self._start(self._pump, near, far, True)
+            self._start(self._pump, far, near, False)
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, there: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 sink.sendall(data)
+                self.there_bytes += len(data) * there
+                self.back_bytes += len(data) * (not there)
         for sock in (source, sink):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -81,7 +86,7 @@ class Apart:
     """A run whose first workers are here, and whose others come through a wire."""
 
     def __init__(
-        self, lab: Lab, engine: LocalEngine, script: str, *args: object, here: int, **dials: Any
+        self, lab: Lab, engine: LocalEngine, script: str | Path, *args: object, here: int, **dials: Any
     ) -> None:
         self.lab, self.engine = lab, engine
         config = lab.config(script, *args, listen="127.0.0.1:0", here=here, **dials)

@@ -124,6 +124,11 @@ class Session:
         """Whether there is a connection now."""
         return self._sock is not None
 
+    @property
+    def heard(self) -> int:
+        """How many of our frames the other end has."""
+        return self._heard
+
     def attach(self, sock: socket.socket, heard: int) -> None:
         """Go on over this connection; the other end has had so many of our frames."""
         with self._swap:

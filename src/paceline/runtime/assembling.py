@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -96,9 +95,9 @@ def assemble(
     return _assemble_peers(config, name, protocol, members, write)
 
 
-def saved_peers(checkpoint: Path, workers: int) -> int | None:
+def saved_peers(config: RunConfig) -> int | None:
     """How many workers have saved their state; None, and nothing is left of it, unless all have."""
-    folder = partial_of(checkpoint)
+    folder, workers = partial_of(config.path / "checkpoint"), config.workers
     if all((folder / f"rank{rank}.json").is_file() for rank in range(workers)):
         return workers
     shutil.rmtree(folder, ignore_errors=True)

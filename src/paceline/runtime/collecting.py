@@ -14,7 +14,7 @@ from paceline.errors import WorkerFailed
 from paceline.fabric.segment import Segment
 from paceline.protocols.meeting import Call, Gathered
 from paceline.runtime import messages as m
-from paceline.runtime.assembling import PeerAssembly
+from paceline.runtime.assembling import PeerAssembly, saved_peers
 from paceline.runtime.member import Member
 from paceline.runtime.peering import Peering
 from paceline.store.replicas import (
@@ -220,13 +220,13 @@ class CollectivePeering(Peering):
                 self._owner.note(
                     "warning", f"the saved model is the replica of rank {lead.rank}, not the mean"
                 )
-            return self._saved_peers()
+            return saved_peers(self._owner.config)
         mean, buffers = answer_parts(self._layout, self._saved.bytes)
         for target, part in zip(parameter_parts(self._layout, self._run.store.weights), mean, strict=True):
             target.copy_(part)
         for target, part in zip(buffer_parts(self._layout, lead.segment.bytes), buffers, strict=True):
             target.copy_(part)
-        return self._saved_peers()
+        return saved_peers(self._owner.config)
 
 
 def make_peering(run: PeerAssembly, owner: Owner, *others: Any) -> Peering:

@@ -276,6 +276,8 @@ class Guests:
         self.hosts: dict[str, RemoteHost] = {}
         self._free = set(range(config.near, config.workers))
         self._config = config
+        self.closed = ""
+        """Why no further host is let in; empty: it is."""
         self._info = msgspec.msgpack.encode(config)
         self._door = Door(parse_address(config.listen), secret, self._welcome)
         self.address = self._door.address
@@ -336,6 +338,8 @@ class Guests:
         return RemoteHost(asked.host, self._hear, self._ring, self._places(asked.workers), self._config)
 
     def _places(self, wanted: int) -> tuple[int, ...]:
+        if self.closed:
+            raise ConfigError(self.closed)
         if wanted > len(self._free):
             raise ConfigError(
                 f"{wanted} workers would like to join, but of the run's {self._config.workers} places "

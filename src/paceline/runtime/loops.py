@@ -141,13 +141,14 @@ class RealLoop:
     def _place(self, line: Line, wanted: int | None) -> int | None:
         """The rank a newcomer gets, its own or a free one; None when it is turned away."""
         workers, taken = self._owner.config.workers, {x.rank for x in self._owner.living}
-        free = [rank for rank in range(workers) if rank not in taken]
+        free = [rank for rank in range(workers) if rank not in taken and not self._owner.closed]
         rank = free[0] if wanted is None and free else wanted
         if rank is not None and rank in free:
             return rank
         who = "another worker" if rank is None else f"rank {rank}"
+        why = self._owner.closed or f"that place in a run of {workers} is taken."
         with contextlib.suppress(OSError):
-            line.send(m.Halt("config", f"{who} came, but that place in a run of {workers} is taken."))
+            line.send(m.Halt("config", f"{who} came, but {why}"))
         line.close()
         return None
 
@@ -216,6 +217,8 @@ class RealLoop:
 
     def _upkeep(self) -> None:
         now = time.monotonic()
+        if self._guests is not None:
+            self._guests.closed = self._owner.closed
         if now >= self._flush_at:
             self._owner.trace.flush()
             self._flush_at = now + FLUSH_S

@@ -35,6 +35,7 @@ from paceline.store.ledger import run_started
 from paceline.trace import TraceWriter, events
 
 NEVER_PREPARED = "the script ended without pace.prepare(model, optimizer, loader), so nothing was trained."
+NO_MORE_PEERS = "peers that have begun take nobody in: nobody could hand the state over that it needs."
 
 
 class Owner:
@@ -72,6 +73,11 @@ class Owner:
         """A worker was started, or has come from another host."""
         member = self.members[rank] = Member(rank, channel, pid)
         return member
+
+    @property
+    def closed(self) -> str:
+        """Why nobody can join any more; empty: it can."""
+        return "" if self._peering is None else NO_MORE_PEERS
 
     @property
     def expecting(self) -> bool:
@@ -223,8 +229,7 @@ class Owner:
 
     def _push(self, member: Member, push: m.Push) -> None:
         run, began = self._started, time.perf_counter()
-        gradients = member.gradients
-        assert gradients is not None
+        gradients = member.pushed
         gradients.missing = frozenset(push.missing)
         member.settings = push.settings or member.settings
         member.samples = push.samples
@@ -286,10 +291,8 @@ class Owner:
             self.trace.write(events.Reported(self.now(), member.rank, clock, values))
 
     def _script_failed(self, member: Member, message: m.Failed) -> None:
-        if message.kind == "config":
-            self.halt("config", message.text)
-        elif message.kind == "fatal":
-            self.halt("failed", message.text)
+        if message.kind != "error":
+            self.halt("config" if message.kind == "config" else "failed", message.text)
         self._gone(member, "stopped" if self.ending else "failed", message.text)
 
     def _gone(self, member: Member, reason: str, detail: str) -> None:
@@ -302,10 +305,10 @@ class Owner:
             self._maybe_begin()
             return
         self._follow(self._run.ledger.leave(member.rank, self.now(), reason, detail))
-        if self._peering is not None and self.halted is None:
-            self._peering.leave(member)
-            self._peering.look()
         if self.halted is None:
+            if self._peering is not None:
+                self._peering.leave(member)
+                self._peering.look()
             self._work.answer()
         if member.lost and self.config.on_failure == "stop":
             self.stop("failed", f"rank {member.rank} {reason}: {detail}")
@@ -336,11 +339,12 @@ class Owner:
         self.halted = self.last_word
         if self.halted is None and self.members and all(member.lost for member in self.members.values()):
             self.halted = m.Halt("failed", "every worker failed")
-        if run is None:
-            self.halted = self.halted or m.Halt("config", NEVER_PREPARED)
-            self._never_began()
-        else:
+        if run is not None:
             self._save(run)
+        else:  # even a run that never began has a trace, so that every reader can say why
+            self.halted = self.halted or m.Halt("config", NEVER_PREPARED)
+            name, settings = self.config.protocol or "unknown", self.config.settings
+            self.trace.write(run_started(self.config, name, settings, self._simulated))
         halted = self.halted
         status = "finished" if halted is None else "stopped" if halted.kind == "stopped" else "failed"
         detail, mistake = (halted.text, halted.kind == "config") if halted else ("", False)
@@ -357,11 +361,6 @@ class Owner:
             self.note("warning", f"{lost} samples were left by workers that died when nobody else was there")
         if self._skipped:
             self.note("warning", f"{self._skipped} gradients were not finite and were skipped")
-
-    def _never_began(self) -> None:
-        """Even a run that never began has a trace, so that every reader can say why."""
-        name = self.config.protocol or "unknown"
-        self.trace.write(run_started(self.config, name, self.config.settings, self._simulated))
 
     # -- small things -------------------------------------------------------------------------
 

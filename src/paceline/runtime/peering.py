@@ -381,11 +381,7 @@ class Peering:
         self._mean(parameter_parts(self._layout, self._run.store.weights), mean)
         for part, value in zip(buffers, mean, strict=True):
             part.copy_(value)
-        return self._saved_peers()
-
-    def _saved_peers(self) -> int | None:
-        config = self._owner.config
-        return saved_peers(config.path / "checkpoint", config.workers)
+        return saved_peers(self._owner.config)
 
     def _stayed(self) -> dict[int, Replica]:
         """Whose models count: not the dead's, nor those of workers that left long before the others.

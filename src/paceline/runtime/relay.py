@@ -47,7 +47,8 @@ from paceline.store.layout import Layout
 from paceline.store.replicas import PARAMETERS, answer_bytes
 
 LAST_WORD_S = 10.0
-"""How long the relay waits for the store to have heard everything."""
+"""How long the relay waits for the store's last word, as long as nothing moves: a replica takes its time."""
+LOOK_S = 1.0
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -132,12 +133,14 @@ class Relay:
 
     def _wait_for_the_last_word(self) -> None:
         """Not before the store knows that all are gone, unless it cannot be told."""
-        until = time.monotonic() + LAST_WORD_S
+        until, heard = time.monotonic() + LAST_WORD_S, -1
         while not self._hopeless and not all(x.dismissed for x in self._locals):
+            if self._session.heard != heard or not self._session.connected:
+                until, heard = time.monotonic() + LAST_WORD_S, self._session.heard
             left = until - time.monotonic()
             if left <= 0:
                 return
-            for fd, _ in self._epoll.poll(left):
+            for fd, _ in self._epoll.poll(min(left, LOOK_S)):
                 self._turn(fd)
 
     def _turn(self, fd: int) -> None:
