@@ -39,7 +39,7 @@ from paceline.runtime.host_messages import (
     Over,
     host_decoder,
 )
-from paceline.runtime.peer_line import PeerLine
+from paceline.runtime.peer_line import Lying, PeerLine
 from paceline.runtime.places import INITIAL, SEGMENT, WEIGHTS
 from paceline.store.layout import Layout
 
@@ -98,7 +98,7 @@ class RemoteLine:
             self.host.session.send(self.lane, _encoder.encode(Dismissed()), HOST)
 
     def _equip(self, ready: m.Ready, fds: tuple[int, ...]) -> bool:
-        """Its memory, at this end; whether it shares weights with others of its host."""
+        """Its memory, at this end; whether it waits in the queue of what its host's workers share."""
         assert self.layout is not None, "a worker registers before it is equipped"
         peer = len(fds) > len((SEGMENT, WEIGHTS))
         writes = mmap.ACCESS_WRITE if peer else mmap.ACCESS_READ
@@ -108,15 +108,17 @@ class RemoteLine:
             memories = dict(enumerate((self._segment, self._weights, *answers)))
             self.peer = PeerLine(self.host, self.lane, self.layout, memories)
         self._shared = ready.shared
-        session, queue = self.host.session, SHARED if ready.shared else None
+        session, queue = self.host.session, SHARED if ready.shared or peer else None
         session.send(self.lane, _encoder.encode(Equip(ready.shared, peer)), HOST, queue)
         buffers = self.layout.gradient_end
         session.send_memory(self.lane, SEGMENT, self._segment, buffers, len(self._segment), queue)
-        if not ready.shared or not self.host.equipped:
+        if self.peer is not None:
+            self.peer.send_first()
+        elif not ready.shared or not self.host.equipped:
             lane = SHARED if ready.shared else self.lane
             session.send_memory(lane, WEIGHTS, self._weights, 0, len(self._weights), queue)
             self.host.equipped = ready.shared
-        return ready.shared
+        return queue is not None
 
     def _send_weights(self, version: int) -> None:
         """What training moves, unless this version is there already."""
@@ -187,8 +189,8 @@ class RemoteHost:
         self.lines: dict[int, RemoteLine] = {}
         self.equipped = False
         self.version: int | None = None
-        self.answer: int | None = None
-        """Which answer for all peers lies there."""
+        self.answer = Lying(0, SHARED, [])
+        """The last vector that was sent to one or all of its peers, if it is the same for others."""
         self.away_since: float | None = time.monotonic()
         self.patience_s = self._longest_s = config.host_patience_s
         self.why = "it never came"

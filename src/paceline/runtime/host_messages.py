@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from paceline.runtime.places import Stretch
+
 WORKER, HOST = 0, 1
 """Who speaks in a message: a worker (or the store to it), or its host."""
 SHARED = 0xFFFF
@@ -42,6 +44,15 @@ class Fetch(msgspec.Struct, frozen=True, tag=True):
     """Send this sleeping worker's replica."""
 
 
+class Copy(msgspec.Struct, frozen=True, tag=True):
+    """What this worker is to get lies at its host already, with another worker or in what all share."""
+
+    lane: int
+    """Whose memory to take it from."""
+    sources: list[Stretch]
+    targets: list[Stretch]
+
+
 class Dismissed(msgspec.Struct, frozen=True, tag=True):
     """The store has no more to say to this worker."""
 
@@ -51,6 +62,6 @@ class Over(msgspec.Struct, frozen=True, tag=True):
 
 
 FromHost = Offer | Gone | Lend | Fetched
-ToHost = Equip | Fetch | Dismissed | Over
+ToHost = Equip | Fetch | Copy | Dismissed | Over
 host_decoder: msgspec.msgpack.Decoder[FromHost] = msgspec.msgpack.Decoder(FromHost)
 guest_decoder: msgspec.msgpack.Decoder[ToHost] = msgspec.msgpack.Decoder(ToHost)

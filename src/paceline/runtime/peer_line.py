@@ -4,11 +4,14 @@ At home a worker's vectors lie in memory that the meeting place reads. Of a work
 what the worker brings to a meeting arrives in them ahead of its word, and what the meeting answers leaves
 ahead of the answer. A vote brings nothing; a whole replica comes when the run is evaluated or its worker
 leaves, and at no other time. What a worker names is checked here: it may name memory that does not exist.
+
+A vector that several workers of a host get travels once, and is copied there. All vectors for a host, and
+what speaks of them, go through one queue: none takes a place from which another is still to be copied.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -16,13 +19,21 @@ from paceline.errors import RunError
 from paceline.fabric.segment import Segment
 from paceline.protocols.peer import CENTRE
 from paceline.runtime import messages as m
-from paceline.runtime.host_messages import HOST, SHARED, Fetch
+from paceline.runtime.host_messages import HOST, SHARED, Copy, Fetch
 from paceline.runtime.places import COMMON, FIRST_LENT, MOST_LENT, OWN, SEGMENT, WEIGHTS, Places, Stretch
 from paceline.store.layout import Layout
 from paceline.store.replicas import BUFFERS, LENT, PARAMETERS, answer_bytes
 
 if TYPE_CHECKING:
     from paceline.runtime.guests import RemoteHost
+
+
+class Lying(NamedTuple):
+    """A vector that lies at a host: by its number, with whom, and where."""
+
+    number: int
+    lane: int
+    stretches: list[Stretch]
 
 
 class PeerLine:
@@ -90,20 +101,41 @@ class PeerLine:
 
     # -- what it is told: called by the run's own thread --------------------------------------
 
-    def send_answer(self, message: msgspec.Struct) -> bool:
-        """Send the vector that an answer speaks of, once per host if it is for all; whether it is."""
-        stretches = self._answer(message)
-        if not isinstance(message, m.Met) or not message.shared:
-            self._send(stretches, self._lane)
-            return False
-        if self._host.answer != message.number:
-            self._send(stretches, SHARED)
-        self._host.answer = message.number
-        return True
+    def send_first(self) -> None:
+        """Send the parameters that all begin with."""
+        whole = (0, self._layout.weights_bytes)
+        if not self._host.equipped:
+            self._host.equipped = True
+            self._host.session.send_memory(SHARED, COMMON, self.memories[WEIGHTS], *whole, SHARED)
+        self._copy(SHARED, [Stretch(COMMON, *whole)], [Stretch(WEIGHTS, *whole)])
 
-    def send_ahead(self, lane: int) -> None:
+    def send_answer(self, message: msgspec.Struct) -> bool:
+        """Send the vector that an answer speaks of; whether it does, and so has to queue behind it."""
+        stretches = self._answer(message)
+        self._send(stretches, message.number if isinstance(message, m.Met) else 0)
+        return bool(stretches) or (isinstance(self._asked, m.Meet) and self._asked.wait > 0)
+
+    def send_ahead(self, lane: int, number: int) -> None:
         """The answer to what this worker has started is there: it need not wait until it is asked for."""
-        self._send(self._to_started(lane), self._lane)
+        self._send(self._to_started(lane), number)
+
+    def _send(self, stretches: list[Stretch], number: int) -> None:
+        """Send a vector, unless its host has it. Numbers tell which are the same; 0: no other is."""
+        host, here = self._host, self._host.answer
+        if not stretches:
+            return
+        if number == here.number > 0:
+            if here.lane != SHARED:
+                self._copy(here.lane, here.stretches, stretches)
+            return
+        lane = SHARED if stretches[0].memory == COMMON else self._lane
+        for memory, start, stop in stretches:
+            host.session.send_memory(lane, memory, self.memories[memory], start, stop, SHARED)
+        host.answer = Lying(number, lane, stretches)
+
+    def _copy(self, lane: int, sources: list[Stretch], targets: list[Stretch]) -> None:
+        order = msgspec.msgpack.encode(Copy(lane, sources, targets))
+        self._host.session.send(self._lane, order, HOST, SHARED)
 
     def fetch(self) -> None:
         """Have the replica of this worker, which sleeps, brought up to date here."""
@@ -114,10 +146,6 @@ class PeerLine:
     def fetching(self) -> bool:
         """Whether it is still on its way."""
         return self._fetched < self._wanted
-
-    def _send(self, stretches: list[Stretch], lane: int) -> None:
-        for memory, start, stop in stretches:
-            self._host.session.send_memory(lane, memory, self.memories[memory], start, stop, lane)
 
     def _answer(self, message: msgspec.Struct) -> list[Stretch]:
         """What has to be there before this answer is."""

@@ -189,8 +189,9 @@ class Peering:
         self._ready |= {(rank, lane): met for rank, met in done.items() if rank not in asked}
         for rank in asked:
             del self._waiting[rank]
-        for line in self._far(done.keys() - asked):
-            line.send_ahead(lane)
+        for rank in sorted(done.keys() - asked):
+            for line in self._far([rank]):
+                line.send_ahead(lane, done[rank].number)
         return {rank: done[rank] for rank in asked}
 
     def _average(self, gathered: Gathered) -> dict[int, m.Met]:

@@ -32,6 +32,7 @@ from paceline.runtime.host_messages import (
     HOST,
     SHARED,
     WORKER,
+    Copy,
     Dismissed,
     Equip,
     Fetch,
@@ -262,9 +263,18 @@ class Relay:
         memory = {WEIGHTS: self._shared, COMMON: self._common}.get(what) if lane == SHARED else None
         if lane < len(self._locals):
             memory = self._locals[lane].memory(what)
-        if memory is None or offset + length > memory.size_bytes:
+        if memory is None or not 0 <= offset <= offset + length <= memory.size_bytes:
             raise RunError(f"{length} bytes at {offset} for a memory that was not agreed on.")
         return memoryview(memory.map)[offset : offset + length]
+
+    def _copy(self, worker: Local, order: Copy) -> None:
+        """A vector that has arrived for one worker is another's as well."""
+        if [b - a for _, a, b in order.sources] != [b - a for _, a, b in order.targets]:
+            raise RunError("a copy of one size to a place of another.")
+        for source, target in zip(order.sources, order.targets, strict=True):
+            taken = self.place(order.lane, source.memory, source.start, source.stop - source.start)
+            given = self.place(worker.lane, target.memory, target.start, target.stop - target.start)
+            given[:] = taken
 
     def arrived(self, lane: int, what: int, data: bytes) -> None:
         """A message arrives."""
@@ -288,6 +298,8 @@ class Relay:
         elif isinstance(order, Fetch):
             self._hand_over(worker)
             self._session.send(worker.lane, _encoder.encode(Fetched()), HOST)
+        elif isinstance(order, Copy):
+            self._copy(worker, order)
         elif isinstance(order, Dismissed):
             worker.dismissed = True
             os.eventfd_write(self._wake, 1)
