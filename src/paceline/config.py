@@ -75,9 +75,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     private_weights: bool = False
     """Give every worker its own copy even in lockstep, so that scripts may write to parameters."""
     fabric: Literal["shared", "gloo"] = "shared"
-    """How the vectors of a peer protocol travel: through memory that all processes of this machine share,
-    or between the workers by torch.distributed's gloo, over the loopback interface (for a model on a GPU:
-    by its NCCL, untested)."""
+    """How the vectors of a peer protocol travel: through memory that all processes of a machine share, and
+    between machines over the run's own connection; or between the workers of one machine by
+    torch.distributed's gloo, over the loopback interface (for a model on a GPU: by its NCCL, untested)."""
     slow: dict[int, float] = {}
     """Rank -> factor by which its compute is stretched (emulated)."""
     device_time_s: float | None = None

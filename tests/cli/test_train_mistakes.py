@@ -43,6 +43,10 @@ SCRIPT = SCRIPTS / "train.py"
         ("--engine rai", "unknown --engine 'rai'. Did you mean 'ray'?"),
         ("--address 10.0.0.1:6379", "--address 10.0.0.1:6379 is where Ray is reached. Add --engine ray"),
         ("--engine ray --here 1 --listen 127.0.0.1:0", "--engine ray places all of them"),
+        (
+            "-p local_sgd --fabric gloo --here 1 --listen 127.0.0.1:0",
+            "over 'gloo' nobody proves who connects",
+        ),
         ("--resume nowhere", "no checkpoint in"),
     ],
 )

@@ -298,5 +298,5 @@ def test_gloo_is_refused_between_hosts_with_the_reason(lab: Lab, elsewhere: Loca
     apart.host(1)
     run = apart.finish()
     assert run.end.user_mistake
-    assert "rank 1 is on another host" in run.end.detail
+    assert "workers of other hosts take part" in run.end.detail
     assert "--fabric shared" in run.end.detail

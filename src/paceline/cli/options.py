@@ -190,8 +190,9 @@ Fabric = Annotated[
     str,
     typer.Option(
         metavar="shared|gloo",
-        help="How a peer protocol's vectors travel: through shared memory, or between the workers by "
-        "torch.distributed (gloo, on the loopback interface; for a model on a GPU NCCL, which is untested). "
+        help="How a peer protocol's vectors travel: through shared memory (and between hosts over the run's "
+        "authenticated connection), or, on one machine, between the workers by torch.distributed "
+        "(gloo, on the loopback interface; for a model on a GPU NCCL, which is untested). "
         "Over gloo a lost worker ends the run, and a worker that has finished stays until all have; "
         "one-sided protocols (ad_psgd, asynchronous easgd) and --compress need shared memory.",
     ),

@@ -187,6 +187,7 @@ def make_config(asked: dict[str, Any], runs: Path) -> Any:
 
     from paceline.config import RunConfig
     from paceline.errors import ConfigError
+    from paceline.fabric.choice import check_hosts
 
     _check_words(asked)
     check_engine(asked)
@@ -194,6 +195,7 @@ def make_config(asked: dict[str, Any], runs: Path) -> Any:
         config = msgspec.convert(asked | {"run": "", "folder": ""}, RunConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{str(error).rstrip('.')}.") from None
+    check_hosts(config.fabric, config.near < config.workers)
     run, folder = new_run(runs, config.protocol or "script")
     return msgspec.structs.replace(config, run=run, folder=str(folder))
 

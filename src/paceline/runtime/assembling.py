@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
-from paceline.fabric.choice import check_fabric
+from paceline.fabric.choice import check_fabric, check_hosts
 from paceline.fabric.segment import Segment, check_room
 from paceline.protocols import Peer
 from paceline.protocols.compression import check_family
@@ -69,8 +69,10 @@ class PeerAssembly(Assembly):
 
     def fds(self, member: Member) -> tuple[int, ...]:
         """What a peer is given: besides, where to connect, or where answers lie."""
-        further = (self.meeting,) if self.meeting is not None else None
-        return *super().fds(member), *(further or (self.common.fd, self._answers[member.rank].fd))
+        given = super().fds(member)
+        if self.meeting is not None:
+            return *given, self.meeting
+        return *given, self.common.fd, self._answers[member.rank].fd
 
 
 def assemble(
@@ -89,6 +91,8 @@ def assemble(
         return gathering.begin(members, write, simulated)
     _check_possible(config, name, simulated)
     _check_near(config, name, members)
+    if config.compress != "none" and any(member.far for member in members):
+        gathering.remarks.append("--compress: vectors travel uncompressed between hosts, so far")
     protocol.check(config.workers)
     gathering.remarks += _ignored(config, name, protocol)
     _check_complete(config, members)
@@ -143,11 +147,7 @@ def _check_near(config: RunConfig, name: str, members: list[Member]) -> None:
     far = next((member.rank for member in members if member.far), None)
     if far is None:
         return
-    if config.connects:
-        raise ConfigError(
-            f"rank {far} is on another host, and over {config.fabric!r} nobody proves who he is. Use "
-            "--fabric shared: between hosts vectors then travel over the run's own connection, where all do."
-        )
+    check_hosts(config.fabric, elsewhere=True)
     if config.resume is not None:
         raise ConfigError(
             f"rank {far} is on another host, and peers (protocol {name!r}) go on from files of their own, "
