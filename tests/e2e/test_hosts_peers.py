@@ -197,9 +197,9 @@ def test_any_rank_of_any_host_may_ask_how_far_apart_all_are(
     lab: Lab, elsewhere: LocalEngine, who: tuple[int, ...]
 ) -> None:
     dials: dict[str, Any] = {"workers": 4, "protocol": "local_sgd", "settings": {"period": 5}}
-    args = ("apart.py", "momentum", "--ask", *who)
-    near = lab.trained(*args, **dials)
-    apart = Apart(lab, elsewhere, *args, here=2, **dials)
+    args = ("momentum", "--ask", *who)
+    near = lab.trained("apart.py", *args, **dials)
+    apart = Apart(lab, elsewhere, "apart.py", *args, here=2, **dials)
     apart.host(2)
     told, expected = (run.of(Reported)[-1].values["consensus_distance"] for run in (trained(apart), near))
     assert told == expected > 0

@@ -288,6 +288,11 @@ class Guests:
         """For the store's epoll."""
         return self._wake
 
+    @property
+    def frames(self) -> int:
+        """How much has arrived from all hosts: it grows while they have something to say."""
+        return sum(host.session.received for host in list(self.hosts.values()))
+
     def take(self) -> list[Heard]:
         """What was heard since the last call, in order."""
         try:

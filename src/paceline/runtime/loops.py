@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -26,6 +27,8 @@ GATHER_S = 600.0
 """How long a store may wait for workers that somebody else starts; who was to come may have died before."""
 GRACE_S = 10.0
 """How long a worker may take to end by itself once the run is over."""
+LONGEST_GRACE_S = 600.0
+"""The same, while replicas of other hosts still arrive."""
 
 
 class RealLoop:
@@ -62,6 +65,8 @@ class RealLoop:
             self._epoll.register(listener.fileno(), select.EPOLLIN)
         self._flush_at = 0.0
         self._kill_at: float | None = None
+        self._ended_at = math.inf
+        self._arrived = 0
         for rank, (channel, pid) in enumerate(workers):
             self._add(rank, channel, pid)
 
@@ -226,10 +231,18 @@ class RealLoop:
             came, workers = len(self._owner.members), self._owner.config.workers
             self._owner.halt("failed", f"{came} of {workers} workers came within {GATHER_S:g} s.")
         if self._owner.ending:
-            self._kill_at = self._kill_at or now + GRACE_S + self._owner.patience_s
-            if now >= self._kill_at:
+            self._be_patient(now)
+            if self._kill_at is not None and now >= self._kill_at:
                 for member in self._owner.living:
                     self._end(member)
+
+    def _be_patient(self, now: float) -> None:
+        """Workers get some time to end, and more as long as replicas are on their way."""
+        self._ended_at = min(now, self._ended_at)
+        arrived = self._guests.frames if self._guests is not None and self._owner.closed else 0
+        if self._kill_at is None or (arrived > self._arrived and now < self._ended_at + LONGEST_GRACE_S):
+            self._kill_at = now + GRACE_S + self._owner.patience_s
+        self._arrived = arrived
 
     def _end(self, member: Member) -> None:
         """It had its time."""
