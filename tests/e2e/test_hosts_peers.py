@@ -277,10 +277,36 @@ def test_peers_that_have_begun_take_no_second_host_in_and_go_on(lab: Lab, elsewh
     assert run.used() == once(2, 2000)
 
 
-def test_a_stopped_run_saves_the_mean_of_all_hosts_and_no_checkpoint(
+@pytest.mark.parametrize("here", [0, 2])
+@pytest.mark.parametrize("protocol", ["allreduce", "diloco", "dpsgd", "easgd", "local_sgd", "selsync"])
+def test_stopped_and_resumed_over_two_hosts_it_equals_the_uninterrupted_run_bit_for_bit(
+    lab: Lab, elsewhere: LocalEngine, protocol: str, here: int
+) -> None:
+    """Workers elsewhere keep what they go on from in the run's folder, and nothing where they were."""
+    settings = TIGHT.get(protocol, {})
+    dials: dict[str, Any] = {"workers": 4, "protocol": protocol, "settings": settings, "seed": 3}
+    args = ("train.py", "noisy", *SIZES, "--shuffle")
+    pause = ("--pause", lab.root / "go on", "--before", 3)
+    apart = Apart(lab, elsewhere, *args, *pause, here=here, **dials)
+    apart.host(4 - here)
+    lab.until_paused(4)
+    apart.running.stop()
+    (lab.root / "go on").touch()
+    first = apart.finish()
+    assert first.result.status == "stopped", f"{first.end}\n{first.logs()}"
+    assert not list(apart.logs.parent.glob("host-*"))
+    again = Apart(lab, elsewhere, *args, here=here, resume=str(first.folder / "checkpoint"), **dials)
+    again.host(4 - here)
+    second = trained(again)
+    whole = lab.trained(*args, **dials, private_weights=True)
+    assert first.used() + second.used() == once(EPOCHS, SAMPLES)
+    assert_equal(second.weights, whole.weights)
+
+
+def test_where_nobody_waits_a_stopped_run_saves_the_mean_of_all_hosts(
     lab: Lab, elsewhere: LocalEngine
 ) -> None:
-    dials = {"workers": 2, "protocol": "local_sgd", "device_time_s": 0.003}
+    dials = {"workers": 2, "protocol": "ad_psgd", "device_time_s": 0.003}
     apart = Apart(lab, elsewhere, "train.py", "momentum", "--epochs", 100_000, here=1, **dials)
     apart.host(1)
     apart.running.until_pushes(8)

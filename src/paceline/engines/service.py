@@ -11,6 +11,7 @@ import secrets
 import signal
 import socket
 import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -72,7 +73,8 @@ def _relay(order: bytes) -> int:
         _say("ready")
         return 0
     hello = Enter(secrets.token_hex(16), socket.gethostname())
-    relay = Relay(parse_address(meeting.address), check_secret(meeting.secret), hello, [], listener)
+    folder = Path(tempfile.gettempdir()) / f"paceline-{secrets.token_hex(8)}"
+    relay = Relay(parse_address(meeting.address), check_secret(meeting.secret), hello, [], folder, listener)
     _say("ready", Path(os.devnull))
     relay.run()
     return 0

@@ -90,8 +90,9 @@ def assemble(
     if not isinstance(protocol, Peer):
         return gathering.begin(members, write, simulated)
     _check_possible(config, name, simulated)
-    _check_near(config, name, members)
-    if config.compress != "none" and any(member.far for member in members):
+    elsewhere = any(member.far for member in members)
+    check_hosts(config.fabric, elsewhere)
+    if config.compress != "none" and elsewhere:
         gathering.remarks.append("--compress: vectors travel uncompressed between hosts, so far")
     protocol.check(config.workers)
     gathering.remarks += _ignored(config, name, protocol)
@@ -140,19 +141,6 @@ def _check_possible(config: RunConfig, name: str, simulated: bool) -> None:
             raise ConfigError(
                 f"protocol {name!r} is of the peer family, whose runs cannot be {what} yet. {instead}"
             )
-
-
-def _check_near(config: RunConfig, name: str, members: list[Member]) -> None:
-    """Refuse what peers of other hosts cannot do."""
-    far = next((member.rank for member in members if member.far), None)
-    if far is None:
-        return
-    check_hosts(config.fabric, elsewhere=True)
-    if config.resume is not None:
-        raise ConfigError(
-            f"rank {far} is on another host, and peers (protocol {name!r}) go on from files of their own, "
-            "which are not sent to other hosts yet. Resume on one host, or use a paced protocol."
-        )
 
 
 def _check_complete(config: RunConfig, members: list[Member]) -> None:

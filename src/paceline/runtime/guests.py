@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -26,10 +27,12 @@ from paceline.fabric.segment import Segment
 from paceline.fabric.session import Session
 from paceline.fabric.wire import parse_address
 from paceline.runtime import messages as m
+from paceline.runtime.belongings import files_of, keep
 from paceline.runtime.host_messages import (
     HOST,
     SHARED,
     WORKER,
+    Belongs,
     Dismissed,
     Equip,
     Fetched,
@@ -41,6 +44,7 @@ from paceline.runtime.host_messages import (
 )
 from paceline.runtime.peer_line import Lying, PeerLine
 from paceline.runtime.places import INITIAL, SEGMENT, WEIGHTS
+from paceline.store.checkpoint import partial_of
 from paceline.store.layout import Layout
 
 STARTING_S = 120.0
@@ -114,11 +118,21 @@ class RemoteLine:
         session.send_memory(self.lane, SEGMENT, self._segment, buffers, len(self._segment), queue)
         if self.peer is not None:
             self.peer.send_first()
+            self._send_belongings()
         elif not ready.shared or not self.host.equipped:
             lane = SHARED if ready.shared else self.lane
             session.send_memory(lane, WEIGHTS, self._weights, 0, len(self._weights), queue)
             self.host.equipped = ready.shared
         return queue is not None
+
+    def _send_belongings(self) -> None:
+        """The files that a peer goes on from."""
+        resume = self.host.config.resume
+        session = self.host.session
+        for kind, content in files_of(Path(resume), self.rank) if resume is not None else ():
+            session.send(self.lane, _encoder.encode(Offer(len(content))), HOST, SHARED)
+            session.send_memory(self.lane, INITIAL, content, 0, len(content), SHARED)
+            session.send(self.lane, _encoder.encode(Belongs(kind)), HOST, SHARED)
 
     def _send_weights(self, version: int) -> None:
         """What training moves, unless this version is there already."""
@@ -156,8 +170,16 @@ class RemoteLine:
         return self.peer
 
     def offered(self, size_bytes: int) -> None:
-        """Make room for the initial values."""
-        self._initial = Segment.create(size_bytes, "initial weights")
+        """Make room for the initial values, or a file."""
+        self._initial = Segment.create(size_bytes, "what a worker elsewhere has")
+
+    def belongs(self, kind: int) -> None:
+        """A file of this peer's is here: it has left, and may be asked to go on."""
+        offered, self._initial = self._initial, None
+        if self.peer is None or offered is None:
+            raise RunError("a file that was not offered.")
+        offered.close_fd()
+        keep(partial_of(self.host.config.path / "checkpoint"), self.rank, kind, memoryview(offered.map))
 
     def registers(self, message: m.Register) -> list[int]:
         """The descriptor of the initial values, if they came."""
@@ -182,8 +204,7 @@ class RemoteHost:
         config: RunConfig,
     ) -> None:
         self.name = name
-        self.workers = config.workers
-        """Of the whole run."""
+        self.config = config
         self.ranks = ranks
         """Ranks that are kept for its workers; empty if they know their own."""
         self.lines: dict[int, RemoteLine] = {}
@@ -229,6 +250,8 @@ class RemoteHost:
     def _of_host(self, line: RemoteLine, message: FromHost) -> None:
         if isinstance(message, Offer):
             line.offered(message.size_bytes)
+        elif isinstance(message, Belongs):
+            line.belongs(message.kind)
         elif isinstance(message, Lend):
             line.known_peer.lend()
         elif isinstance(message, Fetched):

@@ -13,9 +13,15 @@ SHARED = 0xFFFF
 
 
 class Offer(msgspec.Struct, frozen=True, tag=True):
-    """A host is about to send its worker's initial values."""
+    """A worker's initial values are about to be sent, or a file of its own."""
 
     size_bytes: int
+
+
+class Belongs(msgspec.Struct, frozen=True, tag=True):
+    """What was offered and sent is a file of this peer's."""
+
+    kind: int
 
 
 class Gone(msgspec.Struct, frozen=True, tag=True):
@@ -61,7 +67,7 @@ class Over(msgspec.Struct, frozen=True, tag=True):
     """The run is over; it is of no use to come back."""
 
 
-FromHost = Offer | Gone | Lend | Fetched
-ToHost = Equip | Fetch | Copy | Dismissed | Over
+FromHost = Offer | Belongs | Gone | Lend | Fetched
+ToHost = Equip | Offer | Belongs | Fetch | Copy | Dismissed | Over
 host_decoder: msgspec.msgpack.Decoder[FromHost] = msgspec.msgpack.Decoder(FromHost)
 guest_decoder: msgspec.msgpack.Decoder[ToHost] = msgspec.msgpack.Decoder(ToHost)

@@ -141,6 +141,7 @@ class RealLoop:
         """A worker of another host wants to take part."""
         rank = self._place(line, line.rank)
         if rank is not None:
+            line.rank = rank
             self._by_line[line] = self._owner.add(rank, line, line.pid)
 
     def _place(self, line: Line, wanted: int | None) -> int | None:

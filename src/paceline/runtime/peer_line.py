@@ -42,7 +42,7 @@ class PeerLine:
     def __init__(self, host: RemoteHost, lane: int, layout: Layout, memories: dict[int, memoryview]) -> None:
         self._host, self._lane = host, lane
         self._layout, self._places = layout, Places(layout)
-        self._cells = range(CENTRE, host.workers)
+        self._cells = range(CENTRE, host.config.workers)
         self.memories = memories
         self._lent = 0
         self._unseen: list[int] = []

@@ -310,7 +310,7 @@ class Peering:
         Answers how many seconds that may take.
         """
         resumable = self._run.protocol.resumable and self._owner.config.compress == "none"
-        if not resumable or kind != "stopped" or self._far(self._members):
+        if not resumable or kind != "stopped":
             return 0.0
         self._until = max(self._iterations.values(), default=0) + 1
         return LAST_ITERATIONS * self._longest_s

@@ -13,10 +13,12 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import socket
 import threading
 import time
 from functools import cached_property
+from pathlib import Path
 
 import msgspec
 
@@ -28,10 +30,12 @@ from paceline.fabric.neighbours import take_neighbour
 from paceline.fabric.segment import Segment
 from paceline.fabric.watcher import Watcher
 from paceline.runtime import messages as m
+from paceline.runtime.belongings import files_of, keep
 from paceline.runtime.host_messages import (
     HOST,
     SHARED,
     WORKER,
+    Belongs,
     Copy,
     Dismissed,
     Equip,
@@ -44,6 +48,7 @@ from paceline.runtime.host_messages import (
     guest_decoder,
 )
 from paceline.runtime.places import COMMON, FIRST_LENT, INITIAL, OWN, SEGMENT, WEIGHTS, Places, Stretch
+from paceline.store.checkpoint import partial_of
 from paceline.store.layout import Layout
 from paceline.store.replicas import PARAMETERS, answer_bytes
 
@@ -64,6 +69,8 @@ class Local:
         self.layout: Layout | None = None
         self.segment: Segment | None = None
         self.weights: Segment | None = None
+        self.offered: Segment | None = None
+        self.rank: int | None = None
         self.answers: Segment | None = None
         """A peer's own."""
         self.lent: list[Segment] = []
@@ -77,7 +84,8 @@ class Local:
         """One of its memories, by its number on the wire."""
         if what >= FIRST_LENT:
             return self.lent[what - FIRST_LENT] if what - FIRST_LENT < len(self.lent) else None
-        return {SEGMENT: self.segment, WEIGHTS: self.weights, OWN: self.answers}.get(what)
+        known = {SEGMENT: self.segment, WEIGHTS: self.weights, OWN: self.answers, INITIAL: self.offered}
+        return known.get(what)
 
     @cached_property
     def places(self) -> Places:
@@ -95,10 +103,13 @@ class Relay:
         secret: bytes,
         hello: Enter,
         workers: list[tuple[Channel, int]],
+        folder: Path,
         listener: socket.socket | None = None,
         stop: int | None = None,
     ) -> None:
-        """Workers are channel and pid; more may come through the listener. `stop`: see `RealLoop`."""
+        """Workers are channel and pid; more may come through the listener. `folder`: for files of theirs,
+        gone when the relay is. `stop`: see `RealLoop`."""
+        self._folder = folder
         self._locals: list[Local] = []
         self._by_fd: dict[int, Local] = {}
         self._shared: Segment | None = None
@@ -129,6 +140,7 @@ class Relay:
             self._wait_for_the_last_word()
         finally:
             self._dialer.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
             self._watcher.close()
             self._epoll.close()
 
@@ -194,6 +206,7 @@ class Relay:
             self._bring(worker, message, fds)
         elif isinstance(message, m.Leave) and worker.answers is not None:
             self._hand_over(worker)
+            self._send_belongings(worker)
         self._session.send(worker.lane, _encoder.encode(message), WORKER)
         if isinstance(message, m.Leave | m.Failed):
             self._forget(worker)
@@ -223,6 +236,13 @@ class Relay:
         """A peer's whole replica, which nobody changes now."""
         model = PARAMETERS if worker.model is None else worker.model
         self._send_stretches(worker, worker.places.replica(model))
+
+    def _send_belongings(self, worker: Local) -> None:
+        """The files of a peer that was stopped."""
+        for kind, content in files_of(partial_of(self._folder / "checkpoint"), worker.rank):
+            self._session.send(worker.lane, _encoder.encode(Offer(len(content))), HOST)
+            self._session.send_memory(worker.lane, INITIAL, content, 0, len(content))
+            self._session.send(worker.lane, _encoder.encode(Belongs(kind)), HOST)
 
     def _send_stretches(self, worker: Local, stretches: list[Stretch]) -> None:
         for what, start, stop in stretches:
@@ -300,6 +320,12 @@ class Relay:
             self._session.send(worker.lane, _encoder.encode(Fetched()), HOST)
         elif isinstance(order, Copy):
             self._copy(worker, order)
+        elif isinstance(order, Offer):
+            worker.offered = Segment.create(order.size_bytes, "a file")
+            worker.offered.close_fd()
+        elif isinstance(order, Belongs) and worker.offered is not None:
+            keep(self._folder / "resume", worker.rank, order.kind, memoryview(worker.offered.map))
+            worker.offered = None
         elif isinstance(order, Dismissed):
             worker.dismissed = True
             os.eventfd_write(self._wake, 1)
@@ -316,9 +342,12 @@ class Relay:
             size = answer_bytes(layout)
             worker.answers = Segment.create(size, f"answers for worker {worker.lane}")
             self._common = self._common or Segment.create(size, "answers for all")
+            self._folder.mkdir(mode=0o700, exist_ok=True)
 
     def _tell(self, worker: Local, message: m.FromStore) -> None:
         fds: tuple[int, ...] = ()
+        if isinstance(message, m.Welcome):
+            worker.rank, message = message.rank, self._at_home(message)
         weights = worker.weights or self._shared
         if isinstance(message, m.Ready) and worker.segment is not None and weights is not None:
             fds = (worker.segment.fd, weights.fd)
@@ -329,6 +358,12 @@ class Relay:
         with self._lock, contextlib.suppress(OSError):
             if not worker.gone:
                 worker.channel.send(message, fds)
+
+    def _at_home(self, welcome: m.Welcome) -> m.Welcome:
+        """The run as a worker here sees it: what it keeps is in a folder of ours."""
+        resume = None if welcome.config.resume is None else str(self._folder / "resume")
+        config = msgspec.structs.replace(welcome.config, folder=str(self._folder), resume=resume)
+        return msgspec.structs.replace(welcome, config=config)
 
     def _gave_up(self, why: str) -> None:
         self._hopeless = why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import time
@@ -76,12 +77,18 @@ def _see_through(owner: Owner, loop: RealLoop | VirtualLoop | ReplayLoop) -> int
 
 
 def host(
-    address: tuple[str, int], secret: str, session: str, workers: list[tuple[Channel, int]], stop: int
+    config: RunConfig,
+    address: tuple[str, int],
+    secret: str,
+    session: str,
+    workers: list[tuple[Channel, int]],
+    stop: int,
 ) -> int:
     """Stand between the workers of this host and a store elsewhere."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     hello = Enter(session, socket.gethostname())
-    Relay(address, check_secret(secret), hello, workers, stop=stop).run()
+    folder = config.path / f"host-{os.getpid()}"
+    Relay(address, check_secret(secret), hello, workers, folder, stop=stop).run()
     return 0
 
 
