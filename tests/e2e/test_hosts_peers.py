@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -41,9 +42,17 @@ pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")
-def elsewhere(warm_lab: Lab) -> Iterator[LocalEngine]:
+def spare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The second host's folder for what is not to last."""
+    return tmp_path_factory.mktemp("spare")
+
+
+@pytest.fixture(scope="module")
+def elsewhere(warm_lab: Lab, spare: Path) -> Iterator[LocalEngine]:
     """The second host's engine."""
-    engine = LocalEngine()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(spare))
+        engine = LocalEngine()
     warm_lab.further.add(engine._process.pid)
     yield engine
     warm_lab.further.discard(engine._process.pid)
@@ -280,7 +289,7 @@ def test_peers_that_have_begun_take_no_second_host_in_and_go_on(lab: Lab, elsewh
 @pytest.mark.parametrize("here", [0, 2])
 @pytest.mark.parametrize("protocol", ["allreduce", "diloco", "dpsgd", "easgd", "local_sgd", "selsync"])
 def test_stopped_and_resumed_over_two_hosts_it_equals_the_uninterrupted_run_bit_for_bit(
-    lab: Lab, elsewhere: LocalEngine, protocol: str, here: int
+    lab: Lab, elsewhere: LocalEngine, spare: Path, protocol: str, here: int
 ) -> None:
     """Workers elsewhere keep what they go on from in the run's folder, and nothing where they were."""
     settings = TIGHT.get(protocol, {})
@@ -294,7 +303,7 @@ def test_stopped_and_resumed_over_two_hosts_it_equals_the_uninterrupted_run_bit_
     (lab.root / "go on").touch()
     first = apart.finish()
     assert first.result.status == "stopped", f"{first.end}\n{first.logs()}"
-    assert not list(apart.logs.parent.glob("host-*"))
+    assert not list(spare.glob("paceline-*"))
     again = Apart(lab, elsewhere, *args, here=here, resume=str(first.folder / "checkpoint"), **dials)
     again.host(4 - here)
     second = trained(again)

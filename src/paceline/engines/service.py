@@ -11,7 +11,6 @@ import secrets
 import signal
 import socket
 import sys
-import tempfile
 from pathlib import Path
 
 import msgspec
@@ -73,8 +72,7 @@ def _relay(order: bytes) -> int:
         _say("ready")
         return 0
     hello = Enter(secrets.token_hex(16), socket.gethostname())
-    folder = Path(tempfile.gettempdir()) / f"paceline-{secrets.token_hex(8)}"
-    relay = Relay(parse_address(meeting.address), check_secret(meeting.secret), hello, [], folder, listener)
+    relay = Relay(parse_address(meeting.address), check_secret(meeting.secret), hello, [], listener)
     _say("ready", Path(os.devnull))
     relay.run()
     return 0

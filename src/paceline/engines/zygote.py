@@ -104,7 +104,7 @@ class Brood:
         workers = [(Channel(end), pid) for (_, end), pid in zip(pairs, pids, strict=True)]
         guest = self._order.guest
         if guest is not None:
-            return host(self.config, guest.address, self._order.secret, guest.session, workers, self.stop_fd)
+            return host(guest.address, self._order.secret, guest.session, workers, self.stop_fd)
         return serve(self.config, workers, self.stop_fd, self._order.secret)
 
 

@@ -117,17 +117,17 @@ class Session:
             self._changed.notify_all()
             return self._changed.wait_for(lambda: not (self._turn or self._again or self._unheard), timeout_s)
 
+    @property
+    def heard(self) -> int:
+        """How many of our frames the other end has."""
+        return self._heard
+
     # -- connections come and go --------------------------------------------------------------
 
     @property
     def connected(self) -> bool:
         """Whether there is a connection now."""
         return self._sock is not None
-
-    @property
-    def heard(self) -> int:
-        """How many of our frames the other end has."""
-        return self._heard
 
     def attach(self, sock: socket.socket, heard: int) -> None:
         """Go on over this connection; the other end has had so many of our frames."""

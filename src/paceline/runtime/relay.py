@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import select
 import shutil
 import socket
+import tempfile
 import threading
 import time
 from functools import cached_property
@@ -103,13 +105,12 @@ class Relay:
         secret: bytes,
         hello: Enter,
         workers: list[tuple[Channel, int]],
-        folder: Path,
         listener: socket.socket | None = None,
         stop: int | None = None,
     ) -> None:
-        """Workers are channel and pid; more may come through the listener. `folder`: for files of theirs,
-        gone when the relay is. `stop`: see `RealLoop`."""
-        self._folder = folder
+        """Workers are channel and pid; more may come through the listener. `stop`: see `RealLoop`."""
+        self._folder = Path(tempfile.gettempdir()) / f"paceline-{secrets.token_hex(8)}"
+        """For files of peers, if there are any."""
         self._locals: list[Local] = []
         self._by_fd: dict[int, Local] = {}
         self._shared: Segment | None = None
@@ -324,6 +325,7 @@ class Relay:
             worker.offered = Segment.create(order.size_bytes, "a file")
             worker.offered.close_fd()
         elif isinstance(order, Belongs) and worker.offered is not None:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
             keep(self._folder / "resume", worker.rank, order.kind, memoryview(worker.offered.map))
             worker.offered = None
         elif isinstance(order, Dismissed):
@@ -342,12 +344,13 @@ class Relay:
             size = answer_bytes(layout)
             worker.answers = Segment.create(size, f"answers for worker {worker.lane}")
             self._common = self._common or Segment.create(size, "answers for all")
-            self._folder.mkdir(mode=0o700, exist_ok=True)
 
     def _tell(self, worker: Local, message: m.FromStore) -> None:
         fds: tuple[int, ...] = ()
         if isinstance(message, m.Welcome):
             worker.rank, message = message.rank, self._at_home(message)
+        if isinstance(message, m.Met) and message.until is not None:  # it is about to save its state
+            self._folder.mkdir(mode=0o700, exist_ok=True)
         weights = worker.weights or self._shared
         if isinstance(message, m.Ready) and worker.segment is not None and weights is not None:
             fds = (worker.segment.fd, weights.fd)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import time
@@ -77,18 +76,12 @@ def _see_through(owner: Owner, loop: RealLoop | VirtualLoop | ReplayLoop) -> int
 
 
 def host(
-    config: RunConfig,
-    address: tuple[str, int],
-    secret: str,
-    session: str,
-    workers: list[tuple[Channel, int]],
-    stop: int,
+    address: tuple[str, int], secret: str, session: str, workers: list[tuple[Channel, int]], stop: int
 ) -> int:
     """Stand between the workers of this host and a store elsewhere."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     hello = Enter(session, socket.gethostname())
-    folder = config.path / f"host-{os.getpid()}"
-    Relay(address, check_secret(secret), hello, workers, folder, stop=stop).run()
+    Relay(address, check_secret(secret), hello, workers, stop=stop).run()
     return 0
 
 
