@@ -28,6 +28,12 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How many of the workers are started on this machine, ranks 0 and up; None: all."""
     host_patience_s: float = 30.0
     """How long a host may be out of reach before its workers count as lost."""
+    tls: bool = False
+    """Whether what travels between hosts is encrypted (TLS 1.3)."""
+    tls_cert: str | None = None
+    """File with the certificate to show; None: one is made for the run."""
+    tls_key: str | None = None
+    """File with its key."""
     protocol: str | None = None
     """None: what the script names in `join`, else bsp."""
     settings: dict[str, Any] = {}
@@ -104,6 +110,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.workers - self.here} of {self.workers} workers are to come from elsewhere, but the "
                 "run does not listen. Name an address with --listen HOST:PORT."
             )
+        self._check_tls()
         for rank, factor in self.slow.items():
             if not 0 <= rank < self.workers:
                 last = self.workers - 1
@@ -132,6 +139,17 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"jitter must be in [0, 1), got {self.jitter:g}.")
         if self.target is not None and not math.isfinite(self.target):
             raise ConfigError(f"target must be an accuracy such as 0.95, got {self.target:g}.")
+
+    def _check_tls(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("a certificate of your own takes --tls-cert and --tls-key, and one is missing.")
+        if self.tls_cert is not None and not self.tls:
+            raise ConfigError(f"the certificate {self.tls_cert} is for TLS, which is off. Add --tls.")
+        if self.tls and self.connects:
+            raise ConfigError(
+                f"with fabric {self.fabric!r} workers connect to each other by torch.distributed, which does "
+                "not encrypt. Leave --tls out and use a tunnel (WireGuard), or leave --fabric out."
+            )
 
     def _check_injection(self) -> None:
         parse_injection(self.inject)

@@ -43,6 +43,13 @@ SCRIPT = SCRIPTS / "train.py"
         ("--engine rai", "unknown --engine 'rai'. Did you mean 'ray'?"),
         ("--address 10.0.0.1:6379", "--address 10.0.0.1:6379 is where Ray is reached. Add --engine ray"),
         ("--engine ray --here 1 --listen 127.0.0.1:0", "--engine ray places all of them"),
+        ("--tls", "this run does not listen. Add --listen HOST:PORT"),
+        ("--listen 127.0.0.1:0 --tls --tls-cert a.pem", "takes --tls-cert and --tls-key, and one is missing"),
+        ("--listen 127.0.0.1:0 --tls --tls-cert a.pem --tls-key a.key", "cannot use the certificate"),
+        (
+            "--protocol allreduce --fabric gloo --listen 127.0.0.1:0 --tls",
+            "torch.distributed, which does not",
+        ),
         ("--resume nowhere", "no checkpoint in"),
     ],
 )

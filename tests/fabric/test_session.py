@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -17,57 +16,9 @@ from paceline.fabric.door import Door, Enter
 from paceline.fabric.session import Session
 from paceline.fabric.wire import ACK, CONTROL, DATA, HEADER, PIECE_BYTES, check_secret, read_header
 from support.runs import wait_until
+from support.sessions import SECRET, Ends, Notebook
 
-SECRET = check_secret("a secret of more than sixteen characters")
 pytestmark = pytest.mark.timeout(60)
-
-
-class Notebook:
-    """Remembers what arrived, and has memory for lanes."""
-
-    def __init__(self, size: int) -> None:
-        self.memory = {lane: bytearray(size) for lane in range(4)}
-        self.messages: list[tuple[int, bytes]] = []
-        self.seen: list[bytes] = []
-        self.more = threading.Condition()
-
-    def place(self, lane: int, what: int, offset: int, length: int) -> memoryview:
-        if offset + length > len(self.memory[lane]):
-            raise RunError("too much")
-        return memoryview(self.memory[lane])[offset : offset + length]
-
-    def arrived(self, lane: int, what: int, data: bytes) -> None:
-        with self.more:
-            self.messages.append((lane, data))
-            self.seen.append(bytes(self.memory[lane][-8:]))
-            self.more.notify_all()
-
-    def wait(self, count: int) -> None:
-        with self.more:
-            assert self.more.wait_for(lambda: len(self.messages) >= count, 30), self.messages
-
-
-class Ends:
-    """A door with one session behind it, and who calls."""
-
-    def __init__(self, size: int) -> None:
-        self.here, self.there = Notebook(size), Notebook(size)
-        self.session = Session(self.here, lambda why, closed: None)
-        self.door = Door(("127.0.0.1", 0), SECRET, lambda asked: (self.session, b"letter"))
-        self.gave_up: list[str] = []
-        hello = Enter("one", "test")
-        self.dialer = Dialer(self.door.address, SECRET, hello, self.there, self.gave_up.append, 10)
-        assert self.dialer.open() == b"letter"
-
-    def cut(self) -> None:
-        sock = self.dialer.session._sock
-        if sock is not None:
-            sock.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.dialer.close()
-        self.door.close()
-        self.session.close()
 
 
 @pytest.fixture

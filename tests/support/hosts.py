@@ -12,6 +12,7 @@ from typing import Any
 from paceline.engines.control import Ended
 from paceline.engines.hosting import enrol
 from paceline.engines.local import LocalEngine
+from paceline.fabric.tls import Trust
 from support.runs import LONGEST_S, Lab, Run, Running, children, wait_until
 
 SECRET = "the secret of a run in the tests"
@@ -84,6 +85,7 @@ class Apart:
         self, lab: Lab, engine: LocalEngine, script: str, *args: object, here: int, **dials: Any
     ) -> None:
         self.lab, self.engine = lab, engine
+        self.trust = Trust() if dials.get("tls") else None
         config = lab.config(script, *args, listen="127.0.0.1:0", here=here, **dials)
         self.running = lab._running = Running(lab.engine, config, SECRET)
         where = config.path / "address"
@@ -95,7 +97,7 @@ class Apart:
     def host(self, workers: int) -> None:
         """Start the second host."""
         via = f"{self.wire.address[0]}:{self.wire.address[1]}"
-        config, guest = enrol(via, SECRET, workers, self.lab.root / "there", 30)
+        config, guest = enrol(via, SECRET, workers, self.lab.root / "there", 30, self.trust)
         self.ranks = guest.ranks
         self.engine.launch(config, SECRET, guest)
         self.pids = dict(zip(guest.ranks, self.engine.pids, strict=True))

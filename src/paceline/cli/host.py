@@ -13,12 +13,15 @@ from paceline.cli.common import check_script, errors_for_people
 
 if TYPE_CHECKING:
     from paceline.engines.local import LocalEngine
+    from paceline.fabric.tls import Trust
 
 
 def host(
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the run listens.")],
     workers: Annotated[int, typer.Option("--workers", "-n", help="Worker processes to start here.")] = 1,
     secret_file: o.SecretFile = None,
+    tls: o.GuestTls = False,
+    tls_ca: o.TlsCa = None,
     script: Annotated[
         Path | None, typer.Option(help="The script, if its path here is another than at the run's host.")
     ] = None,
@@ -33,11 +36,26 @@ def host(
     Example: paceline host 10.0.0.1:29600 --workers 2 --secret-file run.secret
     """
     with errors_for_people():
-        _host(address, workers, secret_file, script, runs, wait)
+        _host(address, workers, secret_file, _trust(tls, tls_ca), script, runs, wait)
+
+
+def _trust(tls: bool, ca: Path | None) -> Trust | None:
+    from paceline.errors import ConfigError
+    from paceline.fabric.tls import Trust
+
+    if ca is not None and not tls:
+        raise ConfigError(f"--tls-ca {ca} says whose certificates to believe, but TLS is off. Add --tls.")
+    return Trust(None if ca is None else str(ca.resolve())) if tls else None
 
 
 def _host(
-    address: str, workers: int, secret_file: Path | None, script: Path | None, runs: Path, wait: float
+    address: str,
+    workers: int,
+    secret_file: Path | None,
+    trust: Trust | None,
+    script: Path | None,
+    runs: Path,
+    wait: float,
 ) -> None:
     import msgspec
 
@@ -49,7 +67,7 @@ def _host(
     if workers < 1:
         raise ConfigError(f"workers must be at least 1, got {workers}.")
     secret = needed_secret(secret_file).decode()
-    config, guest = enrol(address, secret, workers, runs, wait)
+    config, guest = enrol(address, secret, workers, runs, wait, trust)
     path = Path(config.script or "") if script is None else script
     check_script(path)
     config = msgspec.structs.replace(config, script=str(path))

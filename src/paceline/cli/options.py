@@ -186,6 +186,35 @@ SecretFile = Annotated[
         rich_help_panel=HOSTS,
     ),
 ]
+Tls = Annotated[
+    bool,
+    typer.Option(
+        "--tls",
+        help="Encrypt what travels between hosts (TLS 1.3, with a certificate made for the run). `paceline "
+        "bench network` tells what it costs.",
+        rich_help_panel=HOSTS,
+    ),
+]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with a certificate of your own (and its chain), for --tls.", rich_help_panel=HOSTS
+    ),
+]
+TlsKey = Annotated[
+    Path | None, typer.Option(help="File with the key of that certificate.", rich_help_panel=HOSTS)
+]
+GuestTls = Annotated[
+    bool,
+    typer.Option("--tls", help="The run was started with --tls: talk to nobody who does not encrypt."),
+]
+TlsCa = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with the CA that signed the run's own certificate, which has to be made out to the "
+        "address given. Without it the secret alone proves whose certificate it is.",
+    ),
+]
 Fabric = Annotated[
     str,
     typer.Option(

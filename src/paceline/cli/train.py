@@ -56,6 +56,9 @@ def train(
     here: o.Here = None,
     host_patience: o.HostPatience = 30.0,
     secret_file: o.SecretFile = None,
+    tls: o.Tls = False,
+    tls_cert: o.TlsCert = None,
+    tls_key: o.TlsKey = None,
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -86,6 +89,9 @@ def train(
             "listen": listen,
             "here": here,
             "host_patience_s": host_patience,
+            "tls": tls,
+            "tls_cert": _path(tls_cert),
+            "tls_key": _path(tls_key),
             "seed": seed,
             "target": target,
             "weighting": parse_weighting(weighting),
@@ -151,6 +157,10 @@ def _secret(config: Any, file: Path | None) -> str:
     from paceline.cli.secret import secret_for
 
     return secret_for(config.path, file)
+
+
+def _path(file: Path | None) -> str | None:
+    return None if file is None else str(file.resolve())
 
 
 def _typed(context: typer.Context) -> set[str]:

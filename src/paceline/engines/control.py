@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from paceline.config import RunConfig
+from paceline.fabric.tls import Trust
 
 
 class Guest(msgspec.Struct, frozen=True):
@@ -13,6 +14,7 @@ class Guest(msgspec.Struct, frozen=True):
     address: tuple[str, int]
     session: str
     ranks: tuple[int, ...]
+    trust: Trust | None = None
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from paceline.errors import PacelineError
-from paceline.fabric.wire import ACK, CONTROL, DATA, HEADER, PIECE_BYTES, read_header
+from paceline.fabric.wire import ACK, CONTROL, DATA, HEADER, PIECE_BYTES, Connection, read_header
 
 HEARTBEAT_S = 1.0
 """How often something is said even if there is nothing to say."""
@@ -78,8 +78,8 @@ class Session:
         self.received = 0
         self.sent_bytes = 0
         self.received_bytes = 0
-        self._sock: socket.socket | None = None
-        self._used: socket.socket | None = None
+        self._sock: Connection | None = None
+        self._used: Connection | None = None
         """The last connection, also when it is broken: to be closed when nobody reads from it any more."""
         self._threads: list[threading.Thread] = []
         self._closed = False
@@ -124,7 +124,7 @@ class Session:
         """Whether there is a connection now."""
         return self._sock is not None
 
-    def attach(self, sock: socket.socket, heard: int) -> None:
+    def attach(self, sock: Connection, heard: int) -> None:
         """Go on over this connection; the other end has had so many of our frames."""
         with self._swap:
             self.detach()
@@ -133,7 +133,7 @@ class Session:
             else:
                 self._go_on(sock, heard)
 
-    def _go_on(self, sock: socket.socket, heard: int) -> None:
+    def _go_on(self, sock: Connection, heard: int) -> None:
         prepare(sock)
         with self._changed:
             self._hear(heard)
@@ -164,7 +164,7 @@ class Session:
         self._closed = True
         self.detach()
 
-    def _drop(self, sock: socket.socket | None) -> bool:
+    def _drop(self, sock: Connection | None) -> bool:
         """Whether it was the present connection, which is gone now."""
         if sock is None:
             return False
@@ -175,14 +175,14 @@ class Session:
             self._changed.notify_all()
         return mine
 
-    def _lost(self, sock: socket.socket, error: Exception | None) -> None:
+    def _lost(self, sock: Connection, error: Exception | None) -> None:
         if self._drop(sock) and not self._closed:
             why = "its connection ended" if error is None else f"its connection broke ({error})"
             self._broken(why, not (isinstance(error, OSError) and error.errno in SILENT))
 
     # -- reading ------------------------------------------------------------------------------
 
-    def _read(self, sock: socket.socket) -> None:
+    def _read(self, sock: Connection) -> None:
         head = bytearray(HEADER.size)
         reason: Exception | None = None
         try:
@@ -199,7 +199,7 @@ class Session:
             self._lost(sock, reason)
 
     def _take(
-        self, sock: socket.socket, kind: int, what: int, lane: int, length: int, offset: int, ack: int
+        self, sock: Connection, kind: int, what: int, lane: int, length: int, offset: int, ack: int
     ) -> bool:
         if kind == DATA:
             if not _fill(sock, self._sink.place(lane, what, offset, length)):
@@ -229,7 +229,7 @@ class Session:
 
     # -- writing ------------------------------------------------------------------------------
 
-    def _write(self, sock: socket.socket) -> None:
+    def _write(self, sock: Connection) -> None:
         reason: Exception | None = None
         try:
             while self._sock is sock:
@@ -241,7 +241,7 @@ class Session:
         finally:
             self._lost(sock, reason)
 
-    def _next(self, sock: socket.socket) -> tuple[Outgoing, int]:
+    def _next(self, sock: Connection) -> tuple[Outgoing, int]:
         """What to send now: what was lost, what is new, or a sign of life."""
         with self._changed:
             self._changed.wait_for(lambda: self._sock is not sock or self._something, HEARTBEAT_S)
@@ -278,16 +278,16 @@ class Session:
             self._turn.append(lane)
         return item
 
-    def _put_on_wire(self, sock: socket.socket, item: Outgoing, ack: int) -> None:
+    def _put_on_wire(self, sock: Connection, item: Outgoing, ack: int) -> None:
         head = HEADER.pack(item.kind, item.what, item.lane, len(item.data), item.offset, ack)
-        sent = sock.sendmsg([head, item.data]) if item.data else sock.send(head)
+        sent = sock.sendmsg([head, item.data])
         whole = len(head) + len(item.data)
         if sent < whole:
             sock.sendall((head + bytes(item.data))[sent:])
         self.sent_bytes += whole
 
 
-def prepare(sock: socket.socket) -> None:
+def prepare(sock: Connection) -> None:
     """A connection for messages and tensors: prompt, with little unsent, and not silent for ever."""
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -295,7 +295,7 @@ def prepare(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
-def _fill(sock: socket.socket, memory: memoryview) -> bool:
+def _fill(sock: Connection, memory: memoryview) -> bool:
     """Read until the memory is full; False when the connection ended before."""
     while memory:
         count = sock.recv_into(memory, len(memory), socket.MSG_WAITALL)

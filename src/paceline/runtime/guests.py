@@ -24,6 +24,7 @@ from paceline.errors import ConfigError, RunError
 from paceline.fabric.door import Door, Enter
 from paceline.fabric.segment import Segment
 from paceline.fabric.session import Session
+from paceline.fabric.tls import Seal
 from paceline.fabric.wire import parse_address
 from paceline.runtime import messages as m
 from paceline.store.layout import Layout
@@ -272,7 +273,8 @@ class Guests:
         self._free = set(range(config.near, config.workers))
         self._config = config
         self._info = msgspec.msgpack.encode(config)
-        self._door = Door(parse_address(config.listen), secret, self._welcome)
+        seal = Seal(config.tls_cert, config.tls_key) if config.tls else None
+        self._door = Door(parse_address(config.listen), secret, self._welcome, seal)
         self.address = self._door.address
 
     def fileno(self) -> int:

@@ -24,6 +24,7 @@ from paceline.fabric.dialer import Dialer
 from paceline.fabric.door import Enter
 from paceline.fabric.neighbours import take_neighbour
 from paceline.fabric.segment import Segment
+from paceline.fabric.tls import Trust
 from paceline.fabric.watcher import Watcher
 from paceline.runtime import messages as m
 from paceline.runtime.guests import (
@@ -74,6 +75,7 @@ class Relay:
         workers: list[tuple[Channel, int]],
         listener: socket.socket | None = None,
         stop: int | None = None,
+        trust: Trust | None = None,
     ) -> None:
         """Workers are channel and pid; more may come through the listener. `stop`: see `RealLoop`."""
         self._locals: list[Local] = []
@@ -89,7 +91,7 @@ class Relay:
             if fd is not None:
                 self._epoll.register(fd, select.EPOLLIN)
         self._stop = stop
-        self._dialer = Dialer(address, secret, hello, self, self._gave_up)
+        self._dialer = Dialer(address, secret, hello, self, self._gave_up, trust=trust)
         self._session = self._dialer.session
         for channel, pid in workers:
             self._add(channel, pid)

@@ -14,6 +14,7 @@ from paceline.config import RunConfig
 from paceline.errors import ConfigError
 from paceline.fabric.channel import Channel
 from paceline.fabric.door import Enter
+from paceline.fabric.tls import Trust
 from paceline.fabric.wire import check_secret, show_address
 from paceline.runtime.guests import Guests
 from paceline.runtime.loops import RealLoop
@@ -76,12 +77,17 @@ def _see_through(owner: Owner, loop: RealLoop | VirtualLoop | ReplayLoop) -> int
 
 
 def host(
-    address: tuple[str, int], secret: str, session: str, workers: list[tuple[Channel, int]], stop: int
+    address: tuple[str, int],
+    secret: str,
+    session: str,
+    workers: list[tuple[Channel, int]],
+    stop: int,
+    trust: Trust | None = None,
 ) -> int:
     """Stand between the workers of this host and a store elsewhere."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     hello = Enter(session, socket.gethostname())
-    Relay(address, check_secret(secret), hello, workers, stop=stop).run()
+    Relay(address, check_secret(secret), hello, workers, stop=stop, trust=trust).run()
     return 0
 
 
