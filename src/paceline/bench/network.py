@@ -25,6 +25,7 @@ from paceline.testbed import HostSpec, Testbed, why_not
 
 LINK_MBIT = 1000
 TARGETS = {"gloo": 1.0, "torch rpc": 2.0}
+SAID = {"paceline tls": "without TLS as fast as with it"}
 PIPES: dict[str, Any] = {
     "stdin": subprocess.PIPE,
     "stdout": subprocess.PIPE,
@@ -125,7 +126,7 @@ def _row(
     say: Say,
 ) -> Row:
     value, interval = ratio_of_medians(seen[way], seen["paceline"], plan.seed)
-    say(f"network {where}, {size:g} MB, against {way}: {value:.2f}x")
+    say(f"network {where}, {size:g} MB, {SAID.get(way, f'against {way}')}: {value:.2f}x")
     return Row(
         case={"MB": size, "link": where, "peer": way},
         measured={
