@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
+import time
 from collections.abc import Iterator
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -149,3 +152,47 @@ def test_a_port_in_use_is_named() -> None:
 def test_a_short_secret_is_refused() -> None:
     with pytest.raises(ConfigError, match="has 5 characters"):
         check_secret("short")
+
+
+def test_who_sends_never_waits_for_the_other_end(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's loop sends: it would stand still for all when one host does not read."""
+    awake = threading.Event()
+    place = ends.here.place
+
+    def sleepy(lane: int, what: int, offset: int, length: int) -> memoryview:
+        assert awake.wait(30)
+        return place(lane, what, offset, length)
+
+    monkeypatch.setattr(ends.here, "place", sleepy)
+    data = memoryview(bytes(len(ends.here.memory[1])))
+    for _ in range(20):  # far more than the kernel's buffers hold
+        ends.dialer.session.send_memory(1, 0, data, 0, len(data))
+        ends.dialer.session.send(1, b"more")
+    assert ends.here.messages == []
+    awake.set()
+    ends.here.wait(20)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_many_who_send_at_once_are_all_heard_once_and_in_their_order(ends: Ends, seed: int) -> None:
+    random = Random(seed)
+    data = memoryview(bytes(len(ends.here.memory[1])))
+
+    def speak(lane: int) -> None:
+        for number in range(100):
+            if number % 20 == lane:
+                ends.dialer.session.send_memory(lane, 0, data, 0, len(data))
+            ends.dialer.session.send(lane, b"%d" % number)
+
+    speakers = [threading.Thread(target=speak, args=(lane,)) for lane in range(4)]
+    for speaker in speakers:
+        speaker.start()
+    for _ in range(5):
+        time.sleep(random.uniform(0, 0.02))
+        ends.cut()
+    for speaker in speakers:
+        speaker.join()
+    ends.here.wait(400)
+    for lane in range(4):
+        heard = [int(text) for spoken, text in ends.here.messages if spoken == lane]
+        assert heard == list(range(100))
