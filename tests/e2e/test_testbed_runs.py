@@ -143,13 +143,14 @@ def torchrun(hosts: Hosts, host: str, node: int, *flags: str) -> None:
     hosts.start(host, *run)
 
 
+@pytest.mark.parametrize("tls", [(), ("--tls",)])
 def test_torchrun_over_two_hosts_gives_the_weights_of_the_local_engine(
-    lab: Lab, testbeds: Testbeds, tmp_path: Path
+    lab: Lab, testbeds: Testbeds, tmp_path: Path, tls: tuple[str, ...]
 ) -> None:
     near = lab.trained("train.py", "normed", *SIZES, workers=4, protocol="bsp", seed=3)
     hosts = two_hosts(testbeds, tmp_path)
     for node, host in enumerate(("a", "b")):
-        torchrun(hosts, host, node, "-p", "bsp", "--seed", "3")
+        torchrun(hosts, host, node, "-p", "bsp", "--seed", "3", *tls)
     assert hosts.wait() == [0, 0], hosts.said()
     assert hosts.events("a", WorkerJoined) == 4
     far = load_file(hosts.folder("a") / "weights.safetensors")
