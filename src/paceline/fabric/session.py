@@ -69,6 +69,9 @@ class Outgoing(NamedTuple):
     offset: int
 
 
+SIGN_OF_LIFE = Outgoing(ACK, 0, 0, memoryview(b""), 0)
+
+
 class Session:
     """One end."""
 
@@ -287,21 +290,23 @@ class Session:
         with self._changed:
             if self._sock is not sock:
                 return False
-            item = Outgoing(ACK, 0, 0, memoryview(b""), 0)
-            if self._urgent:
-                item, self._urgent = item._replace(what=self._urgent), 0
-            elif self._again:
-                item = self._again.popleft()
-            elif self._turn:
-                item = self._first_piece()
-            if item.kind != ACK:
-                self._unheard.append(item)
+            kind, what, lane, data, offset = self._choose()
             self._acknowledged = self.received
-            head = HEADER.pack(item.kind, item.what, item.lane, len(item.data), item.offset, self.received)
-            frame = memoryview(head), item.data, FILL[: fill_up(len(item.data))]
-            self._begun.extend(frame)
-            self.sent_bytes += sum(map(len, frame))
+            fill = fill_up(len(data))
+            head = HEADER.pack(kind, what, lane, len(data), offset, self.received)
+            self._begun.extend((memoryview(head), data, FILL[:fill]))
+            self.sent_bytes += HEADER.size + len(data) + fill
             return True
+
+    def _choose(self) -> Outgoing:
+        if self._urgent:
+            item, self._urgent = SIGN_OF_LIFE._replace(what=self._urgent), 0
+            return item
+        if not (self._again or self._turn):
+            return SIGN_OF_LIFE
+        item = self._again.popleft() if self._again else self._first_piece()
+        self._unheard.append(item)
+        return item
 
     def _continue(self, sock: Connection, flags: int = 0) -> None:
         """Put what was begun on the wire, all of it if it may wait."""
@@ -324,10 +329,11 @@ class Session:
         lane = self._turn.popleft()
         waiting = self._lanes[lane]
         item = waiting.popleft()
-        if item.kind == DATA and len(item.data) > PIECE_BYTES:
-            rest = item._replace(data=item.data[PIECE_BYTES:], offset=item.offset + PIECE_BYTES)
+        kind, what, number, data, offset = item
+        if kind == DATA and len(data) > PIECE_BYTES:
+            rest = Outgoing(kind, what, number, data[PIECE_BYTES:], offset + PIECE_BYTES)
             waiting.appendleft(rest)
-            item = item._replace(data=item.data[:PIECE_BYTES])
+            item = Outgoing(kind, what, number, data[:PIECE_BYTES], offset)
         if waiting:
             self._turn.append(lane)
         return item

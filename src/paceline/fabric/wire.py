@@ -37,6 +37,7 @@ CONTROL_BYTES = 8 << 20
 SHORTEST_SECRET = 16
 
 CONTROL, DATA, ACK = 1, 2, 3
+LONGEST = {CONTROL: CONTROL_BYTES, DATA: PIECE_BYTES, ACK: 0}
 ALIGNMENT = 64
 """Every frame is filled up to a multiple of this: the kernel copies two to three times as fast between
 addresses that are alike within a cache line, and a header of another length would shift all that follows."""
@@ -115,7 +116,7 @@ def check_secret(secret: str) -> bytes:
 def read_header(data: bytes | memoryview) -> Header:
     """Take a header apart; whatever does not fit is refused before anything is read or allocated."""
     header = Header(*HEADER.unpack(data))
-    longest = {CONTROL: CONTROL_BYTES, DATA: PIECE_BYTES, ACK: 0}.get(header.kind)
+    longest = LONGEST.get(header.kind)
     if longest is None or header.length > longest:
         raise RunError(f"a frame of kind {header.kind} and {header.length} bytes is not ours.")
     return header
