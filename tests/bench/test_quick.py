@@ -31,6 +31,11 @@ def test_exchange_compares_with_gloo_for_both_optimizers() -> None:
     assert [case["optimizer"] for case in quick("exchange")] == ["sgd", "adamw"]
 
 
+def test_network_compares_with_others_and_with_itself_under_tls() -> None:
+    peers = [case["peer"] for case in quick("network") if case["link"] == "loopback"]
+    assert peers == ["paceline tls", "gloo", "torch rpc", "socket"]
+
+
 def test_allreduce_compares_one_exchange_and_whole_steps_over_both_fabrics() -> None:
     cases = [(case["measured"], case["model"], case["fabric"]) for case in quick("allreduce")]
     assert cases == [
