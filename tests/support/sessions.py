@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 
@@ -55,7 +56,8 @@ class Ends:
     def cut(self) -> None:
         sock = self.dialer.session._sock
         if sock is not None:
-            sock.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # the other end may have been faster
+                sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.dialer.close()
