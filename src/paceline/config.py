@@ -28,6 +28,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How many of the workers are started on this machine, ranks 0 and up; None: all."""
     host_patience_s: float = 30.0
     """How long a host may be out of reach before its workers count as lost."""
+    store_hosts: int = 1
+    """How many hosts hold the store, this one included: the weights are cut into so many portions."""
     protocol: str | None = None
     """None: what the script names in `join`, else bsp."""
     settings: dict[str, Any] = {}
@@ -128,10 +130,27 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.inject:
             self._check_injection()
+        if self.store_hosts != 1:
+            self._check_store_hosts()
         if not 0 <= self.jitter < 1:
             raise ConfigError(f"jitter must be in [0, 1), got {self.jitter:g}.")
         if self.target is not None and not math.isfinite(self.target):
             raise ConfigError(f"target must be an accuracy such as 0.95, got {self.target:g}.")
+
+    def _check_store_hosts(self) -> None:
+        if self.store_hosts < 1:
+            raise ConfigError(f"the store lies on at least 1 host, got {self.store_hosts}.")
+        for asked, why, instead in (
+            (self.listen is None, "the run does not listen for any", "Name an address with --listen"),
+            (self.engine != "local", f"engine {self.engine!r} does not place it", "Use --engine local"),
+            (
+                self.clip_norm is not None,
+                "--clip-norm needs the norm of a sum that no host has as a whole",
+                "Leave one of them out",
+            ),
+        ):
+            if asked:
+                raise ConfigError(f"the store is to lie on {self.store_hosts} hosts, but {why}. {instead}.")
 
     def _check_injection(self) -> None:
         parse_injection(self.inject)

@@ -170,6 +170,14 @@ Here = Annotated[
         help="How many of the workers to start on this machine. Default: all.", rich_help_panel=HOSTS
     ),
 ]
+StoreHosts = Annotated[
+    int,
+    typer.Option(
+        help="How many hosts hold the store, this one included: each has a portion of the weights and of the "
+        "optimizer's state, so that their links share the traffic. Losing one of them ends the run.",
+        rich_help_panel=HOSTS,
+    ),
+]
 HostPatience = Annotated[
     float,
     typer.Option(

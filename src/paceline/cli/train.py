@@ -54,6 +54,7 @@ def train(
     master: o.Master = None,
     listen: o.Listen = None,
     here: o.Here = None,
+    store_hosts: o.StoreHosts = 1,
     host_patience: o.HostPatience = 30.0,
     secret_file: o.SecretFile = None,
     resume: Annotated[
@@ -85,6 +86,7 @@ def train(
             "master": master,
             "listen": listen,
             "here": here,
+            "store_hosts": store_hosts,
             "host_patience_s": host_patience,
             "seed": seed,
             "target": target,

@@ -13,6 +13,9 @@ class Guest(msgspec.Struct, frozen=True):
     address: tuple[str, int]
     session: str
     ranks: tuple[int, ...]
+    reach: str = ""
+    """Where other hosts are told to reach the portion of the store that this one holds; empty: at its own
+    address."""
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):

@@ -39,6 +39,10 @@ class Enter(msgspec.Struct, frozen=True):
     received: int = 0
     workers: int = 0
     """Places it would like to have; 0 if its workers know their ranks."""
+    number: int = 0
+    """Which host it is, among those of a run whose store lies on several."""
+    reach: str = ""
+    """Where other hosts reach it, if it can hold a portion of a store."""
 
 
 class Entered(msgspec.Struct, frozen=True):

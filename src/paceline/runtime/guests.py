@@ -26,6 +26,7 @@ from paceline.fabric.segment import Segment
 from paceline.fabric.session import Session
 from paceline.fabric.wire import parse_address
 from paceline.runtime import messages as m
+from paceline.runtime.portions import Plan
 from paceline.store.layout import Layout
 
 WORKER, HOST = 0, 1
@@ -69,7 +70,7 @@ class Over(msgspec.Struct, frozen=True, tag=True):
 
 
 FromHost = Offer | Gone
-ToHost = Equip | Dismissed | Over
+ToHost = Equip | Dismissed | Over | Plan
 host_decoder: msgspec.msgpack.Decoder[FromHost] = msgspec.msgpack.Decoder(FromHost)
 guest_decoder: msgspec.msgpack.Decoder[ToHost] = msgspec.msgpack.Decoder(ToHost)
 
@@ -92,6 +93,8 @@ class RemoteLine:
         self.rank: int | None = None
         self.pid = 0
         self.layout: Layout | None = None
+        self.plan: Plan | None = None
+        """Who holds which portion of the weights, if it is not all here."""
         self._initial: Segment | None = None
         self._shared = False
         self._segment: memoryview | None = None
@@ -127,12 +130,15 @@ class RemoteLine:
         self._segment, self._weights = _map(fds[0], mmap.ACCESS_WRITE), _map(fds[1], mmap.ACCESS_READ)
         self._shared = ready.shared
         session, queue = self.host.session, SHARED if ready.shared else None
+        if self.plan is not None:
+            session.send(self.lane, _encoder.encode(self.plan), HOST, queue)
         session.send(self.lane, _encoder.encode(Equip(ready.shared)), HOST, queue)
         buffers = self.layout.gradient_end
         session.send_memory(self.lane, SEGMENT, self._segment, buffers, len(self._segment), queue)
         if not ready.shared or not self.host.equipped:
             lane = SHARED if ready.shared else self.lane
-            session.send_memory(lane, WEIGHTS, self._weights, 0, len(self._weights), queue)
+            for start, stop in [(0, len(self._weights))] if self.plan is None else self.plan.first_spans:
+                session.send_memory(lane, WEIGHTS, self._weights, start, stop, queue)
             self.host.equipped = ready.shared
 
     def _send_weights(self, version: int) -> None:
@@ -144,8 +150,8 @@ class RemoteLine:
             return
         self._version = self.host.version = version
         lane = SHARED if self._shared else self.lane
-        for region in self.layout.regions:
-            start, stop = region.weights, region.weights + region.size_bytes
+        spans = [(region.weights, region.weights + region.size_bytes) for region in self.layout.regions]
+        for start, stop in spans if self.plan is None else self.plan.first_spans[:1]:
             self.host.session.send_memory(lane, WEIGHTS, self._weights, start, stop, lane)
 
     # -- called by the session's reading thread ------------------------------------------------
@@ -184,8 +190,14 @@ class RemoteHost:
         wake: Callable[[], None],
         ranks: tuple[int, ...],
         patience_s: float,
+        number: int = 1,
     ) -> None:
         self.name = name
+        self.number = number
+        """Among all hosts that ever came, from 1."""
+        self.reach = ""
+        """Where other hosts reach it."""
+        self.lost = False
         self.ranks = ranks
         """Ranks that are kept for its workers; empty if they know their own."""
         self.lines: dict[int, RemoteLine] = {}
@@ -239,6 +251,7 @@ class RemoteHost:
 
     def lose(self, why: str) -> None:
         """All its workers are lost."""
+        self.lost = True
         for line in [line for line in self.lines.values() if not line.gone]:
             line.gone = True
             self._hear(Heard(line, None, [], why))
@@ -269,6 +282,9 @@ class Guests:
         self._heard: deque[Heard] = deque()
         self._lock = threading.Lock()
         self.hosts: dict[str, RemoteHost] = {}
+        self.on_lost: Callable[[RemoteHost, str], None] = lambda host, why: None
+        """Told of every host that is given up, before its workers are."""
+        self._count = 0
         self._free = set(range(config.near, config.workers))
         self._config = config
         self._info = msgspec.msgpack.encode(config)
@@ -299,6 +315,7 @@ class Guests:
                 waits.append(left)
                 continue
             self._forget(token, host)
+            self.on_lost(host, f"out of reach since {host.patience_s:g} s: {host.why}")
             host.lose(f"its host {host.name} is out of reach since {host.patience_s:g} s: {host.why}")
         return min(waits, default=None)
 
@@ -325,11 +342,13 @@ class Guests:
                     )
                 host = self._host(asked)
                 self.hosts[asked.session] = host
+            host.reach = asked.reach or host.reach
             return host.session, msgspec.msgpack.encode((self._info, host.ranks))
 
     def _host(self, asked: Enter) -> RemoteHost:
         ranks, patience_s = self._places(asked.workers), self._config.host_patience_s
-        return RemoteHost(asked.host, self._hear, self._ring, ranks, patience_s)
+        self._count += 1
+        return RemoteHost(asked.host, self._hear, self._ring, ranks, patience_s, self._count)
 
     def _places(self, wanted: int) -> tuple[int, ...]:
         if wanted > len(self._free):

@@ -18,6 +18,7 @@ from paceline.runtime.guests import Guests, Heard, RemoteLine
 from paceline.runtime.member import Member
 from paceline.runtime.messages import worker_decoder
 from paceline.runtime.owner import Owner
+from paceline.runtime.spreading import SpreadOwner
 
 FLUSH_S = 0.1
 """How long a trace event may stay unwritten."""
@@ -50,6 +51,9 @@ class RealLoop:
         self._by_fd: dict[int, Member] = {}
         self._by_pid: dict[int, Member] = {}
         self._guests = guests
+        self._spread = owner if isinstance(owner, SpreadOwner) else None
+        if self._spread is not None:
+            self._epoll.register(self._spread.fileno(), select.EPOLLIN)
         self._by_line: dict[RemoteLine, Member] = {}
         if guests is not None:
             self._epoll.register(guests.fileno(), select.EPOLLIN)
@@ -70,6 +74,8 @@ class RealLoop:
             while self._owner.living or self._owner.expecting:
                 self._turn()
         finally:
+            if self._spread is not None:
+                self._spread.conclude()
             if self._guests is not None:
                 self._guests.close()
             self._watcher.close()
@@ -90,6 +96,8 @@ class RealLoop:
             elif fd == self._stop:
                 self._epoll.unregister(fd)
                 self._owner.stop("stopped", "interrupted")
+            elif self._spread is not None and fd == self._spread.fileno():
+                self._spread.turn()
             elif self._guests is not None and fd == self._guests.fileno():
                 for heard in self._guests.take():
                     self._hear(heard)

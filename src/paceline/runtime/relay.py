@@ -15,6 +15,7 @@ import select
 import socket
 import threading
 import time
+from functools import partial
 
 import msgspec
 
@@ -40,6 +41,8 @@ from paceline.runtime.guests import (
     ToHost,
     guest_decoder,
 )
+from paceline.runtime.portions import Plan
+from paceline.runtime.sharing import Sharing
 from paceline.store.layout import Layout
 
 LAST_WORD_S = 10.0
@@ -74,8 +77,10 @@ class Relay:
         workers: list[tuple[Channel, int]],
         listener: socket.socket | None = None,
         stop: int | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
-        """Workers are channel and pid; more may come through the listener. `stop`: see `RealLoop`."""
+        """Workers are channel and pid; more may come through the listener. `stop`: see `RealLoop`;
+        `sharing`: this host's part in a store that lies on several."""
         self._locals: list[Local] = []
         self._by_fd: dict[int, Local] = {}
         self._shared: Segment | None = None
@@ -89,6 +94,7 @@ class Relay:
             if fd is not None:
                 self._epoll.register(fd, select.EPOLLIN)
         self._stop = stop
+        self._sharing = sharing
         self._dialer = Dialer(address, secret, hello, self, self._gave_up)
         self._session = self._dialer.session
         for channel, pid in workers:
@@ -101,8 +107,13 @@ class Relay:
             while any(not x.gone for x in self._locals) or not (self._locals or self._hopeless):
                 for fd, _ in self._epoll.poll():
                     self._turn(fd)
+            while self._sharing is not None and self._sharing.holds and not self._hopeless:
+                for fd, _ in self._epoll.poll():
+                    self._turn(fd)
             self._wait_for_the_last_word()
         finally:
+            if self._sharing is not None:
+                self._sharing.close()
             self._dialer.close()
             self._watcher.close()
             self._epoll.close()
@@ -159,6 +170,8 @@ class Relay:
             return
         if isinstance(message, m.Register):
             self._register(worker, message, fds)
+        elif isinstance(message, m.Push) and worker.segment is not None and self._sharing is not None:
+            self._sharing.push(self._session, worker.lane, worker.segment, message)
         elif isinstance(message, m.Push) and worker.segment is not None:
             self._session.send_memory(
                 worker.lane, SEGMENT, memoryview(worker.segment.map), 0, worker.segment.size_bytes
@@ -232,6 +245,8 @@ class Relay:
     def _obey(self, worker: Local, order: ToHost) -> None:
         if isinstance(order, Equip):
             self._equip(worker, order)
+        elif isinstance(order, Plan) and self._sharing is not None:
+            self._sharing.planned(order, partial(self._weights_of, order), self._gave_up)
         elif isinstance(order, Dismissed):
             worker.dismissed = True
             os.eventfd_write(self._wake, 1)
@@ -240,12 +255,32 @@ class Relay:
         assert worker.layout is not None, "a worker registers before it is equipped"
         layout = worker.layout
         worker.segment = Segment.create(layout.segment_bytes, f"gradients of worker {worker.lane}")
-        if order.shared:
-            self._shared = self._shared or Segment.create(layout.weights_bytes, "weights")
-        else:
-            worker.weights = Segment.create(layout.weights_bytes, f"weights of worker {worker.lane}")
+        self._make_weights(worker, layout, order.shared)
+
+    def _make_weights(self, worker: Local, layout: Layout, shared: bool) -> None:
+        with self._lock:  # a holder's portion may come before the store's
+            if shared:
+                self._shared = self._shared or Segment.create(layout.weights_bytes, "weights")
+            elif worker.weights is None:
+                worker.weights = Segment.create(layout.weights_bytes, f"weights of worker {worker.lane}")
+
+    def _weights_of(self, plan: Plan, lane: int) -> Segment:
+        """Where weights for a lane belong that holders send."""
+        if lane != SHARED and lane >= len(self._locals):
+            raise RunError(f"weights for lane {lane}, which does not exist.")
+        worker = self._locals[0 if lane == SHARED else lane]
+        self._make_weights(worker, plan.layout, plan.shared)
+        memory = self._shared if plan.shared else worker.weights
+        assert memory is not None
+        return memory
 
     def _tell(self, worker: Local, message: m.FromStore) -> None:
+        if self._sharing is not None and isinstance(message, m.Ready | m.Release):
+            self._sharing.tell(worker.lane, partial(self._pass_on, worker, message))
+        else:
+            self._pass_on(worker, message)
+
+    def _pass_on(self, worker: Local, message: m.FromStore) -> None:
         fds: tuple[int, ...] = ()
         weights = worker.weights or self._shared
         if isinstance(message, m.Ready) and worker.segment is not None and weights is not None:

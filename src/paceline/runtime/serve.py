@@ -15,11 +15,14 @@ from paceline.errors import ConfigError
 from paceline.fabric.channel import Channel
 from paceline.fabric.door import Enter
 from paceline.fabric.wire import check_secret, show_address
+from paceline.runtime.coordinating import Coordinator
 from paceline.runtime.guests import Guests
 from paceline.runtime.loops import RealLoop
 from paceline.runtime.owner import Owner
 from paceline.runtime.relay import Relay
 from paceline.runtime.replay import ReplayLoop
+from paceline.runtime.sharing import Sharing
+from paceline.runtime.spreading import SpreadOwner
 from paceline.runtime.virtual import VirtualLoop
 from paceline.sim.request import ClusterRequest
 from paceline.trace import read_trace, tally
@@ -34,9 +37,11 @@ def serve(config: RunConfig, workers: list[tuple[Channel, int]], stop: int, secr
         owner = Owner(config, loop.clock)
         loop.attach(owner, workers)
     elif config.cluster is None:
-        owner = Owner(config, time.monotonic)
+        owner = _owner(config, secret)
         try:
             guests = _guests(config, secret)
+            if guests is not None and isinstance(owner, SpreadOwner):
+                guests.on_lost = owner.host_lost
         except ConfigError as error:
             owner.halt("config", str(error))
             guests = None
@@ -47,6 +52,14 @@ def serve(config: RunConfig, workers: list[tuple[Channel, int]], stop: int, secr
         owner = Owner(config, loop.clock, exchange_s=loop.exchange_s)
         loop.attach(owner, workers)
     return _see_through(owner, loop)
+
+
+def _owner(config: RunConfig, secret: str) -> Owner:
+    """Of a store that is here as a whole, or lies on several hosts."""
+    if config.store_hosts == 1:
+        return Owner(config, time.monotonic)
+    coordinator = Coordinator(check_secret(secret), config.host_patience_s)
+    return SpreadOwner(config, time.monotonic, coordinator)
 
 
 def serve_strangers(
@@ -76,12 +89,20 @@ def _see_through(owner: Owner, loop: RealLoop | VirtualLoop | ReplayLoop) -> int
 
 
 def host(
-    address: tuple[str, int], secret: str, session: str, workers: list[tuple[Channel, int]], stop: int
+    address: tuple[str, int],
+    secret: str,
+    session: str,
+    workers: list[tuple[Channel, int]],
+    stop: int,
+    reach: str | None = None,
 ) -> int:
-    """Stand between the workers of this host and a store elsewhere."""
+    """Stand between the workers of this host and a store elsewhere; `reach`: and hold a portion of it, if
+    asked to, where others find it at this address (at this host's own, if it is empty)."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    hello = Enter(session, socket.gethostname())
-    Relay(address, check_secret(secret), hello, workers, stop=stop).run()
+    key = check_secret(secret)
+    sharing = None if reach is None else Sharing(address, key, reach)
+    hello = Enter(session, socket.gethostname(), reach="" if sharing is None else sharing.reach)
+    Relay(address, key, hello, workers, stop=stop, sharing=sharing).run()
     return 0
 
 

@@ -1,0 +1,57 @@
+"""A store on several hosts for tests: an engine per further host, each behind wires that can be cut."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from paceline.engines.control import Ended
+from paceline.engines.hosting import enrol
+from paceline.engines.local import LocalEngine
+from support.hosts import SECRET, Wire
+from support.runs import LONGEST_S, Lab, Run, Running, children, wait_until
+
+
+class Spread:
+    """A run whose store lies on this host and on some of the others."""
+
+    def __init__(
+        self, lab: Lab, engines: list[LocalEngine], script: str, *args: object, here: int, **dials: Any
+    ) -> None:
+        self.lab, self.engines = lab, engines
+        config = lab.config(script, *args, listen="127.0.0.1:0", here=here, **dials)
+        self.running = lab._running = Running(lab.engine, config, SECRET)
+        where = config.path / "address"
+        wait_until(lambda: where.exists() and where.read_text().endswith("\n"), "the run listens")
+        host, _, port = where.read_text().strip().rpartition(":")
+        self.wires = [Wire((host, int(port))) for _ in engines]
+
+    def hosts(self, *workers: int) -> None:
+        """Start the other hosts, with so many workers each."""
+        for number, count in enumerate(workers):
+            via = "{}:{}".format(*self.wires[number].address)
+            config, guest = enrol(via, SECRET, count, self.lab.root / f"there{number}", 30)
+            self.engines[number].launch(config, SECRET, guest)
+
+    def cut(self) -> None:
+        """Cut every connection between hosts."""
+        for wire in self.wires:
+            wire.cut()
+
+    def kill(self, number: int) -> None:
+        """SIGKILL everything on another host."""
+        for pid in children(self.engines[number]._process.pid):
+            os.kill(pid, signal.SIGKILL)
+
+    def finish(self) -> Run:
+        """Wait for all hosts."""
+        run = self.lab.finish(self.running)
+        self.statuses = []
+        for engine in self.engines:
+            ended = engine.wait(LONGEST_S)
+            assert isinstance(ended, Ended), "another host hangs"
+            self.statuses.append(ended)
+        for wire in self.wires:
+            wire.close()
+        return run
