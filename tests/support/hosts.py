@@ -21,7 +21,7 @@ class Wire:
     """Forwards connections to an address, until they are cut; then the next one is forwarded."""
 
     def __init__(self, target: tuple[str, int]) -> None:
-        self._target = target
+        self.target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._open: list[socket.socket] = []
@@ -54,7 +54,7 @@ class Wire:
                 return
             self._open.append(near)
             try:
-                far = socket.create_connection(self._target)
+                far = socket.create_connection(self.target)
             except OSError:
                 near.shutdown(socket.SHUT_RDWR)
                 continue

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from typing import Any
+
+import msgspec
 
 from paceline.engines.control import Ended
 from paceline.engines.hosting import enrol
@@ -26,17 +29,23 @@ class Spread:
         wait_until(lambda: where.exists() and where.read_text().endswith("\n"), "the run listens")
         host, _, port = where.read_text().strip().rpartition(":")
         self.wires = [Wire((host, int(port))) for _ in engines]
+        self.doors = [Wire(("127.0.0.1", free_port())) for _ in engines]
+        """The ways to the coordinator, and those to the other hosts' portions."""
 
     def hosts(self, *workers: int) -> None:
         """Start the other hosts, with so many workers each."""
+        self.started = len(workers)
         for number, count in enumerate(workers):
             via = "{}:{}".format(*self.wires[number].address)
             config, guest = enrol(via, SECRET, count, self.lab.root / f"there{number}", 30)
+            door = self.doors[number]
+            listen, reach = ("{}:{}".format(*address) for address in (door.target, door.address))
+            guest = msgspec.structs.replace(guest, listen=listen, reach=reach)
             self.engines[number].launch(config, SECRET, guest)
 
     def cut(self) -> None:
         """Cut every connection between hosts."""
-        for wire in self.wires:
+        for wire in [*self.wires, *self.doors]:
             wire.cut()
 
     def kill(self, number: int) -> None:
@@ -48,10 +57,16 @@ class Spread:
         """Wait for all hosts."""
         run = self.lab.finish(self.running)
         self.statuses = []
-        for engine in self.engines:
+        for engine in self.engines[: self.started]:
             ended = engine.wait(LONGEST_S)
             assert isinstance(ended, Ended), "another host hangs"
             self.statuses.append(ended)
-        for wire in self.wires:
+        for wire in [*self.wires, *self.doors]:
             wire.close()
         return run
+
+
+def free_port() -> int:
+    """A port that nobody uses now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])

@@ -13,9 +13,10 @@ class Guest(msgspec.Struct, frozen=True):
     address: tuple[str, int]
     session: str
     ranks: tuple[int, ...]
+    listen: str = ""
+    """Where it listens if it holds a portion of the store; empty: at its own address, on a free port."""
     reach: str = ""
-    """Where other hosts are told to reach the portion of the store that this one holds; empty: at its own
-    address."""
+    """Where other hosts are told to come, if that is another address."""
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):

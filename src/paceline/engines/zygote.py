@@ -104,8 +104,8 @@ class Brood:
         workers = [(Channel(end), pid) for (_, end), pid in zip(pairs, pids, strict=True)]
         guest = self._order.guest
         if guest is not None:
-            reach = guest.reach if self.config.store_hosts > 1 else None
-            return host(guest.address, self._order.secret, guest.session, workers, self.stop_fd, reach)
+            door = (guest.listen, guest.reach) if self.config.store_hosts > 1 else None
+            return host(guest.address, self._order.secret, guest.session, workers, self.stop_fd, door)
         return serve(self.config, workers, self.stop_fd, self._order.secret)
 
 

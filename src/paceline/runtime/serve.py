@@ -94,13 +94,13 @@ def host(
     session: str,
     workers: list[tuple[Channel, int]],
     stop: int,
-    reach: str | None = None,
+    door: tuple[str, str] | None = None,
 ) -> int:
-    """Stand between the workers of this host and a store elsewhere; `reach`: and hold a portion of it, if
-    asked to, where others find it at this address (at this host's own, if it is empty)."""
+    """Stand between the workers of this host and a store elsewhere. `door`: be ready to hold a portion of
+    it, listening at the first address, where others are told to come to the second (see `Guest`)."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     key = check_secret(secret)
-    sharing = None if reach is None else Sharing(address, key, reach)
+    sharing = None if door is None else Sharing(address, key, *door)
     hello = Enter(session, socket.gethostname(), reach="" if sharing is None else sharing.reach)
     Relay(address, key, hello, workers, stop=stop, sharing=sharing).run()
     return 0

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from paceline.errors import RunError
 from paceline.fabric.segment import Segment
 from paceline.fabric.session import Session
-from paceline.fabric.wire import show_address
+from paceline.fabric.wire import parse_address, show_address
 from paceline.runtime import messages as m
 from paceline.runtime.guests import SEGMENT
 from paceline.runtime.holding import Holder
@@ -21,10 +21,10 @@ from paceline.store.portions import own_missing
 class Sharing:
     """Knows the plan, once it came; until then the relay has nothing to share."""
 
-    def __init__(self, store: tuple[str, int], secret: bytes, reach: str = "") -> None:
-        """`reach`: where others are told to reach this host, if not at its own address."""
+    def __init__(self, store: tuple[str, int], secret: bytes, listen: str = "", reach: str = "") -> None:
+        """`listen`: where, if not at this host's own address; `reach`: what others are told instead."""
         self._secret = secret
-        self._holder = Holder((_own_address(store), 0), secret)
+        self._holder = Holder(parse_address(listen) if listen else (_own_address(store), 0), secret)
         self.reach = reach or show_address(*self._holder.address)
         self._mesh: Mesh | None = None
         self._lock = threading.Lock()

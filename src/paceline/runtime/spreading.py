@@ -100,8 +100,9 @@ class SpreadOwner(Owner):
         if plan is not None and plan.portion_of(host.number) is not None:
             number = 2 + [holder.number for holder in plan.holders].index(host.number)
             text = (
-                f"host {host.name} held portion {number} of {len(plan.portions)} of the weights and is {why}, "
-                "so they are lost. Begin anew, or resume the checkpoint that the run began with."
+                f"host {host.name}, which held portion {number} of {len(plan.portions)} of the weights, "
+                f"is {why}. "
+                "They are lost: begin anew, or resume the checkpoint that the run began with."
             )
             self._coordinator.give_up(text)
             self.halt("failed", text)
