@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from random import Random
@@ -12,6 +13,7 @@ import torch
 
 from e2e.scripts.cases import CASES
 from paceline.engines.local import LocalEngine
+from paceline.trace.events import Evaluated
 from support.runs import Lab, Run, once
 from support.spread import Spread
 from support.tensors import assert_equal
@@ -110,3 +112,132 @@ def test_cut_wires_change_no_bit_of_bsp(lab: Lab, others: list[LocalEngine]) -> 
         time.sleep(0.03)
         spread.cut()
     assert_equal(spread.finish().weights, near.weights)
+
+
+@pytest.mark.parametrize(("protocol", "rank"), [("ssp", 0), ("ssp", 2), ("bsp", 3), ("asp", 3)])
+def test_a_worker_that_is_killed_leaves_no_half_of_a_gradient(
+    lab: Lab, others: list[LocalEngine], protocol: str, rank: int
+) -> None:
+    """Rank 0 is the coordinator's neighbour, rank 2 a holder's, rank 3 one of a host that holds nothing."""
+    dials = DIALS | {"protocol": protocol, "weighting": "sum", "store_hosts": 2}
+    spread = Spread(lab, others, "train.py", "exact_in_parts", *SIZES, **dials)
+    spread.hosts(1, 1)
+    spread.running.until_pushes(8)
+    spread.kill_worker(rank)
+    run = spread.finish()
+    assert run.result.status == "finished", run.end.detail
+    assert [failure.worker for failure in run.result.failures] == [rank]
+    assert_each_gradient_is_in_every_portion_once(run)
+
+
+def test_a_host_that_holds_nothing_may_be_lost(lab: Lab, others: list[LocalEngine]) -> None:
+    dials = DIALS | {"protocol": "ssp", "weighting": "sum", "store_hosts": 2}
+    spread = Spread(lab, others, "train.py", "exact_in_parts", *SIZES, **dials)
+    spread.hosts(1, 1)
+    spread.running.until_pushes(8)
+    spread.kill_host(1)
+    run = spread.finish()
+    assert run.result.status == "finished", run.end.detail
+    assert_each_gradient_is_in_every_portion_once(run)
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "ssp"])
+def test_losing_a_holder_ends_the_run_and_names_it(
+    lab: Lab, others: list[LocalEngine], protocol: str
+) -> None:
+    dials = DIALS | {"protocol": protocol, "store_hosts": 3}
+    spread = Spread(lab, others, "train.py", "momentum", "--epochs", 100_000, **dials)
+    spread.hosts(1, 1)
+    spread.running.until_pushes(8)
+    spread.kill_host(1)
+    run = spread.finish()
+    assert run.result.status == "failed"
+    assert f"host {socket.gethostname()}, which held portion 3 of 3 of the weights, is out of reach" in (
+        run.end.detail
+    )
+    assert not (run.folder / "weights.safetensors").exists()
+    assert not (run.folder / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("spread_again", [False, True])
+def test_a_spread_run_stopped_and_resumed_equals_one_uninterrupted_bit_for_bit(
+    lab: Lab, others: list[LocalEngine], spread_again: bool
+) -> None:
+    """Second moments of all portions are gathered into one checkpoint, which any run may go on from."""
+    dials = {"workers": 3, "protocol": "bsp", "seed": 3}
+    args = ("train.py", "adamw", *SIZES)
+    pause = ("--pause", lab.root / "go on", "--before", 9)
+    first = Spread(lab, others, *args, *pause, here=1, store_hosts=3, **dials)
+    first.hosts(1, 1)
+    lab.until_paused(3)
+    first.running.stop()
+    (lab.root / "go on").touch()
+    stopped = first.finish()
+    assert stopped.result.status == "stopped", stopped.end.detail
+    resume = str(stopped.folder / "checkpoint")
+    if spread_again:
+        second = Spread(lab, others, *args, here=1, store_hosts=3, resume=resume, **dials)
+        second.hosts(1, 1)
+        run = second.finish()
+    else:
+        run = lab.trained(*args, resume=resume, **dials)
+    assert_equal(run.weights, lab.trained(*args, **dials).weights)
+    assert stopped.used() + run.used() == once(EPOCHS, SAMPLES)
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "ssp"])
+def test_an_evaluation_sees_all_portions_at_one_version(
+    lab: Lab, others: list[LocalEngine], protocol: str
+) -> None:
+    sizes = ("--samples", SAMPLES, "--epochs", EPOCHS)
+    dials = DIALS | {"protocol": protocol, "weighting": "sum", "store_hosts": 3}
+    spread = Spread(lab, others, "spread.py", *sizes, **dials)
+    spread.hosts(1, 1)
+    run = spread.finish()
+    assert run.result.status == "finished", run.end.detail
+    assert [event.values["apart"] for event in run.of(Evaluated)] == [0.0] * EPOCHS
+    assert_each_gradient_is_in_every_portion_once(run)
+
+
+@pytest.mark.parametrize("what", ["stop", "skip"])
+def test_a_gradient_that_is_not_finite_in_one_portion_is_applied_in_none(
+    lab: Lab, others: list[LocalEngine], what: str
+) -> None:
+    sizes = ("--samples", SAMPLES, "--epochs", EPOCHS, "--bad", 1)
+    dials = DIALS | {"protocol": "asp", "weighting": "sum", "store_hosts": 3, "bad_gradient": what}
+    spread = Spread(lab, others, "spread.py", *sizes, **dials)
+    spread.hosts(1, 1)
+    run = spread.finish()
+    x, _ = CASES["exact_in_parts"].samples(SAMPLES)
+    applied = [push.work for push in run.pushes if push.fate == "apply"]
+    total = sum((x[first : first + size].sum(0) for work in applied for _, first, size in work), x[0] * 0)
+    for tensor in run.weights.values():
+        assert torch.equal(tensor, torch.arange(5.0, dtype=total.dtype) - total)
+    assert all((push.fate == "skip") == (push.pushed == 1) for push in run.pushes)
+    if what == "stop":
+        assert "rank 1 pushed a gradient with NaN or infinity in 'parts.4'" in run.end.detail
+    else:
+        assert run.result.status == "finished", run.end.detail
+
+
+def test_more_hosts_than_came_or_than_there_are_parameters_are_refused(
+    lab: Lab, others: list[LocalEngine]
+) -> None:
+    for wanted, text in ((3, "workers are on 2"), (2, "1 parameters are trained")):
+        case = "momentum" if wanted == 3 else "exact"
+        spread = Spread(
+            lab, others, "train.py", case, *SIZES, here=1, workers=2, protocol="ssp", store_hosts=wanted
+        )
+        spread.hosts(1)
+        run = spread.finish()
+        assert run.end.user_mistake
+        assert text in run.end.detail
+
+
+def test_a_peer_protocol_has_no_store_to_spread(lab: Lab, others: list[LocalEngine]) -> None:
+    dials = {"here": 1, "workers": 2, "protocol": "local_sgd", "store_hosts": 2}
+    spread = Spread(lab, others, "train.py", "momentum", *SIZES, **dials)
+    spread.hosts(1)
+    run = spread.finish()
+    assert run.end.user_mistake
+    assert "has no store to lie on several hosts" in run.end.detail

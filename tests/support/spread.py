@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,7 +22,7 @@ class Spread:
     """A run whose store lies on this host and on some of the others."""
 
     def __init__(
-        self, lab: Lab, engines: list[LocalEngine], script: str, *args: object, here: int, **dials: Any
+        self, lab: Lab, engines: list[LocalEngine], script: str | Path, *args: object, here: int, **dials: Any
     ) -> None:
         self.lab, self.engines = lab, engines
         config = lab.config(script, *args, listen="127.0.0.1:0", here=here, **dials)
@@ -34,7 +36,7 @@ class Spread:
 
     def hosts(self, *workers: int) -> None:
         """Start the other hosts, with so many workers each."""
-        self.started = len(workers)
+        self.started, self.pids = len(workers), dict(enumerate(self.running.pids))
         for number, count in enumerate(workers):
             via = "{}:{}".format(*self.wires[number].address)
             config, guest = enrol(via, SECRET, count, self.lab.root / f"there{number}", 30)
@@ -42,13 +44,19 @@ class Spread:
             listen, reach = ("{}:{}".format(*address) for address in (door.target, door.address))
             guest = msgspec.structs.replace(guest, listen=listen, reach=reach)
             self.engines[number].launch(config, SECRET, guest)
+            self.pids |= zip(guest.ranks, self.engines[number].pids, strict=True)
 
     def cut(self) -> None:
         """Cut every connection between hosts."""
         for wire in [*self.wires, *self.doors]:
             wire.cut()
 
-    def kill(self, number: int) -> None:
+    def kill_worker(self, rank: int) -> None:
+        """SIGKILL a worker, wherever it is."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pids[rank], signal.SIGKILL)
+
+    def kill_host(self, number: int) -> None:
         """SIGKILL everything on another host."""
         for pid in children(self.engines[number]._process.pid):
             os.kill(pid, signal.SIGKILL)
