@@ -54,7 +54,16 @@ def assert_each_gradient_is_in_every_portion_once(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("case", "store_hosts", "workers"),
-    [("momentum", 2, (2,)), ("adamw", 2, (1, 1)), ("momentum", 3, (1, 1)), ("normed", 3, (2, 2))],
+    [
+        ("momentum", 2, (2,)),
+        ("adamw", 2, (1, 1)),
+        ("momentum", 3, (1, 1)),
+        ("normed", 3, (2, 2)),
+        ("zero_between", 3, (1, 1)),  # some parameters have no gradient
+        ("two_types", 3, (1, 1)),
+        ("frozen", 2, (1, 1)),
+        ("single", 3, (1, 1)),
+    ],
 )
 def test_bsp_with_a_spread_store_equals_bsp_on_one_host_bit_for_bit(
     lab: Lab, others: list[LocalEngine], case: str, store_hosts: int, workers: tuple[int, ...]

@@ -28,8 +28,8 @@ from paceline.fabric.session import Session
 from paceline.runtime import portions as p
 from paceline.runtime.guests import SEGMENT, SHARED, WEIGHTS
 from paceline.store.optimizers import export_state, import_state
-from paceline.store.parameters import Gradients, ParameterStore
-from paceline.store.portions import Keep, Portion, Pushed, Step, portion_layout, portion_spec
+from paceline.store.parameters import Gradients
+from paceline.store.portions import Keep, Portion, PortionStore, Pushed, Step
 
 PLANNED_S = 4.0
 """How long who comes early is kept waiting; then it may call again."""
@@ -97,9 +97,9 @@ class Holder:
     ) -> None:
         """The run begins. `weights`: where workers of this host read; `fresh`: theirs are up to date."""
         self.plan, self.portion = plan, portion
-        self._layout = portion_layout(plan.layout, portion)
         self._master = Memory(plan.layout.weights_bytes)
-        self._store = ParameterStore(self._layout, portion_spec(plan.optimizer, portion), self._master.bytes)
+        self._store = PortionStore(plan.layout, plan.optimizer, portion, self._master.bytes)
+        self._layout = self._store.layout
         self._weights, self._fresh = weights, fresh
         self._thread.start()
         self._planned.set()
@@ -225,6 +225,8 @@ class Holder:
         total, norm = self._store.reduce(parts)
         if not math.isfinite(norm):
             raise RunError("the sum of the workers' gradients overflows. Scale the loss down.")
+        if not step.whole:
+            self._store.step_singly()
         self._store.apply(total, step.settings, step.scale)
         for pushed, _ in step.parts:
             if pushed in self._kept:

@@ -67,6 +67,11 @@ def serve_strangers(
 ) -> int:
     """Hold the store for workers that somebody else started; `ready` is told the address, and gives what
     neighbours come through."""
+    if config.store_hosts > 1:
+        raise ConfigError(
+            f"the store is to lie on {config.store_hosts} hosts, but only `paceline host` brings hosts that "
+            "can hold a portion of it. Start the workers with it, or leave --store-hosts out."
+        )
     owner = Owner(config, time.monotonic)
     guests = _guests(config, secret)
     assert guests is not None, "a store for strangers listens"

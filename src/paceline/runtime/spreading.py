@@ -31,7 +31,7 @@ from paceline.runtime.owner import Owner
 from paceline.runtime.portions import COORDINATOR, Broke, Fresh, HolderPlace, Plan, Staged, Wake
 from paceline.store.optimizers import export_state, import_state
 from paceline.store.parameters import Gradients, ParameterStore
-from paceline.store.portions import Keep, PortionStore, Pushed, cut, of_whole, own_missing, to_whole
+from paceline.store.portions import FirstPortion, Keep, Pushed, cut, of_whole, to_whole
 
 Place = tuple[int, int]
 """Host and lane of a worker."""
@@ -40,7 +40,7 @@ Place = tuple[int, int]
 class PortionHeld(HeldGradients):
     """Held gradients of the first portion; what is copied here is copied everywhere."""
 
-    def __init__(self, store: PortionStore) -> None:
+    def __init__(self, store: FirstPortion) -> None:
         super().__init__(store.layout)
         self._store = store
 
@@ -69,7 +69,7 @@ class SpreadOwner(Owner):
         super().__init__(config, now)
         self._coordinator = coordinator
         self._plan_: Plan | None = None
-        self._store: PortionStore | None = None
+        self._store: FirstPortion | None = None
         self._places: dict[Member, Place] = {}
         self._coming: dict[Place, Coming] = {}
         self._staged: dict[Place, dict[int, Staged]] = {}
@@ -160,7 +160,7 @@ class SpreadOwner(Owner):
         assert plan is not None
         whole, first = run.store, plan.portions[0]
         state = export_state(whole.optimizer)
-        own = PortionStore(plan.layout, plan.optimizer, first, run.weights.bytes)
+        own = FirstPortion(plan.layout, plan.optimizer, first, run.weights.bytes)
         import_state(own.optimizer, *(of_whole(plan.optimizer, first, part) for part in state))
         own.adjusted = whole.adjusted
         run.store = self._store = own
@@ -218,9 +218,8 @@ class SpreadOwner(Owner):
                 self.lost(coming.member, coming.lost)
 
     def _complete(self, member: Member, push: m.Push, pushed: Pushed, staged: list[Staged]) -> None:
-        store, plan = self._store, self._plan_
+        store = self._store
         assert store is not None
-        assert plan is not None
         bad = [each.bad for each in staged if each.bad is not None]
         if bad and self.config.bad_gradient == "stop":
             raise BadGradient(
@@ -230,8 +229,7 @@ class SpreadOwner(Owner):
         member.asks, gradients = True, member.pushed
         store.pushed[gradients] = pushed
         store.elsewhere[gradients] = math.fsum(each.square for each in staged) if not bad else math.inf
-        missing = own_missing(push.missing, plan.portions[0])
-        super()._push(member, msgspec.structs.replace(push, missing=missing))
+        super()._push(member, push)
 
     def _carry_out(self, decision: Decision) -> float:
         self._deciding = True

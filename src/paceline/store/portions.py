@@ -23,6 +23,7 @@ from paceline.errors import ConfigError
 from paceline.store.layout import Layout, Region
 from paceline.store.optimizers import Group, GroupSettings, OptimizerSpec, adjust
 from paceline.store.parameters import Gradients, ParameterStore
+from paceline.store.pieces import Pieces
 
 
 class Portion(msgspec.Struct, frozen=True):
@@ -51,6 +52,8 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     parts: list[tuple[Pushed, float]]
     settings: list[GroupSettings]
     scale: float
+    whole: bool
+    """Whether no parameter of the whole model lacks a gradient."""
 
 
 class Keep(msgspec.Struct, frozen=True, tag=True):
@@ -118,10 +121,20 @@ def of_whole(spec: OptimizerSpec, portion: Portion, named: dict[str, Any]) -> di
 
 
 class PortionStore(ParameterStore):
-    """The coordinator's portion: one store as far as its owner sees, and a record of what is done to it."""
+    """One portion of the weights, stepped as the whole would be: to the same bits."""
 
     def __init__(self, layout: Layout, spec: OptimizerSpec, portion: Portion, weights: Tensor) -> None:
+        """Layout, optimizer and memory are the whole model's."""
         super().__init__(portion_layout(layout, portion), portion_spec(spec, portion), weights)
+        if not Pieces.suit(layout, spec):
+            self.step_singly()
+
+
+class FirstPortion(PortionStore):
+    """The coordinator's portion: a store as far as its owner sees, and a record of what is done to it."""
+
+    def __init__(self, layout: Layout, spec: OptimizerSpec, portion: Portion, weights: Tensor) -> None:
+        super().__init__(layout, spec, portion, weights)
         self.pushed: dict[Gradients, Pushed] = {}
         """Which gradient lies in which memory now."""
         self.elsewhere: dict[Gradients, float] = {}
@@ -144,7 +157,7 @@ class PortionStore(ParameterStore):
         if self._sum is not None and self._sum[0] is gradients:
             parts = self._sum[1]
         self._sum = None
-        self.done.append(Step(parts, adjust(settings, self.adjusted), scale))
+        self.done.append(Step(parts, adjust(settings, self.adjusted), scale, not gradients.missing))
         super().apply(gradients, settings, scale, norm)
 
     def reduce(

@@ -1,4 +1,4 @@
-"""Trains a model whose parameters are equal at every version, and evaluates; spoils a gradient if asked to."""
+"""Trains a model whose parameters are equal at every version, evaluates; spoils a gradient if asked to."""
 
 from __future__ import annotations
 
