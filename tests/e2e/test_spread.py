@@ -13,8 +13,8 @@ import torch
 
 from e2e.scripts.cases import CASES
 from paceline.engines.local import LocalEngine
-from paceline.trace.events import Evaluated
-from support.runs import Lab, Run, once
+from paceline.trace.events import Evaluated, WorkerJoined, WorkerLeft
+from support.runs import Lab, Run, once, wait_until
 from support.spread import Spread
 from support.tensors import assert_equal
 
@@ -77,6 +77,7 @@ def test_bsp_with_a_spread_store_equals_bsp_on_one_host_bit_for_bit(
     assert far.result.status == "finished", far.end.detail
     assert_equal(far.weights, near.weights)
     assert far.used() == once(EPOCHS, SAMPLES)
+    assert all(ended.store_status == 0 and not any(ended.statuses.values()) for ended in spread.ended)
 
 
 @pytest.mark.parametrize("protocol", ["asp", "ssp", "dssp"])
@@ -148,6 +149,22 @@ def test_a_host_that_holds_nothing_may_be_lost(lab: Lab, others: list[LocalEngin
     run = spread.finish()
     assert run.result.status == "finished", run.end.detail
     assert_each_gradient_is_in_every_portion_once(run)
+
+
+def test_another_host_takes_the_places_of_one_that_held_nothing(lab: Lab, others: list[LocalEngine]) -> None:
+    sizes = ("--samples", 2000, "--batch", BATCH, "--epochs", 1)
+    dials = DIALS | {"protocol": "ssp", "store_hosts": 2}
+    spread = Spread(lab, others, "train.py", "momentum", *sizes, **dials)
+    spread.hosts(1, 1)
+    spread.running.until_pushes(8)
+    spread.kill_host(1)
+    assert others[1].wait(30) is not None
+    wait_until(lambda: spread.running.events(WorkerLeft) == 1, "the loss is noticed")
+    spread.host(1, 1)
+    run = spread.finish()
+    assert run.result.status == "finished", run.end.detail
+    assert run.used() == once(1, 2000)
+    assert [event.worker for event in run.of(WorkerJoined)].count(3) == 2
 
 
 @pytest.mark.parametrize("protocol", ["bsp", "ssp"])

@@ -38,13 +38,17 @@ class Spread:
         """Start the other hosts, with so many workers each."""
         self.started, self.pids = len(workers), dict(enumerate(self.running.pids))
         for number, count in enumerate(workers):
-            via = "{}:{}".format(*self.wires[number].address)
-            config, guest = enrol(via, SECRET, count, self.lab.root / f"there{number}", 30)
-            door = self.doors[number]
-            listen, reach = ("{}:{}".format(*address) for address in (door.target, door.address))
-            guest = msgspec.structs.replace(guest, listen=listen, reach=reach)
-            self.engines[number].launch(config, SECRET, guest)
-            self.pids |= zip(guest.ranks, self.engines[number].pids, strict=True)
+            self.host(number, count)
+
+    def host(self, number: int, workers: int) -> None:
+        """Start one of them, with so many workers."""
+        via = "{}:{}".format(*self.wires[number].address)
+        config, guest = enrol(via, SECRET, workers, self.lab.root / f"there{number}", 30)
+        door = self.doors[number]
+        listen, reach = ("{}:{}".format(*address) for address in (door.target, door.address))
+        guest = msgspec.structs.replace(guest, listen=listen, reach=reach)
+        self.engines[number].launch(config, SECRET, guest)
+        self.pids |= zip(guest.ranks, self.engines[number].pids, strict=True)
 
     def cut(self) -> None:
         """Cut every connection between hosts."""
@@ -64,11 +68,11 @@ class Spread:
     def finish(self) -> Run:
         """Wait for all hosts."""
         run = self.lab.finish(self.running)
-        self.statuses = []
+        self.ended: list[Ended] = []
         for engine in self.engines[: self.started]:
             ended = engine.wait(LONGEST_S)
             assert isinstance(ended, Ended), "another host hangs"
-            self.statuses.append(ended)
+            self.ended.append(ended)
         for wire in [*self.wires, *self.doors]:
             wire.close()
         return run

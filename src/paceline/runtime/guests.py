@@ -53,6 +53,8 @@ class Gone(msgspec.Struct, frozen=True, tag=True):
     """A worker of the host is gone."""
 
     detail: str
+    torn: bool = False
+    """Whether pieces of what it pushed may never arrive."""
 
 
 class Equip(msgspec.Struct, frozen=True, tag=True):
@@ -102,6 +104,8 @@ class RemoteLine:
         self._version: int | None = None
         self.gone = False
         """Whether its host has told that it is gone, or is gone itself."""
+        self.torn = False
+        """Whether pieces of what it pushed may never arrive."""
         self.closed = False
 
     def send(self, message: msgspec.Struct, fds: tuple[int, ...] = ()) -> None:
@@ -197,7 +201,6 @@ class RemoteHost:
         """Among all hosts that ever came, from 1."""
         self.reach = ""
         """Where other hosts reach it."""
-        self.lost = False
         self.ranks = ranks
         """Ranks that are kept for its workers; empty if they know their own."""
         self.lines: dict[int, RemoteLine] = {}
@@ -240,7 +243,7 @@ class RemoteHost:
         if isinstance(message, Offer):
             line.offered(message.size_bytes)
         else:
-            line.gone = True
+            line.gone, line.torn = True, message.torn
             self._hear(Heard(line, None, [], message.detail))
 
     @property
@@ -251,9 +254,8 @@ class RemoteHost:
 
     def lose(self, why: str) -> None:
         """All its workers are lost."""
-        self.lost = True
         for line in [line for line in self.lines.values() if not line.gone]:
-            line.gone = True
+            line.gone = line.torn = True
             self._hear(Heard(line, None, [], why))
 
     def _line(self, lane: int) -> RemoteLine:

@@ -158,7 +158,10 @@ class Holder:
                     f"host {asked.host} ({asked.number}) is another one than the one that was here."
                 )
             self._callers[asked.session] = self._caller(asked.number)
-        return self._callers[asked.session].session, b""
+        session = self._callers[asked.session].session
+        if session.impossible:
+            raise RunError(f"host {asked.host} said what cannot be: {session.impossible}")
+        return session, b""
 
     def _caller(self, number: int) -> Caller:
         """A host by its number; what it is to get waits until it comes."""
@@ -200,7 +203,7 @@ class Holder:
         key = number, lane
         gradients = self._staged.get(key)
         if gradients is None:
-            gradients = self._staged[key] = Gradients(self._layout, self._memories[key].bytes)
+            gradients = self._staged[key] = Gradients(self._layout, self._memory(*key).bytes)
         gradients.missing, self._numbers[key] = frozenset(piece.missing), piece.number
         self._use_cores()
         norm = self._store.norm(gradients)

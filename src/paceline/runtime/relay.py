@@ -88,6 +88,7 @@ class Relay:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lock = threading.Lock()
         self._hopeless = ""
+        self._unreachable = ""
         self._listener = listener
         self._epoll = select.epoll()
         for fd in (self._watcher.fileno(), self._wake, stop, None if listener is None else listener.fileno()):
@@ -139,6 +140,10 @@ class Relay:
             os.eventfd_read(self._wake)
             if self._hopeless:
                 self._end()
+            elif self._unreachable:
+                for worker in [x for x in self._locals if not x.gone]:
+                    self._tell(worker, m.Halt("failed", self._unreachable))
+                    self._lost(worker, self._unreachable, torn=True)
         elif fd == self._stop:
             self._epoll.unregister(fd)
             self._hopeless = "interrupted"
@@ -202,9 +207,9 @@ class Relay:
             while not worker.gone and select.select([worker.channel], [], [], 0)[0]:
                 self._listen(worker)
 
-    def _lost(self, worker: Local, detail: str) -> None:
+    def _lost(self, worker: Local, detail: str, torn: bool = False) -> None:
         text = f"{detail} (process {worker.pid} on host {socket.gethostname()})"
-        self._session.send(worker.lane, _encoder.encode(Gone(text)), HOST)
+        self._session.send(worker.lane, _encoder.encode(Gone(text, torn)), HOST)
         self._forget(worker)
 
     def _forget(self, worker: Local) -> None:
@@ -246,7 +251,7 @@ class Relay:
         if isinstance(order, Equip):
             self._equip(worker, order)
         elif isinstance(order, Plan) and self._sharing is not None:
-            self._sharing.planned(order, partial(self._weights_of, order), self._gave_up)
+            self._sharing.planned(order, partial(self._weights_of, order), self._cut_off)
         elif isinstance(order, Dismissed):
             worker.dismissed = True
             os.eventfd_write(self._wake, 1)
@@ -293,6 +298,11 @@ class Relay:
 
     def _gave_up(self, why: str) -> None:
         self._hopeless = why
+        os.eventfd_write(self._wake, 1)
+
+    def _cut_off(self, why: str) -> None:
+        """A host that holds a portion of the store cannot be reached any more: no worker here can go on."""
+        self._unreachable = why
         os.eventfd_write(self._wake, 1)
 
     def _end(self) -> None:

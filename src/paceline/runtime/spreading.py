@@ -14,6 +14,7 @@ from functools import partial
 from typing import Literal
 
 import msgspec
+from safetensors import SafetensorError
 
 from paceline.config import RunConfig
 from paceline.errors import BadGradient, ConfigError, RunError
@@ -112,7 +113,7 @@ class SpreadOwner(Owner):
         if self._plan_ is not None:
             try:
                 self._gather(self._plan_, self._started)
-            except RunError as error:
+            except (RunError, SafetensorError) as error:
                 self.halt("failed", f"the store is lost: {error}")
         self._coordinator.close()
 
@@ -267,7 +268,7 @@ class SpreadOwner(Owner):
         """A worker died. A push that it announced counts, if its pieces can still arrive."""
         coming = self._coming.get(self._places.get(member, (-1, -1)))
         line = member.channel
-        arrives = not (isinstance(line, RemoteLine) and line.host.lost) and self.halted is None
+        arrives = not (isinstance(line, RemoteLine) and line.torn) and self.halted is None
         if coming is not None and coming.push is not None and arrives:
             coming.lost = detail
             return
