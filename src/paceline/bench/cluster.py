@@ -18,39 +18,14 @@ from paceline.bench.cluster_bar import Bar
 from paceline.bench.cluster_course import Course, Figures, Judge, judge_of
 from paceline.bench.cluster_ddp import NAME as DDP
 from paceline.bench.cluster_entries import Entry, entries, every_entry
-from paceline.bench.cluster_hosts import FIRST_PORT, Scene, Started, bytes_over
+from paceline.bench.cluster_hosts import FIRST_PORT, Started, bytes_over
+from paceline.bench.cluster_scene import FULL, QUICK, Scene
 from paceline.bench.plan import Plan, Say
 from paceline.bench.record import Row, Value
 from paceline.errors import ConfigError
 from paceline.testbed import Testbed
 from paceline.testbed.system import need_privileges
 
-FULL = Scene(
-    links_mbit={"a": 1000, "b": 1000, "c": 1000, "d": 100},
-    slow_rank=2,
-    factor=2.0,
-    device_s=0.15,
-    batch=64,
-    lr=0.06,
-    warmup=2048,
-    every=2048,
-    images=2000,
-    target=0.45,
-    limit_s=80.0,
-)
-QUICK = Scene(
-    links_mbit={"a": 1000, "b": 100},
-    slow_rank=0,
-    factor=2.0,
-    device_s=0.03,
-    batch=8,
-    lr=0.01,
-    warmup=32,
-    every=64,
-    images=50,
-    target=0.0,
-    limit_s=20.0,
-)
 QUICK_NAMES = (DDP, "bsp", "bsp+balance", "asp")
 LOOK_S = 0.1
 STARTED_S = 60.0
@@ -103,7 +78,7 @@ def cluster(plan: Plan, say: Say) -> list[Row]:
         for number, entry in enumerate(todo):
             run = Started(scene, bed, entry, Path(folder) / str(number), FIRST_PORT + number)
             with Bar(f"{entry.name} ({number + 1} of {len(todo)})", scene.limit_s, scene.target) as bar:
-                seen.append(_follow(scene, bed, entry, run, _words(scene, data, plan), judge, bar))
+                seen.append(_follow(scene, bed, entry, run, _words(scene, data, plan, entry), judge, bar))
             say(f"cluster, {entry.name}: {_told(seen[-1], scene)}")
     return [_row(outcome, seen, scene) for outcome in seen]
 
@@ -116,10 +91,10 @@ def _data(plan: Plan, folder: Path) -> Path:
     return folder
 
 
-def _words(scene: Scene, data: Path, plan: Plan) -> list[str]:
-    """What the body is told, the same for all."""
+def _words(scene: Scene, data: Path, plan: Plan, entry: Entry) -> list[str]:
+    """What the body is told, the same for all but the learning rate."""
     told = {"data": data, "batch": scene.batch, "every": scene.every, "warmup": scene.warmup}
-    told |= {"lr": scene.lr, "seed": plan.seed}
+    told |= {"lr": entry.rate(scene.lr), "seed": plan.seed}
     return [word for name, value in told.items() for word in (f"--{name}", str(value))]
 
 
@@ -129,7 +104,7 @@ def _follow(
     """Start a run, look at it until it is there or too late, and stop it."""
     link = bed[scene.slow_link]
     before = bytes_over(link)
-    course = Course(run.copies, judge, scene.target, scene.takes_s)
+    course = Course(scene, run.copies, judge)
     try:
         run.start(words)
         trouble = _watch(scene, run, course, bar)
@@ -163,7 +138,8 @@ def _row(outcome: Outcome, seen: list[Outcome], scene: Scene) -> Row:
     ratio = None
     if figures is not None and baseline is not None and figures.reached_s and baseline.reached_s:
         ratio = baseline.reached_s / figures.reached_s
-    case: dict[str, Value] = {"protocol": outcome.entry.name, "settings": outcome.entry.shown}
+    entry = outcome.entry
+    case: dict[str, Value] = {"protocol": entry.name, "settings": entry.shown, "lr": entry.rate(scene.lr)}
     case |= {f"to {100 * scene.target:g} %": _time(figures)}
     if figures is not None:
         case |= _case(figures, outcome.slow_link_bytes)

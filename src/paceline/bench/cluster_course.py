@@ -7,7 +7,8 @@ with the first iteration of the first worker: starting processes and importing t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from paceline.bench.cifar import test_set
+from paceline.bench.cluster_scene import Scene
 from paceline.bench.cluster_script import copy_of, network
 from paceline.trace import TraceTail
 from paceline.trace.events import AnyEvent, Decided, Evaluated, WorkerLeft
@@ -50,11 +52,8 @@ class Figures(msgspec.Struct, frozen=True):
 class Course:
     """Follows the traces of a run."""
 
-    def __init__(
-        self, copies: Path, judge: Judge, target: float, device_s: Callable[[int, int], float]
-    ) -> None:
-        """`device_s` tells what a rank's device takes for so many samples."""
-        self._copies, self._judge, self._target, self._device_s = copies, judge, target, device_s
+    def __init__(self, scene: Scene, copies: Path, judge: Judge) -> None:
+        self._scene, self._copies, self._judge = scene, copies, judge
         self._tails: dict[Path, TraceTail] = {}
         self._began, self._now = math.inf, -math.inf
         self._samples, self._compute_s, self._pushes, self._late = 0, 0.0, 0, 0
@@ -82,7 +81,7 @@ class Course:
     @property
     def reached_s(self) -> float | None:
         """When the target was reached."""
-        times = (t - self._began for t, accuracy in self._judged if accuracy >= self._target)
+        times = (t - self._began for t, accuracy in self._judged if accuracy >= self._scene.target)
         return next(times, None)
 
     def figures(self) -> Figures:
@@ -118,10 +117,11 @@ class Course:
         self._samples += event.samples if event.fate != "drop" else 0
         self._compute_s += event.compute_s
         self._pushes += 1
-        self._late += not first and event.compute_s > LATE * self._device_s(event.pushed, event.samples)
+        self._late += not first and event.compute_s > LATE * self._scene.takes_s(event.pushed, event.samples)
 
     def _judge_copy(self, event: Evaluated) -> None:
-        if self.reached_s is not None:
+        """What comes after the target, or after the limit, is not looked at any more."""
+        if self.reached_s is not None or event.t - self._began > self._scene.limit_s:
             return
         path = copy_of(self._copies, int(event.values["copy"]))
         self._judged.append((event.t, self._judge(path)))
@@ -129,14 +129,24 @@ class Course:
 
 
 def judge_of(data: Path, images: int) -> Judge:
-    """Measures copies on the first images of the test set, in this process."""
+    """Measures copies on the first images of the test set, in this process, on one core at a time."""
     pixels, classes = test_set(data, images)
     model = network(0).eval()
-    torch.set_num_threads(1)
 
     def judge(path: Path) -> float:
         model.load_state_dict(load_file(path))
-        with torch.no_grad():
+        with torch.no_grad(), one_thread():
             return float((model(pixels).argmax(1) == classes).float().mean())
 
     return judge
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Leave the other cores to the runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

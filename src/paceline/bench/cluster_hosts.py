@@ -16,14 +16,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from paceline.bench import cluster_script
 from paceline.bench.cluster_ddp import NAME as DDP
 from paceline.bench.cluster_ddp import trace_of
 from paceline.bench.cluster_entries import Entry
+from paceline.bench.cluster_scene import Scene
 from paceline.errors import RunError
-from paceline.testbed import Host, HostSpec, Testbed
+from paceline.testbed import Host, Testbed
 
 FIRST_PORT = 29600
 SEATED_S = 60.0
@@ -32,45 +31,6 @@ LAST_WORDS_S = 5.0
 """When a host has ended, how long the first one has to say why."""
 STOPPED_S = 20.0
 """How long a run may take to save itself when it is stopped."""
-
-
-class Scene(msgspec.Struct, frozen=True, kw_only=True):
-    """What is the same for all entries."""
-
-    links_mbit: dict[str, float]
-    """Per host, in the order of ranks: one worker each."""
-    slow_rank: int
-    factor: float
-    device_s: float
-    """What a device takes for a batch; the slow one, times its factor."""
-    batch: int
-    lr: float
-    warmup: int
-    """Samples over which the learning rate rises."""
-    every: int
-    """Samples between two copies of the weights."""
-    images: int
-    """Test images on which they are measured."""
-    target: float
-    limit_s: float
-
-    @property
-    def slow_link(self) -> str:
-        """The host whose link is slowest; the last of equals."""
-        return min(reversed(self.links_mbit), key=lambda host: self.links_mbit[host])
-
-    @property
-    def workers(self) -> int:
-        """One per host."""
-        return len(self.links_mbit)
-
-    def takes_s(self, rank: int, samples: int) -> float:
-        """What a rank's device takes for so many samples."""
-        return self.device_s * samples / self.batch * (self.factor if rank == self.slow_rank else 1.0)
-
-    def testbed(self) -> Testbed:
-        """Its hosts."""
-        return Testbed.up({name: HostSpec(link_mbit=mbit) for name, mbit in self.links_mbit.items()})
 
 
 class Started:
