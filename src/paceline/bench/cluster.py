@@ -22,13 +22,13 @@ from paceline.bench.cluster_hosts import FIRST_PORT, Started, bytes_over
 from paceline.bench.cluster_scene import FULL, QUICK, Scene
 from paceline.bench.plan import Plan, Say
 from paceline.bench.record import Row, Value
-from paceline.errors import ConfigError
-from paceline.testbed import Testbed
+from paceline.errors import ConfigError, RunError
+from paceline.testbed import Host
 from paceline.testbed.system import need_privileges
 
 QUICK_NAMES = (DDP, "bsp", "bsp+balance", "asp")
 LOOK_S = 0.1
-STARTED_S = 60.0
+SILENT_S = 120.0
 """How long a run may take until somebody has taken a step, and how long all may be silent later."""
 TOLERATED = 0.02
 """Share of iterations that may take longer than their device; beyond, the row says so."""
@@ -76,9 +76,10 @@ def cluster(plan: Plan, say: Say) -> list[Row]:
         say(f"cluster: {cifar.count(cifar.find(data).training)} training images, {len(todo)} runs")
         judge = judge_of(data, scene.images)
         for number, entry in enumerate(todo):
-            run = Started(scene, bed, entry, Path(folder) / str(number), FIRST_PORT + number)
+            words = _words(scene, data, plan, entry)
+            run = Started(scene, bed, entry, words, Path(folder) / str(number), FIRST_PORT + number)
             with Bar(f"{entry.name} ({number + 1} of {len(todo)})", scene.limit_s, scene.target) as bar:
-                seen.append(_follow(scene, bed, entry, run, _words(scene, data, plan, entry), judge, bar))
+                seen.append(_follow(scene, run, bed[scene.slow_link], judge, bar))
             say(f"cluster, {entry.name}: {_told(seen[-1], scene)}")
     return [_row(outcome, seen, scene) for outcome in seen]
 
@@ -98,21 +99,20 @@ def _words(scene: Scene, data: Path, plan: Plan, entry: Entry) -> list[str]:
     return [word for name, value in told.items() for word in (f"--{name}", str(value))]
 
 
-def _follow(
-    scene: Scene, bed: Testbed, entry: Entry, run: Started, words: list[str], judge: Judge, bar: Bar
-) -> Outcome:
+def _follow(scene: Scene, run: Started, link: Host, judge: Judge, bar: Bar) -> Outcome:
     """Start a run, look at it until it is there or too late, and stop it."""
-    link = bed[scene.slow_link]
     before = bytes_over(link)
     course = Course(scene, run.copies, judge)
     try:
-        run.start(words)
+        run.start()
         trouble = _watch(scene, run, course, bar)
+    except RunError as error:  # one that fails does not end the others
+        trouble = str(error)
     finally:
         moved = bytes_over(link) - before
         run.stop()
     figures = course.figures() if course.seconds > 0 else None
-    return Outcome(entry, figures, moved, trouble)
+    return Outcome(run.entry, figures, moved, trouble)
 
 
 def _watch(scene: Scene, run: Started, course: Course, bar: Bar) -> str:
@@ -126,24 +126,30 @@ def _watch(scene: Scene, run: Started, course: Course, bar: Bar) -> str:
             return trouble
         if course.seconds > seconds:
             seconds, heard = course.seconds, time.monotonic()
-        if time.monotonic() - heard > STARTED_S:
-            return f"nothing was heard of it for {STARTED_S:g} s"
+        if time.monotonic() - heard > SILENT_S:
+            return f"nothing was heard of it for {SILENT_S:g} s"
         time.sleep(LOOK_S)
     return ""
 
 
 def _row(outcome: Outcome, seen: list[Outcome], scene: Scene) -> Row:
-    figures = outcome.figures
-    baseline = next(each.figures for each in seen if each.entry.protocol == DDP)
-    ratio = None
-    if figures is not None and baseline is not None and figures.reached_s and baseline.reached_s:
-        ratio = baseline.reached_s / figures.reached_s
-    entry = outcome.entry
+    entry, figures = outcome.entry, outcome.figures
     case: dict[str, Value] = {"protocol": entry.name, "settings": entry.shown, "lr": entry.rate(scene.lr)}
     case |= {f"to {100 * scene.target:g} %": _time(figures)}
     if figures is not None:
         case |= _case(figures, outcome.slow_link_bytes)
-    return Row(case=case, measured={}, figure="ratio", value=ratio, remark=_remark(outcome, scene))
+    return Row(
+        case=case, measured={}, figure="ratio", value=_ratio(outcome, seen), remark=_remark(outcome, scene)
+    )
+
+
+def _ratio(outcome: Outcome, seen: list[Outcome]) -> float | None:
+    """DDP's time over this one's; None if one of them never got there."""
+    ours = outcome.figures
+    theirs = next(each.figures for each in seen if each.entry.protocol == DDP)
+    if ours is None or theirs is None or ours.reached_s is None or theirs.reached_s is None:
+        return None
+    return theirs.reached_s / ours.reached_s
 
 
 def _case(figures: Figures, slow_link_bytes: int) -> dict[str, Value]:

@@ -25,7 +25,7 @@ from paceline.errors import RunError
 from paceline.testbed import Host, Testbed
 
 FIRST_PORT = 29600
-SEATED_S = 60.0
+SEATED_S = 120.0
 """How long a host may take until it has its rank."""
 LAST_WORDS_S = 5.0
 """When a host has ended, how long the first one has to say why."""
@@ -36,26 +36,30 @@ STOPPED_S = 20.0
 class Started:
     """The processes of one run; what they say is in files beside its traces."""
 
-    def __init__(self, scene: Scene, bed: Testbed, entry: Entry, folder: Path, port: int) -> None:
-        self._scene, self._bed, self._entry, self._folder = scene, bed, entry, folder
+    def __init__(
+        self, scene: Scene, bed: Testbed, entry: Entry, words: list[str], folder: Path, port: int
+    ) -> None:
+        """`words` are the body's, which gets the folder for its copies along with them."""
+        self.entry = entry
+        self._scene, self._bed, self._folder = scene, bed, folder
         self._address = f"{next(iter(bed.values())).address}:{port}"
         self._secret = secrets.token_hex(32)
         self.copies = folder / "copies"
         self.copies.mkdir(parents=True)
+        self._words = [*words, "--copies", str(self.copies)]
         self._processes: dict[str, subprocess.Popen[Any]] = {}
 
-    def start(self, words: list[str]) -> None:
-        """Start all; `words` are the body's."""
-        words = [*words, "--copies", str(self.copies)]
-        if self._entry.protocol == DDP:
-            self._start_ddp(words)
+    def start(self) -> None:
+        """Start all."""
+        if self.entry.protocol == DDP:
+            self._start_ddp()
         else:
-            self._start_ours(words)
+            self._start_ours()
 
     @property
     def traces(self) -> list[Path]:
         """Files in which the run tells of itself, as far as they are there."""
-        if self._entry.protocol != DDP:
+        if self.entry.protocol != DDP:
             return [self._folder / "runs" / "latest" / "trace.jsonl"]
         return [trace_of(self._folder, rank) for rank in range(self._scene.workers)]
 
@@ -72,19 +76,19 @@ class Started:
     def stop(self) -> None:
         """End it: ours is asked to, so that nothing is cut off; then whatever is left is killed."""
         running = [process for process in self._processes.values() if process.poll() is None]
-        if self._entry.protocol != DDP and running:
+        if self.entry.protocol != DDP and running:
             running[0].send_signal(signal.SIGINT)
             _wait(running, STOPPED_S)
         for host in self._bed.values():
             host.kill()
 
-    def _start_ours(self, words: list[str]) -> None:
+    def _start_ours(self) -> None:
         scene, first = self._scene, next(iter(self._bed))
         emulated = ["--device-time", str(scene.device_s), "--slow", f"{scene.slow_rank}:{scene.factor}"]
         team = ["--workers", str(scene.workers), "--here", "1", "--listen", self._address]
-        flags = [*self._entry.flags, *team, *emulated, "--seed", _seed_of(words)]
+        flags = [*self.entry.flags, *team, *emulated, "--seed", _seed_of(self._words)]
         runs = ["--runs", str(self._folder / "runs")]
-        self._paceline(first, ["train", cluster_script.__file__, *flags, *runs, "--", *words])
+        self._paceline(first, ["train", cluster_script.__file__, *flags, *runs, "--", *self._words])
         for rank, host in list(enumerate(self._bed))[1:]:
             self._paceline(host, ["host", self._address, "--runs", str(self._folder / f"runs-{host}")])
             if not self._seated(host, rank):
@@ -93,7 +97,7 @@ class Started:
     def _paceline(self, host: str, words: list[str]) -> None:
         self._popen(host, ["-m", "paceline", *words], {"PACELINE_SECRET": self._secret})
 
-    def _start_ddp(self, words: list[str]) -> None:
+    def _start_ddp(self) -> None:
         scene = self._scene
         master, _, port = self._address.rpartition(":")
         emulated = ["--device-time", str(scene.device_s), "--slow", str(scene.slow_rank)]
@@ -101,7 +105,7 @@ class Started:
         for rank, host in enumerate(self._bed):
             place = {"RANK": str(rank), "WORLD_SIZE": str(scene.workers)}
             meeting = {"MASTER_ADDR": master, "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "eth0"}
-            self._popen(host, ["-m", "paceline.bench.cluster_ddp", *mine, *words], place | meeting)
+            self._popen(host, ["-m", "paceline.bench.cluster_ddp", *mine, *self._words], place | meeting)
 
     def _popen(self, host: str, words: list[str], environment: dict[str, str]) -> None:
         with self._said(host).open("w") as said:

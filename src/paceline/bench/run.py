@@ -72,11 +72,12 @@ BENCHMARKS = {
         "DistributedDataParallel over gloo on the same hosts. Links of 1 Gbit/s, but 100 Mbit/s to the last "
         "host; emulated devices that take 150 ms for a batch of 64, but 300 ms on the third host; a CNN of "
         "1 MB; the store, where there is one, on the first host. Same body, order of data, optimizer and "
-        "rule of the learning rate, by samples; protocols that step along stale gradients get half the rate. The clock begins with the first iteration. Every 2048 samples the lead "
-        "keeps a copy of the weights, which the benchmark measures on 2000 test images beside the run. "
-        "*Waiting* is the share of all workers' time in which no device computed; the figure is DDP's time "
-        "to the target over the entry's. DDP's all-reduce begins when a gradient is complete: the model fits "
-        "into its first bucket.",
+        "rule of the learning rate, by samples; protocols that step along stale gradients get half the "
+        "rate. The clock begins with the first iteration. Every 2048 samples the lead keeps a copy of the "
+        "weights, which the benchmark measures on 2000 test images beside the run. *Waiting* is the share "
+        "of all workers' time in which no device computed; the figure is DDP's time to the target over the "
+        "entry's. DDP's all-reduce begins when a gradient is complete: the model fits into its first bucket. "
+        "One run each.",
         cluster,
         check_cluster,
     ),

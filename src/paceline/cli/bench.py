@@ -40,7 +40,8 @@ def bench(
         str,
         typer.Option(
             help="For cluster: which, comma separated, settings after colons, for instance "
-            "bsp,bsp+balance,asp@0.06,ssp:staleness=5 (@: learning rate). DDP is always among them. Default: all."
+            "bsp,bsp+balance,asp@0.06,ssp:staleness=5 (@: learning rate). DDP is always among them. "
+            "Default: all."
         ),
     ] = "",
 ) -> None:
