@@ -158,16 +158,24 @@ def copy(t: float, number: int) -> Evaluated:
 
 
 def test_the_clock_begins_with_the_first_iteration(tmp_path: Path) -> None:
-    course = followed(tmp_path, [push(31.0, 0), copy(31.5, 1), push(34.0, 0), copy(34.5, 2)], [0.4, 0.6])
+    copies = [copy(31.5, 1), copy(32.5, 2), copy(34.5, 3)]
+    course = followed(tmp_path, [push(31.0, 0), *copies, push(34.0, 0)], [0.5, 0.5, 0.5])
     assert course.reached_s == 4.5
     assert course.figures().seconds == 4.0
-    assert course.figures().best == 0.6
+
+
+def test_accuracy_is_the_mean_of_three_copies(tmp_path: Path) -> None:
+    copies = [copy(1.0 + number, number) for number in range(1, 5)]
+    course = followed(tmp_path, [push(1.0, 0), *copies], [0.9, 0.1, 0.2, 0.3])
+    assert course.best == pytest.approx(0.4)
+    assert course.figures().accuracy == pytest.approx(0.2)
 
 
 def test_a_copy_that_comes_after_the_limit_does_not_count(tmp_path: Path) -> None:
-    course = followed(tmp_path, [push(1.0, 0), copy(9.0, 1), copy(10.1, 2)], [0.4, 0.6])
+    copies = [copy(7.0, 1), copy(8.0, 2), copy(9.0, 3), copy(10.1, 4)]
+    course = followed(tmp_path, [push(1.0, 0), *copies], [0.4, 0.4, 0.4, 0.9])
     assert course.reached_s is None
-    assert course.best == 0.4
+    assert course.best == pytest.approx(0.4)
 
 
 def test_waiting_is_the_time_in_which_devices_do_not_compute(tmp_path: Path) -> None:
@@ -203,14 +211,14 @@ def test_a_target_that_was_not_reached_is_said_with_the_best_accuracy() -> None:
     ssp = outcome("ssp", msgspec.structs.replace(FIGURES, reached_s=None, best=0.41))
     row = _row(ssp, [ddp, ssp], FULL)
     assert row.value is None
-    assert row.case["to 45 %"] == "not reached"
+    assert row.case["to 42 %"] == "not reached"
     assert row.remark == "best accuracy 41.0 % in 20 s"
 
 
 def test_what_was_refused_is_a_row_that_says_why() -> None:
     ddp, peer = outcome("ddp", FIGURES), outcome("osp", None, "peer protocols do not work through a store")
     row = _row(peer, [ddp, peer], FULL)
-    assert row.case["to 45 %"] == "did not run"
+    assert row.case["to 42 %"] == "did not run"
     assert row.remark == "peer protocols do not work through a store"
 
 

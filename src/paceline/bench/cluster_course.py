@@ -7,9 +7,11 @@ with the first iteration of the first worker: starting processes and importing t
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 import torch
@@ -23,6 +25,9 @@ from paceline.trace.events import AnyEvent, Decided, Evaluated, WorkerLeft
 
 LATE = 1.1
 """A compute time of so many times the emulated one means that the emulation did not hold."""
+
+SMOOTHED = 3
+"""Accuracy is the mean of so many copies, one after the other: a single one is up or down two points."""
 
 Judge = Callable[[Path], float]
 
@@ -40,7 +45,7 @@ class Figures(msgspec.Struct, frozen=True):
     """The last."""
     best: float | None
     reached_s: float | None
-    """When a copy was taken that has the accuracy asked for."""
+    """When the copy was taken with which the accuracy asked for was reached."""
     late: float
     """Share of iterations whose real compute took longer than the emulated device allows."""
     ranks: frozenset[int]
@@ -58,6 +63,7 @@ class Course:
         self._began, self._now = math.inf, -math.inf
         self._samples, self._compute_s, self._pushes, self._late = 0, 0.0, 0, 0
         self._ranks: set[int] = set()
+        self._latest: deque[float] = deque(maxlen=SMOOTHED)
         self._judged: list[tuple[float, float]] = []
         self._lost: list[str] = []
 
@@ -124,8 +130,10 @@ class Course:
         if self.reached_s is not None or event.t - self._began > self._scene.limit_s:
             return
         path = copy_of(self._copies, int(event.values["copy"]))
-        self._judged.append((event.t, self._judge(path)))
+        self._latest.append(self._judge(path))
         path.unlink()
+        if len(self._latest) == SMOOTHED:
+            self._judged.append((event.t, fmean(self._latest)))
 
 
 def judge_of(data: Path, images: int) -> Judge:

@@ -57,7 +57,7 @@ FULL = Scene(
     warmup=2048,
     every=2048,
     images=2000,
-    target=0.45,
+    target=0.42,
     limit_s=70.0,
 )
 QUICK = Scene(
