@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-spark bench clean
+.PHONY: demo test test-all test-spark bench clean
 .DELETE_ON_ERROR:
 
 # Four workers, one of them 2.5x slower, five ways to keep step; a table and a report at the end.
@@ -14,6 +14,10 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	scripts/check
+
+# All cases of the tests with real processes, of which `make test` runs some: half an hour.
+test-all: $(VENV)/.installed-dev
+	scripts/check --every-case
 
 # PySpark is 400 MB and needs Java 17, so its tests are apart; `make test` skips them without it.
 test-spark: $(VENV)/.installed-spark

@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from support.sampling import evenly
+
 if TYPE_CHECKING:  # tests that start no process need not import torch
     from support.runs import Lab
     from support.shell import Shell
     from support.testbed import Testbeds
+
+
+MOST_CASES = 2
+"""Of a test with real processes, so many cases are run unless all are asked for."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--every-case", action="store_true", help="run all cases of tests with real processes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Every protocol times every model times every fault takes long: by default each test tries some of its
+    cases, always the same ones, and different tests different ones."""
+    if config.getoption("--every-case"):
+        return
+    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.path.parent.name == "e2e":
+            cases[item.nodeid.partition("[")[0]].append(item)
+    left_out: set[pytest.Item] = set()
+    for name, some in cases.items():
+        left_out |= set(some).difference(evenly(some, MOST_CASES, name))
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

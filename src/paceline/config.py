@@ -28,6 +28,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How many of the workers are started on this machine, ranks 0 and up; None: all."""
     host_patience_s: float = 30.0
     """How long a host may be out of reach before its workers count as lost."""
+    tls: bool = False
+    """Whether what travels between hosts is encrypted (TLS 1.3)."""
+    tls_cert: str | None = None
+    """File with the certificate to show; None: one is made for the run."""
+    tls_key: str | None = None
+    """File with its key."""
+    store_hosts: int = 1
+    """How many hosts hold the store, this one included: the weights are cut into so many portions."""
     protocol: str | None = None
     """None: what the script names in `join`, else bsp."""
     settings: dict[str, Any] = {}
@@ -75,9 +83,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     private_weights: bool = False
     """Give every worker its own copy even in lockstep, so that scripts may write to parameters."""
     fabric: Literal["shared", "gloo"] = "shared"
-    """How the vectors of a peer protocol travel: through memory that all processes of this machine share,
-    or between the workers by torch.distributed's gloo, over the loopback interface (for a model on a GPU:
-    by its NCCL, untested)."""
+    """How the vectors of a peer protocol travel: through memory that all processes of a machine share, and
+    between machines over the run's own connection; or between the workers of one machine by
+    torch.distributed's gloo, over the loopback interface (for a model on a GPU: by its NCCL, untested)."""
     slow: dict[int, float] = {}
     """Rank -> factor by which its compute is stretched (emulated)."""
     device_time_s: float | None = None
@@ -104,6 +112,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.workers - self.here} of {self.workers} workers are to come from elsewhere, but the "
                 "run does not listen. Name an address with --listen HOST:PORT."
             )
+        self._check_tls()
         for rank, factor in self.slow.items():
             if not 0 <= rank < self.workers:
                 last = self.workers - 1
@@ -128,10 +137,38 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.inject:
             self._check_injection()
+        if self.store_hosts != 1:
+            self._check_store_hosts()
         if not 0 <= self.jitter < 1:
             raise ConfigError(f"jitter must be in [0, 1), got {self.jitter:g}.")
         if self.target is not None and not math.isfinite(self.target):
             raise ConfigError(f"target must be an accuracy such as 0.95, got {self.target:g}.")
+
+    def _check_tls(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("a certificate of your own takes --tls-cert and --tls-key, and one is missing.")
+        if self.tls_cert is not None and not self.tls:
+            raise ConfigError(f"the certificate {self.tls_cert} is for TLS, which is off. Add --tls.")
+        if self.tls and self.connects:
+            raise ConfigError(
+                f"with fabric {self.fabric!r} workers connect to each other by torch.distributed, which does "
+                "not encrypt. Leave --tls out and use a tunnel (WireGuard), or leave --fabric out."
+            )
+
+    def _check_store_hosts(self) -> None:
+        if self.store_hosts < 1:
+            raise ConfigError(f"the store lies on at least 1 host, got {self.store_hosts}.")
+        for asked, why, instead in (
+            (self.listen is None, "the run does not listen for any", "Name an address with --listen"),
+            (self.engine != "local", f"engine {self.engine!r} does not place it", "Use --engine local"),
+            (
+                self.clip_norm is not None,
+                "--clip-norm needs the norm of a sum that no host has as a whole",
+                "Leave one of them out",
+            ),
+        ):
+            if asked:
+                raise ConfigError(f"the store is to lie on {self.store_hosts} hosts, but {why}. {instead}.")
 
     def _check_injection(self) -> None:
         parse_injection(self.inject)

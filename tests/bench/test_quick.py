@@ -31,6 +31,11 @@ def test_exchange_compares_with_gloo_for_both_optimizers() -> None:
     assert [case["optimizer"] for case in quick("exchange")] == ["sgd", "adamw"]
 
 
+def test_network_compares_with_others_and_with_itself_under_tls() -> None:
+    peers = [case["peer"] for case in quick("network") if case["link"] == "loopback"]
+    assert peers == ["paceline tls", "gloo", "torch rpc", "socket"]
+
+
 def test_allreduce_compares_one_exchange_and_whole_steps_over_both_fabrics() -> None:
     cases = [(case["measured"], case["model"], case["fabric"]) for case in quick("allreduce")]
     assert cases == [
@@ -76,7 +81,7 @@ def test_simulator_runs_every_registered_protocol() -> None:
     assert [case["protocol"] for case in quick("simulator")] == sorted(PROTOCOLS)
 
 
-def test_no_name_means_all_and_a_wrong_one_is_named() -> None:
-    assert chosen([]) == list(BENCHMARKS)
+def test_no_name_means_all_that_there_are_data_for_and_a_wrong_one_is_named() -> None:
+    assert chosen([], Plan()) == [name for name in BENCHMARKS if name != "cluster"]
     with pytest.raises(ConfigError, match="Did you mean 'exchange'"):
-        chosen(["exchnge"])
+        chosen(["exchnge"], Plan())

@@ -72,6 +72,14 @@ def test_without_a_target_nothing_is_claimed() -> None:
     assert row(target=None).met is None
 
 
+def test_a_value_that_nobody_knows_is_left_out_and_read_back_as_unknown(tmp_path: Path) -> None:
+    kept = record([msgspec.structs.replace(row(), value=None, figure="ratio", measured={}, limit_s=None)])
+    page = write_record(tmp_path, kept)
+    assert msgspec.json.decode(page.with_suffix(".json").read_bytes(), type=Record) == kept
+    assert kept.rows[0].met is None
+    assert "| figure |" not in page.read_text()
+
+
 def test_a_ratio_compares_medians_and_its_interval_holds_it() -> None:
     value, interval = ratio_of_medians([[4.0, 4.0], [4.0, 400.0]], [[2.0, 2.0], [2.0, 2.0]], seed=0)
     assert value == 2.0

@@ -88,13 +88,24 @@ def test_a_mistake_in_a_peer_protocols_settings_is_told_before_anything_starts(s
     assert not shell.runs.exists()
 
 
-def test_what_peers_cannot_do_yet_is_refused_with_the_reason(shell: Shell) -> None:
-    exact = shell("simulate", TRAIN, "--protocol", "local_sgd", "--workers", 2, "--", "momentum")
-    assert exact.code == 2
-    assert "simulated exactly" in exact.error
+def test_simulate_trains_a_script_under_peer_protocols_and_paced_ones(shell: Shell) -> None:
+    cluster = ("--workers", 3, "--slow", "1:3", "--latency", 0.001)
+    done = shell(
+        "simulate", TRAIN, "--protocol", "bsp,local_sgd,ad_psgd", *cluster, "--json", "--", "momentum"
+    )
+    assert done.code == 0, done.err
+    bsp, local, free = done.json
+    assert bsp["samples"] == local["samples"] == free["samples"]
+    assert free["seconds"] < local["seconds"]
+
+
+def test_what_sizes_alone_cannot_tell_is_simulated_with_a_script(shell: Shell) -> None:
     timing = shell("simulate", "--protocol", "selsync", "--workers", 2)
     assert timing.code == 2
     assert "values of its gradients" in timing.error
+    assert "paceline simulate SCRIPT" in timing.error
+    exact = shell("simulate", TRAIN, "--protocol", "selsync", "--workers", 2, "--", "momentum")
+    assert exact.code == 0, exact.err
 
 
 def test_simulate_compares_both_families_in_virtual_time(shell: Shell) -> None:

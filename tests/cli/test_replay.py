@@ -36,6 +36,28 @@ def test_a_replayed_run_arrives_at_the_same_weights_bit_for_bit(shell: Shell, as
     assert again.json["verdict"] == "the same verdicts, the same weights bit for bit"
 
 
+@pytest.mark.parametrize("protocol", ["ad_psgd", "local_sgd"])
+def test_a_replayed_peer_run_arrives_there_too(shell: Shell, protocol: str) -> None:
+    unequal = ("-n", 3, "--slow", "2:2", "--device-time", 0.004)
+    recorded = shell("train", SCRIPT, "-p", protocol, *unequal, *ARGS)
+    again = shell("replay", recorded.out.strip(), "--json")
+    assert again.code == 0, again.err
+    assert again.json["verdict"] == "the same verdicts, the same weights bit for bit"
+
+
+def test_what_is_not_on_record_of_peers_is_refused_with_the_reason(shell: Shell) -> None:
+    over_gloo = shell("train", SCRIPT, "-p", "local_sgd", "-n", 2, "--fabric", "gloo", *ARGS)
+    refused = shell("replay", over_gloo.out.strip())
+    assert refused.code == 2
+    assert "cannot be replayed over 'gloo'" in refused.err
+    bad = ("--", "momentum", "--bad", 1)
+    failed = shell("train", SCRIPTS / "peers.py", "-p", "local_sgd", "-n", 2, *bad)
+    assert failed.code == 1
+    refused = shell("replay", shell.runs / "latest")
+    assert refused.code == 2
+    assert "not on record" in refused.err
+
+
 def test_a_replay_stops_at_any_verdict_with_the_weights_of_that_moment(shell: Shell) -> None:
     recorded = shell("train", SCRIPT, "-p", "asp", "-n", 2, *ARGS)
     halfway = shell("replay", recorded.out.strip(), "--until", 7, "--json")

@@ -41,8 +41,23 @@ SCRIPT = SCRIPTS / "train.py"
         ("--protocol allreduce --fabric gloo --workers 1", "connects workers, but there is only 1"),
         ("--protocol ssp --fabric gloo", "protocol 'ssp' is of the paced family"),
         ("--engine rai", "unknown --engine 'rai'. Did you mean 'ray'?"),
+        ("--store-hosts 0 --listen 127.0.0.1:0", "the store lies on at least 1 host, got 0"),
+        ("--store-hosts 2", "on 2 hosts, but the run does not listen for any. Name an address with --listen"),
+        ("--store-hosts 2 --listen 127.0.0.1:0 --clip-norm 1", "--clip-norm needs the norm of a sum"),
+        ("--store-hosts 2 --listen 127.0.0.1:0 --engine ray", "engine 'ray' does not place it"),
         ("--address 10.0.0.1:6379", "--address 10.0.0.1:6379 is where Ray is reached. Add --engine ray"),
         ("--engine ray --here 1 --listen 127.0.0.1:0", "--engine ray places all of them"),
+        (
+            "-p local_sgd --fabric gloo --here 1 --listen 127.0.0.1:0",
+            "over 'gloo' nobody proves who connects",
+        ),
+        ("--tls", "this run does not listen. Add --listen HOST:PORT"),
+        ("--listen 127.0.0.1:0 --tls --tls-cert a.pem", "takes --tls-cert and --tls-key, and one is missing"),
+        ("--listen 127.0.0.1:0 --tls --tls-cert a.pem --tls-key a.key", "cannot use the certificate"),
+        (
+            "--protocol allreduce --fabric gloo --listen 127.0.0.1:0 --tls",
+            "torch.distributed, which does not",
+        ),
         ("--resume nowhere", "no checkpoint in"),
     ],
 )

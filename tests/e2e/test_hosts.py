@@ -35,13 +35,13 @@ def elsewhere(warm_lab: Lab) -> Iterator[LocalEngine]:
     engine.close()
 
 
-@pytest.mark.parametrize("here", [0, 2])
+@pytest.mark.parametrize(("here", "tls"), [(0, False), (2, False), (2, True)])
 def test_bsp_over_two_hosts_equals_bsp_on_one_bit_for_bit(
-    lab: Lab, elsewhere: LocalEngine, here: int
+    lab: Lab, elsewhere: LocalEngine, here: int, tls: bool
 ) -> None:
     dials = {"workers": 4, "protocol": "bsp", "seed": 5}
     near = lab.trained("train.py", "normed", *SIZES, "--shuffle", **dials)
-    apart = Apart(lab, elsewhere, "train.py", "normed", *SIZES, "--shuffle", here=here, **dials)
+    apart = Apart(lab, elsewhere, "train.py", "normed", *SIZES, "--shuffle", here=here, tls=tls, **dials)
     apart.host(4 - here)
     far = apart.finish()
     assert far.result.status == "finished", far.end.detail
@@ -67,10 +67,11 @@ def test_a_wire_cut_again_and_again_loses_and_doubles_nothing(
     assert apart.wire.connections > 2
 
 
-def test_a_cut_wire_changes_no_bit_of_bsp(lab: Lab, elsewhere: LocalEngine) -> None:
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_cut_wire_changes_no_bit_of_bsp(lab: Lab, elsewhere: LocalEngine, tls: bool) -> None:
     dials = {"workers": 4, "protocol": "bsp"}
     near = lab.trained("train.py", "momentum", *SIZES, **dials)
-    apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, here=2, **dials)
+    apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, here=2, tls=tls, **dials)
     apart.host(2)
     for _ in range(20):
         time.sleep(0.02)
@@ -134,12 +135,12 @@ def test_more_workers_than_places_are_refused_and_the_run_goes_on(lab: Lab, else
     assert apart.finish().result.status == "finished"
 
 
-def test_a_peer_protocol_is_refused_with_the_reason(lab: Lab, elsewhere: LocalEngine) -> None:
-    apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, here=1, protocol="local_sgd", workers=2)
-    apart.host(1)
-    run = apart.finish()
-    assert run.end.user_mistake
-    assert "peer protocols do not work through a store" in run.end.detail
+def test_who_does_not_encrypt_is_refused_and_the_run_goes_on(lab: Lab, elsewhere: LocalEngine) -> None:
+    apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, here=2, protocol="ssp", tls=True, **DIALS)
+    with pytest.raises(ConfigError, match="speaks TLS only"):
+        enrol("{}:{}".format(*apart.address), SECRET, 2, lab.root, 5)
+    apart.host(2)
+    assert apart.finish().result.status == "finished"
 
 
 def test_stopping_the_run_stops_the_other_host_and_leaves_a_checkpoint(

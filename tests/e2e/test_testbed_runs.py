@@ -116,6 +116,45 @@ def test_a_link_cut_for_ten_seconds_delays_a_run_and_changes_nothing_else(
     assert used(hosts.folder("a")) == once(EPOCHS, SAMPLES)
 
 
+@pytest.mark.parametrize(
+    ("protocol", "settings"), [("selsync", ("window=2", "delta=0.02")), ("local_sgd", ("period=3",))]
+)
+def test_a_link_cut_for_ten_seconds_changes_no_weight_of_peers(
+    lab: Lab, testbeds: Testbeds, tmp_path: Path, protocol: str, settings: tuple[str, ...]
+) -> None:
+    asked = dict(each.split("=") for each in settings)
+    near = lab.trained("train.py", "momentum", *SIZES, workers=2, protocol=protocol, settings=asked)
+    hosts = two_hosts(testbeds, tmp_path)
+    flags = [word for each in settings for word in ("--set", each)]
+    hosts.train("a", "--device-time", "0.02", "--workers", "2", "--here", "1", "-p", protocol, *flags)
+    hosts.join("b", "a", 1)
+    wait_until(lambda: hosts.events("a", Decided) >= 10, "the run goes on", 90)
+    hosts.bed["b"].cut()
+    time.sleep(10)
+    seen = hosts.events("a", Decided)
+    hosts.bed["b"].heal()
+    assert hosts.wait() == [0, 0], hosts.said()
+    assert hosts.events("a", Decided) > seen
+    assert hosts.result("a").failures == []
+    assert used(hosts.folder("a")) == once(EPOCHS, SAMPLES)
+    assert_equal(load_file(hosts.folder("a") / "weights.safetensors"), near.weights)
+
+
+def test_a_host_of_peers_that_loses_power_is_given_up_and_named(testbeds: Testbeds, tmp_path: Path) -> None:
+    hosts = two_hosts(testbeds, tmp_path)
+    flags = ("--device-time", "0.02", "--workers", "2", "--here", "1", "-p", "selsync")
+    first = hosts.train("a", *flags, "--host-patience", "4")
+    hosts.join("b", "a", 1)
+    wait_until(lambda: hosts.events("a", Decided) >= 10, "the run goes on", 90)
+    hosts.bed["b"].cut()
+    hosts.bed["b"].kill()
+    assert first.wait(timeout=120) == 0, hosts.said()
+    failures = hosts.result("a").failures
+    assert [failure.worker for failure in failures] == [1]
+    assert "out of reach" in failures[0].detail
+    assert used(hosts.folder("a")) == once(EPOCHS, SAMPLES)
+
+
 def test_a_host_that_loses_power_is_given_up_and_its_work_is_done_by_others(
     testbeds: Testbeds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,13 +182,14 @@ def torchrun(hosts: Hosts, host: str, node: int, *flags: str) -> None:
     hosts.start(host, *run)
 
 
+@pytest.mark.parametrize(("protocol", "tls"), [("bsp", ()), ("bsp", ("--tls",)), ("local_sgd", ())])
 def test_torchrun_over_two_hosts_gives_the_weights_of_the_local_engine(
-    lab: Lab, testbeds: Testbeds, tmp_path: Path
+    lab: Lab, testbeds: Testbeds, tmp_path: Path, protocol: str, tls: tuple[str, ...]
 ) -> None:
-    near = lab.trained("train.py", "normed", *SIZES, workers=4, protocol="bsp", seed=3)
+    near = lab.trained("train.py", "normed", *SIZES, workers=4, protocol=protocol, seed=3)
     hosts = two_hosts(testbeds, tmp_path)
     for node, host in enumerate(("a", "b")):
-        torchrun(hosts, host, node, "-p", "bsp", "--seed", "3")
+        torchrun(hosts, host, node, "-p", protocol, "--seed", "3", *tls)
     assert hosts.wait() == [0, 0], hosts.said()
     assert hosts.events("a", WorkerJoined) == 4
     far = load_file(hosts.folder("a") / "weights.safetensors")

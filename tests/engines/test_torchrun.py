@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
 from safetensors.torch import load_file
 
 from paceline.config import RunConfig
+from paceline.engines import torchrun as engine
+from paceline.engines.meeting import Meeting
 from paceline.trace import read_trace
 from paceline.trace.events import Decided, Event, RunEnded, WorkerJoined
 from support.runs import SCRIPTS, Lab, once, wait_until
@@ -82,3 +85,27 @@ def used(*folders: Path) -> dict[tuple[int, int], int]:
                 for position in range(start, start + size):
                     places[epoch, position] = places.get((epoch, position), 0) + 1
     return places
+
+
+class Board(dict[str, bytes]):
+    """torchrun's key-value store, as far as it is used."""
+
+    def set(self, key: str, value: bytes) -> None:
+        self[key] = value
+
+
+@pytest.mark.parametrize(("given", "written"), [("a secret that all hosts know", False), ("", True)])
+def test_a_secret_that_all_were_given_is_not_written_where_others_may_read_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str, written: bool
+) -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in (place | {"PACELINE_SECRET": given}).items():
+        monkeypatch.setenv(name, value)
+    board = Board()
+    monkeypatch.setattr(engine, "_board", lambda: board)
+    monkeypatch.setattr(engine, "open_store", lambda config, secret: Meeting("127.0.0.1:2", secret))
+    monkeypatch.setattr(engine, "take_seat", lambda meeting, rank, config: meeting)
+    used = cast(Meeting, engine.take_part({}, tmp_path))
+    assert len(used.secret) >= 16
+    assert used.secret == given or not given
+    assert (used.secret.encode() in b"".join(board.values())) is written

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -17,57 +19,9 @@ from paceline.fabric.door import Door, Enter
 from paceline.fabric.session import Session
 from paceline.fabric.wire import ACK, CONTROL, DATA, HEADER, PIECE_BYTES, check_secret, read_header
 from support.runs import wait_until
+from support.sessions import SECRET, Ends, Notebook
 
-SECRET = check_secret("a secret of more than sixteen characters")
 pytestmark = pytest.mark.timeout(60)
-
-
-class Notebook:
-    """Remembers what arrived, and has memory for lanes."""
-
-    def __init__(self, size: int) -> None:
-        self.memory = {lane: bytearray(size) for lane in range(4)}
-        self.messages: list[tuple[int, bytes]] = []
-        self.seen: list[bytes] = []
-        self.more = threading.Condition()
-
-    def place(self, lane: int, what: int, offset: int, length: int) -> memoryview:
-        if offset + length > len(self.memory[lane]):
-            raise RunError("too much")
-        return memoryview(self.memory[lane])[offset : offset + length]
-
-    def arrived(self, lane: int, what: int, data: bytes) -> None:
-        with self.more:
-            self.messages.append((lane, data))
-            self.seen.append(bytes(self.memory[lane][-8:]))
-            self.more.notify_all()
-
-    def wait(self, count: int) -> None:
-        with self.more:
-            assert self.more.wait_for(lambda: len(self.messages) >= count, 30), self.messages
-
-
-class Ends:
-    """A door with one session behind it, and who calls."""
-
-    def __init__(self, size: int) -> None:
-        self.here, self.there = Notebook(size), Notebook(size)
-        self.session = Session(self.here, lambda why, closed: None)
-        self.door = Door(("127.0.0.1", 0), SECRET, lambda asked: (self.session, b"letter"))
-        self.gave_up: list[str] = []
-        hello = Enter("one", "test")
-        self.dialer = Dialer(self.door.address, SECRET, hello, self.there, self.gave_up.append, 10)
-        assert self.dialer.open() == b"letter"
-
-    def cut(self) -> None:
-        sock = self.dialer.session._sock
-        if sock is not None:
-            sock.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.dialer.close()
-        self.door.close()
-        self.session.close()
 
 
 @pytest.fixture
@@ -198,3 +152,47 @@ def test_a_port_in_use_is_named() -> None:
 def test_a_short_secret_is_refused() -> None:
     with pytest.raises(ConfigError, match="has 5 characters"):
         check_secret("short")
+
+
+def test_who_sends_never_waits_for_the_other_end(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's loop sends: it would stand still for all when one host does not read."""
+    awake = threading.Event()
+    place = ends.here.place
+
+    def sleepy(lane: int, what: int, offset: int, length: int) -> memoryview:
+        assert awake.wait(30)
+        return place(lane, what, offset, length)
+
+    monkeypatch.setattr(ends.here, "place", sleepy)
+    data = memoryview(bytes(len(ends.here.memory[1])))
+    for _ in range(20):  # far more than the kernel's buffers hold
+        ends.dialer.session.send_memory(1, 0, data, 0, len(data))
+        ends.dialer.session.send(1, b"more")
+    assert ends.here.messages == []
+    awake.set()
+    ends.here.wait(20)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_many_who_send_at_once_are_all_heard_once_and_in_their_order(ends: Ends, seed: int) -> None:
+    random = Random(seed)
+    data = memoryview(bytes(len(ends.here.memory[1])))
+
+    def speak(lane: int) -> None:
+        for number in range(100):
+            if number % 20 == lane:
+                ends.dialer.session.send_memory(lane, 0, data, 0, len(data))
+            ends.dialer.session.send(lane, b"%d" % number)
+
+    speakers = [threading.Thread(target=speak, args=(lane,)) for lane in range(4)]
+    for speaker in speakers:
+        speaker.start()
+    for _ in range(5):
+        time.sleep(random.uniform(0, 0.02))
+        ends.cut()
+    for speaker in speakers:
+        speaker.join()
+    ends.here.wait(400)
+    for lane in range(4):
+        heard = [int(text) for spoken, text in ends.here.messages if spoken == lane]
+        assert heard == list(range(100))

@@ -14,7 +14,7 @@ from paceline.protocols import PEERS
 from paceline.protocols.compression import parse_compression
 from paceline.protocols.settings import make_peer
 from paceline.sim import Cluster, Fixed, Link, Lognormal, Membership, simulate_peers
-from paceline.sim.peers import ring_s
+from paceline.sim.costs import ring_s
 from paceline.trace.events import AnyEvent, Exchanged, WorkerLeft
 from support.peers import Crew, nothing
 
@@ -240,5 +240,5 @@ def test_what_cannot_be_compressed_is_refused_as_in_a_real_run(protocol: str, wa
 
 def test_a_period_that_follows_the_loss_is_refused_where_there_is_none() -> None:
     made = make_peer("easgd", {"mode": "asynchronous", "adaptive": True, "period": 2})
-    with pytest.raises(ConfigError, match=r"goes by the training loss.* run it for real"):
+    with pytest.raises(ConfigError, match=r"goes by the training loss.* with its script"):
         simulate_peers(made, cluster(), iterations=8)

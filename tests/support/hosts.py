@@ -7,11 +7,13 @@ import os
 import signal
 import socket
 import threading
+from pathlib import Path
 from typing import Any
 
 from paceline.engines.control import Ended
 from paceline.engines.hosting import enrol
 from paceline.engines.local import LocalEngine
+from paceline.fabric.tls import Trust
 from support.runs import LONGEST_S, Lab, Run, Running, children, wait_until
 
 SECRET = "the secret of a run in the tests"
@@ -21,12 +23,14 @@ class Wire:
     """Forwards connections to an address, until they are cut; then the next one is forwarded."""
 
     def __init__(self, target: tuple[str, int]) -> None:
-        self._target = target
+        self.target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._open: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self.connections = 0
+        self.there_bytes = self.back_bytes = 0
+        """What went to that address, and what came from it."""
         self._start(self._accept)
 
     def cut(self) -> None:
@@ -54,19 +58,21 @@ class Wire:
                 return
             self._open.append(near)
             try:
-                far = socket.create_connection(self._target)
+                far = socket.create_connection(self.target)
             except OSError:
                 near.shutdown(socket.SHUT_RDWR)
                 continue
             self.connections += 1
             self._open.append(far)
-            self._start(self._pump, near, far)
-            self._start(self._pump, far, near)
+            self._start(self._pump, near, far, True)
+            self._start(self._pump, far, near, False)
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, there: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 sink.sendall(data)
+                self.there_bytes += len(data) * there
+                self.back_bytes += len(data) * (not there)
         for sock in (source, sink):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -81,9 +87,10 @@ class Apart:
     """A run whose first workers are here, and whose others come through a wire."""
 
     def __init__(
-        self, lab: Lab, engine: LocalEngine, script: str, *args: object, here: int, **dials: Any
+        self, lab: Lab, engine: LocalEngine, script: str | Path, *args: object, here: int, **dials: Any
     ) -> None:
         self.lab, self.engine = lab, engine
+        self.trust = Trust() if dials.get("tls") else None
         config = lab.config(script, *args, listen="127.0.0.1:0", here=here, **dials)
         self.running = lab._running = Running(lab.engine, config, SECRET)
         where = config.path / "address"
@@ -95,7 +102,7 @@ class Apart:
     def host(self, workers: int) -> None:
         """Start the second host."""
         via = f"{self.wire.address[0]}:{self.wire.address[1]}"
-        config, guest = enrol(via, SECRET, workers, self.lab.root / "there", 30)
+        config, guest = enrol(via, SECRET, workers, self.lab.root / "there", 30, self.trust)
         self.ranks = guest.ranks
         self.engine.launch(config, SECRET, guest)
         self.pids = dict(zip(guest.ranks, self.engine.pids, strict=True))

@@ -2,13 +2,14 @@
 
 `python -m paceline.bench.ends WAY ROLE HOST PORT BYTES`: the client reads a number of rounds per line
 from standard input and prints how long each took, as one JSON list; the server answers until it is
-killed. Ways: Paceline's session, gloo's send and recv, torch's RPC, and a plain socket, which is
-what the link can give to one thread.
+killed. Ways: Paceline's session, the same under TLS, gloo's send and recv, torch's RPC, and a plain
+socket, which is what the link can give to one thread.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import socket
 import sys
@@ -21,10 +22,11 @@ import torch
 from paceline.fabric.dialer import Dialer
 from paceline.fabric.door import Door, Enter
 from paceline.fabric.session import Session, prepare
+from paceline.fabric.tls import Seal, Trust
 from paceline.fabric.wire import check_secret
 
 SECRET = check_secret("the secret of a benchmark, for nobody else")
-WAYS = ("paceline", "gloo", "torch rpc", "socket")
+WAYS = ("paceline", "paceline tls", "gloo", "torch rpc", "socket")
 Round = Callable[[], None]
 
 
@@ -32,7 +34,7 @@ class Mirror:
     """Memory that is written to, and what to do when it is full."""
 
     def __init__(self, size_bytes: int, full: Callable[[], None]) -> None:
-        self.memory = memoryview(bytearray(size_bytes))
+        self.memory = memory_of(size_bytes)
         self._full = full
 
     def place(self, lane: int, what: int, offset: int, length: int) -> memoryview:
@@ -44,13 +46,21 @@ class Mirror:
         self._full()
 
 
-def session_client(host: str, port: int, size: int) -> Round:
+def memory_of(size_bytes: int) -> memoryview:
+    """Memory as a run has it: it begins with a page."""
+    memory = memoryview(mmap.mmap(-1, size_bytes))
+    memory[:] = bytes(size_bytes)  # so that it is there
+    return memory
+
+
+def session_client(host: str, port: int, size: int, trust: Trust | None = None) -> Round:
     """Push through a session."""
     back = threading.Event()
     mirror = Mirror(size, back.set)
-    dialer = Dialer((host, port), SECRET, Enter("bench", "client"), mirror, print)
+    dialer = Dialer((host, port), SECRET, Enter("bench", "client"), mirror, print, trust=trust)
     dialer.open()
-    gradient = memoryview(bytearray(os.urandom(1 << 16) * (size // (1 << 16) + 1)))[:size]
+    gradient = memory_of(size)
+    gradient[:] = (os.urandom(1 << 16) * (size // (1 << 16) + 1))[:size]
 
     def go() -> None:
         back.clear()
@@ -61,23 +71,33 @@ def session_client(host: str, port: int, size: int) -> Round:
     return go
 
 
-def session_server(host: str, port: int, size: int) -> None:
+def session_server(host: str, port: int, size: int, seal: Seal | None = None) -> None:
     """Answer with as much."""
 
     def answer() -> None:
         session.send_memory(0, 0, weights, 0, size)
         session.send(0, b"release")
 
-    weights = memoryview(bytearray(size))
+    weights = memory_of(size)
     session = Session(Mirror(size, answer), lambda why, closed: None)
-    Door((host, port), SECRET, lambda asked: (session, b""))
+    Door((host, port), SECRET, lambda asked: (session, b""), seal)
     threading.Event().wait()
+
+
+def sealed_client(host: str, port: int, size: int) -> Round:
+    """Push through a session under TLS."""
+    return session_client(host, port, size, Trust())
+
+
+def sealed_server(host: str, port: int, size: int) -> None:
+    """Answer with as much."""
+    session_server(host, port, size, Seal())
 
 
 def socket_client(host: str, port: int, size: int) -> Round:
     """Push through a plain connection."""
     sock = _patiently(host, port)
-    gradient, weights = memoryview(bytearray(size)), memoryview(bytearray(size))
+    gradient, weights = memory_of(size), memory_of(size)
 
     def go() -> None:
         sock.sendall(gradient)
@@ -90,7 +110,7 @@ def socket_server(host: str, port: int, size: int) -> None:
     """Answer with as much."""
     sock, _ = socket.create_server((host, port)).accept()
     prepare(sock)
-    memory = memoryview(bytearray(size))
+    memory = memory_of(size)
     while sock.recv_into(memory, size, socket.MSG_WAITALL) == size:
         sock.sendall(memory)
 
@@ -165,8 +185,12 @@ def _patiently(host: str, port: int) -> socket.socket:
             return sock
 
 
-CLIENTS = dict(zip(WAYS, (session_client, gloo_client, rpc_client, socket_client), strict=True))
-SERVERS = dict(zip(WAYS, (session_server, gloo_server, rpc_server, socket_server), strict=True))
+CLIENTS = dict(
+    zip(WAYS, (session_client, sealed_client, gloo_client, rpc_client, socket_client), strict=True)
+)
+SERVERS = dict(
+    zip(WAYS, (session_server, sealed_server, gloo_server, rpc_server, socket_server), strict=True)
+)
 
 
 def main() -> None:

@@ -89,7 +89,7 @@ def lone(plan: Plan, say: Say) -> list[Row]:
         for way, measure in (("in one process", _in_one_process), ("as commands", _as_commands)):
             paced, plain = measure(model, plan)
             rows.append(_row(model, way, paced, plain, plan))
-            say(f"lone, {model.name}, {way}: {100 * rows[-1].value:+.2f} %")
+            say(f"lone, {model.name}, {way}: {rows[-1].shown}")
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Push and pull between two hosts, against gloo and torch's RPC on the same link.
+"""Push and pull between two hosts, against gloo, torch's RPC and itself under TLS on the same link.
 
 On loopback, and (with the privileges it takes) between two hosts of a testbed whose links have a
 known speed. There the plain socket tells what the link gives, and the share of it is the figure;
@@ -125,7 +125,9 @@ def _row(
     say: Say,
 ) -> Row:
     value, interval = ratio_of_medians(seen[way], seen["paceline"], plan.seed)
-    say(f"network {where}, {size:g} MB, against {way}: {value:.2f}x")
+    sealed = way == "paceline tls"
+    found = f"with TLS {value:.2f}x the time" if sealed else f"against {way}: {value:.2f}x"
+    say(f"network {where}, {size:g} MB, {found}")
     return Row(
         case={"MB": size, "link": where, "peer": way},
         measured={
@@ -137,7 +139,7 @@ def _row(
         interval=interval,
         target=None if plan.quick or size < 10 else target,
         limit_s=None,
-        remark="",
+        remark="what TLS costs: the time with it over the time without" if sealed else "",
     )
 
 

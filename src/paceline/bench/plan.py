@@ -14,6 +14,10 @@ class Plan(msgspec.Struct, frozen=True):
 
     quick: bool = False
     seed: int = 0
+    data: str | None = None
+    """Folder with CIFAR-10, for `cluster`."""
+    protocols: tuple[str, ...] = ()
+    """What `cluster` runs; empty: everything."""
 
     @property
     def sizes_mb(self) -> tuple[float, ...]:

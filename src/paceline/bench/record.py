@@ -21,9 +21,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured: size, optimizer, workers and the like."""
     measured: dict[str, Spread]
     """Per side; ours is called `paceline`. Seconds."""
-    figure: Literal["speedup", "overhead", "seconds", "share"]
-    """What `value` is: the peer's median over ours, our extra time, our time, a part of a whole."""
-    value: float
+    figure: Literal["speedup", "ratio", "overhead", "seconds", "share"]
+    """What `value` is: the peer's median over ours, its only measurement over ours, our extra time, our
+    time, a part of a whole."""
+    value: float | None
+    """None when nothing can be compared, because a side did not get so far."""
     interval: Interval | None = None
     """Of `value`, with 95 % confidence."""
     target: float | None = None
@@ -34,9 +36,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def met(self) -> bool | None:
         """Whether the target is met; None without one."""
-        if self.target is None:
+        if self.target is None or self.value is None:
             return None
-        return self.value >= self.target if self.figure == "speedup" else self.value <= self.target
+        return self.value >= self.target if self.figure in ("speedup", "ratio") else self.value <= self.target
+
+    @property
+    def shown(self) -> str:
+        """`value` for people."""
+        return _figure(self, self.value)
 
     @property
     def distance(self) -> float | None:
@@ -86,15 +93,15 @@ def as_page(record: Record) -> str:
 
 
 def as_table(rows: list[Row]) -> list[str]:
-    """The rows as a Markdown table, one column per side."""
+    """The rows as a Markdown table, one column per side; columns in which nothing stands are left out."""
     cases = list(dict.fromkeys(key for row in rows for key in row.case))
     sides = list(dict.fromkeys(side for row in rows for side in row.measured))
-    limits = any(row.limit_s for row in rows)
     head = [*cases, *(f"{side}: median (p10-p90, max)" for side in sides), "figure", "95 %", "target", "met"]
-    head += ["memory limit", "times the limit"] if limits else []
-    head += ["remark"] if any(row.remark for row in rows) else []
-    table = [_line(head), _line(["---"] * len(head))]
-    return [*table, *(_line(_cells(row, cases, sides, head)) for row in rows)]
+    head += ["memory limit", "times the limit", "remark"]
+    cells = [_cells(row, cases, sides) for row in rows]
+    used = [index for index in range(len(head)) if any(line[index] for line in cells)]
+    lines = [[line[index] for index in used] for line in (head, ["---"] * len(head), *cells)]
+    return [_line(line) for line in lines]
 
 
 def today() -> str:
@@ -102,19 +109,22 @@ def today() -> str:
     return date.today().isoformat()
 
 
-def _cells(row: Row, cases: list[str], sides: list[str], head: list[str]) -> list[str]:
+def _cells(row: Row, cases: list[str], sides: list[str]) -> list[str]:
     cells = [str(row.case.get(key, "")) for key in cases]
     cells += [_spread(row.measured.get(side)) for side in sides]
     cells += [_figure(row, row.value), _interval(row), _target(row), _met(row)]
-    if "memory limit" in head:
-        cells += [_seconds(row.limit_s) if row.limit_s else "", f"{row.distance:.1f}" if row.distance else ""]
-    return [*cells, row.remark] if "remark" in head else cells
+    cells += [_seconds(row.limit_s) if row.limit_s else "", f"{row.distance:.1f}" if row.distance else ""]
+    return [*cells, row.remark]
 
 
-def _figure(row: Row, value: float) -> str:
+def _figure(row: Row, value: float | None) -> str:
+    if value is None:
+        return ""
     match row.figure:
         case "speedup":
             return f"{value:.1f}x"
+        case "ratio":
+            return f"{value:.2f}x"
         case "seconds":
             return _seconds(value)
         case "overhead":
@@ -132,7 +142,7 @@ def _interval(row: Row) -> str:
 def _target(row: Row) -> str:
     if row.target is None:
         return ""
-    return f"{'>=' if row.figure == 'speedup' else '<='} {_figure(row, row.target)}"
+    return f"{'>=' if row.figure in ('speedup', 'ratio') else '<='} {_figure(row, row.target)}"
 
 
 def _met(row: Row) -> str:

@@ -147,7 +147,7 @@ def trace(plan: Plan, say: Say) -> list[Row]:
     for name, workers in (("bsp", 1), ("bsp", 2), ("asp", 2)):
         watch = _run(name, workers, plan)
         rows.append(_row(name, workers, watch, plan))
-        say(f"trace, {name}, {workers} workers: {100 * rows[-1].value:.3f} %")
+        say(f"trace, {name}, {workers} workers: {rows[-1].shown}")
     return rows
 
 

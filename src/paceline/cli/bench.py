@@ -17,7 +17,8 @@ def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="exchange, allreduce, store, death, lone, trace, simulator. Default: all of them."
+            help="exchange, allreduce, store, network, hiding, cluster, death, lone, trace, simulator. "
+            "Default: all of them; cluster only with --data."
         ),
     ] = None,
     json: o.Json = False,
@@ -29,6 +30,20 @@ def bench(
     ] = False,
     folder: Annotated[Path, typer.Option(help="Where records are kept.")] = Path("benchmarks"),
     seed: o.Seed = 0,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="For cluster: CIFAR-10 in its binary version (data_batch_1.bin, ...)."
+        ),
+    ] = None,
+    protocols: Annotated[
+        str,
+        typer.Option(
+            help="For cluster: which, comma separated, settings after colons, for instance "
+            "bsp,bsp+balance,asp@0.06,ssp:staleness=5 (@: learning rate). DDP is always among them. "
+            "Default: all."
+        ),
+    ] = "",
 ) -> None:
     """Measure Paceline against other systems: both in the same run, in turns, as ratios.
 
@@ -45,9 +60,11 @@ def bench(
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything started is ended
         if quick and record:
             raise ConfigError("--quick measures nothing worth keeping. Leave out --record, or --quick.")
+        named = tuple(name for name in protocols.split(",") if name.strip())
+        plan = Plan(quick=quick, seed=seed, data=None if data is None else str(data), protocols=named)
         records = []
-        for name in chosen(names or []):
-            records.append(run(name, Plan(quick=quick, seed=seed), _say))
+        for name in chosen(names or [], plan):
+            records.append(run(name, plan, _say))
             if record:
                 _say(f"wrote {write_record(folder, records[-1])}")
             if not json:

@@ -69,9 +69,10 @@ def _invitation(config: RunConfig, address: str) -> str:
     address = f"{socket.gethostname()}:{port}" if host in ("0.0.0.0", "[::]") else address
     made = config.path / "secret"
     secret = f"the secret in {made}" if made.exists() else "the run's secret"
+    tls = " --tls" if config.tls else ""
     return (
         f"listening at {address} for {missing} workers of other hosts. There, with {secret}: "
-        f"paceline host {address} --workers {missing} --secret-file FILE"
+        f"paceline host {address} --workers {missing} --secret-file FILE{tls}"
     )
 
 

@@ -25,6 +25,15 @@ def check_engine(asked: dict[str, Any]) -> None:
         )
     if engine != "local" and asked.get("here") is not None:
         raise ConfigError(f"--here starts workers on this machine, but --engine {engine} places all of them.")
+    if asked.get("tls_cert") and asked.get("tls_key"):
+        from paceline.fabric.tls import Seal
+
+        Seal(asked["tls_cert"], asked["tls_key"])
+    if asked.get("tls") and engine == "local" and asked.get("listen") is None:
+        raise ConfigError(
+            "--tls is for what travels between hosts, and this run does not listen. "
+            "Add --listen HOST:PORT, or leave it out."
+        )
     if engine == "spark" and find_spec("pyspark") is None:
         raise ConfigError("--engine spark needs PySpark. Install it: pip install 'paceline[spark]'")
     if engine == "ray":

@@ -13,31 +13,59 @@ from paceline.cli.common import check_script, errors_for_people
 
 if TYPE_CHECKING:
     from paceline.engines.local import LocalEngine
+    from paceline.fabric.tls import Trust
 
 
 def host(
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the run listens.")],
     workers: Annotated[int, typer.Option("--workers", "-n", help="Worker processes to start here.")] = 1,
     secret_file: o.SecretFile = None,
+    tls: o.GuestTls = False,
+    tls_ca: o.TlsCa = None,
     script: Annotated[
         Path | None, typer.Option(help="The script, if its path here is another than at the run's host.")
     ] = None,
     wait: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for the run.")] = 60.0,
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where the other hosts reach this one, if the run's store lies on several (--store-hosts). "
+            "Default: this machine's address on the way to the run, and a free port.",
+        ),
+    ] = "",
     runs: o.Runs = Path("runs"),
 ) -> None:
     """Take part in a run that another host started with --listen.
 
     The run tells which script to run, with which arguments and protocol; the same files have to be
-    here. A link that is cut is waited for; Ctrl-C takes this host's workers out, and the run goes on.
+    here. A link that is cut is waited for; Ctrl-C takes this host's workers out, and the run goes on
+    (unless this host holds a portion of the store: then it ends).
 
     Example: paceline host 10.0.0.1:29600 --workers 2 --secret-file run.secret
     """
     with errors_for_people():
-        _host(address, workers, secret_file, script, runs, wait)
+        _host(address, workers, secret_file, _trust(tls, tls_ca), script, runs, wait, listen)
+
+
+def _trust(tls: bool, ca: Path | None) -> Trust | None:
+    from paceline.errors import ConfigError
+    from paceline.fabric.tls import Trust
+
+    if ca is not None and not tls:
+        raise ConfigError(f"--tls-ca {ca} says whose certificates to believe, but TLS is off. Add --tls.")
+    return Trust(None if ca is None else str(ca.resolve())) if tls else None
 
 
 def _host(
-    address: str, workers: int, secret_file: Path | None, script: Path | None, runs: Path, wait: float
+    address: str,
+    workers: int,
+    secret_file: Path | None,
+    trust: Trust | None,
+    script: Path | None,
+    runs: Path,
+    wait: float,
+    listen: str,
 ) -> None:
     import msgspec
 
@@ -49,7 +77,7 @@ def _host(
     if workers < 1:
         raise ConfigError(f"workers must be at least 1, got {workers}.")
     secret = needed_secret(secret_file).decode()
-    config, guest = enrol(address, secret, workers, runs, wait)
+    config, guest = enrol(address, secret, workers, runs, wait, trust)
     path = Path(config.script or "") if script is None else script
     check_script(path)
     config = msgspec.structs.replace(config, script=str(path))
@@ -58,7 +86,7 @@ def _host(
         file=sys.stderr,
     )
     with LocalEngine(config.script) as engine:
-        engine.launch(config, secret, guest)
+        engine.launch(config, secret, msgspec.structs.replace(guest, listen=listen))
         statuses = _wait(engine)
     if any(statuses.values()):
         bad = ", ".join(f"{rank} ({code})" for rank, code in sorted(statuses.items()) if code)

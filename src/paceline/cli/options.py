@@ -170,6 +170,14 @@ Here = Annotated[
         help="How many of the workers to start on this machine. Default: all.", rich_help_panel=HOSTS
     ),
 ]
+StoreHosts = Annotated[
+    int,
+    typer.Option(
+        help="How many hosts hold the store, this one included: each has a portion of the weights and of the "
+        "optimizer's state, so that their links share the traffic. Losing one of them ends the run.",
+        rich_help_panel=HOSTS,
+    ),
+]
 HostPatience = Annotated[
     float,
     typer.Option(
@@ -186,12 +194,42 @@ SecretFile = Annotated[
         rich_help_panel=HOSTS,
     ),
 ]
+Tls = Annotated[
+    bool,
+    typer.Option(
+        "--tls",
+        help="Encrypt what travels between hosts (TLS 1.3, with a certificate made for the run). `paceline "
+        "bench network` tells what it costs.",
+        rich_help_panel=HOSTS,
+    ),
+]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with a certificate of your own (and its chain), for --tls.", rich_help_panel=HOSTS
+    ),
+]
+TlsKey = Annotated[
+    Path | None, typer.Option(help="File with the key of that certificate.", rich_help_panel=HOSTS)
+]
+GuestTls = Annotated[
+    bool,
+    typer.Option("--tls", help="The run was started with --tls: talk to nobody who does not encrypt."),
+]
+TlsCa = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with the CA that signed the run's own certificate, which has to be made out to the "
+        "address given. Without it the secret alone proves whose certificate it is.",
+    ),
+]
 Fabric = Annotated[
     str,
     typer.Option(
         metavar="shared|gloo",
-        help="How a peer protocol's vectors travel: through shared memory, or between the workers by "
-        "torch.distributed (gloo, on the loopback interface; for a model on a GPU NCCL, which is untested). "
+        help="How a peer protocol's vectors travel: through shared memory (and between hosts over the run's "
+        "authenticated connection), or, on one machine, between the workers by torch.distributed "
+        "(gloo, on the loopback interface; for a model on a GPU NCCL, which is untested). "
         "Over gloo a lost worker ends the run, and a worker that has finished stays until all have; "
         "one-sided protocols (ad_psgd, asynchronous easgd) and --compress need shared memory.",
     ),

@@ -24,8 +24,8 @@ def replay(
 ) -> None:
     """Re-execute a recorded run, asynchronous or not, from its trace: same arrivals, same data, same weights.
 
-    The same workers compute again; the store hears them in the recorded order and at the recorded
-    times. Ends with 1 if the weights differ from the recorded ones in a single bit.
+    The same workers compute again; the store, or the place where peers meet, hears them in the recorded
+    order and at the recorded times. Ends with 1 if the weights differ from the recorded ones in a single bit.
     """
     with errors_for_people():
         from paceline.cli.conduct import conduct
@@ -65,9 +65,24 @@ def _config(run: Path, until: int | None, runs: Path) -> RunConfig:
         raise ConfigError(
             "only a real run of several workers needs a replay; run anything else again, it repeats."
         )
+    _check_peers(run, until)
     name, folder = new_run(runs, "replay")
     changes: dict[str, Any] = {"slow": {}, "device_time_s": None, "jitter": 0.0, "on_failure": "continue"}
     return msgspec.structs.replace(old, run=name, folder=str(folder), replay=str(run), until=until, **changes)
+
+
+def _check_peers(run: Path, until: int | None) -> None:
+    from paceline.errors import ConfigError
+    from paceline.trace import read_trace
+    from paceline.trace.events import RunStarted
+
+    start = next(iter(read_trace(run)))
+    peers = isinstance(start, RunStarted) and start.family == "peer"
+    if peers and until is None and _was_stopped(run):
+        raise ConfigError(
+            "this peer run was stopped or failed, and how its workers ended it is not on record. "
+            "Replay it up to a verdict before that, with --until."
+        )
 
 
 def _was_stopped(run: Path) -> bool:

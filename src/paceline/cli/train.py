@@ -54,8 +54,12 @@ def train(
     master: o.Master = None,
     listen: o.Listen = None,
     here: o.Here = None,
+    store_hosts: o.StoreHosts = 1,
     host_patience: o.HostPatience = 30.0,
     secret_file: o.SecretFile = None,
+    tls: o.Tls = False,
+    tls_cert: o.TlsCert = None,
+    tls_key: o.TlsKey = None,
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -85,7 +89,11 @@ def train(
             "master": master,
             "listen": listen,
             "here": here,
+            "store_hosts": store_hosts,
             "host_patience_s": host_patience,
+            "tls": tls,
+            "tls_cert": _path(tls_cert),
+            "tls_key": _path(tls_key),
             "seed": seed,
             "target": target,
             "weighting": parse_weighting(weighting),
@@ -153,6 +161,10 @@ def _secret(config: Any, file: Path | None) -> str:
     return secret_for(config.path, file)
 
 
+def _path(file: Path | None) -> str | None:
+    return None if file is None else str(file.resolve())
+
+
 def _typed(context: typer.Context) -> set[str]:
     """The configuration fields that were given on the command line."""
     names = {"set_": "settings", "device_time": "device_time_s", "host_patience": "host_patience_s"}
@@ -187,6 +199,7 @@ def make_config(asked: dict[str, Any], runs: Path) -> Any:
 
     from paceline.config import RunConfig
     from paceline.errors import ConfigError
+    from paceline.fabric.choice import check_hosts
 
     _check_words(asked)
     check_engine(asked)
@@ -194,6 +207,7 @@ def make_config(asked: dict[str, Any], runs: Path) -> Any:
         config = msgspec.convert(asked | {"run": "", "folder": ""}, RunConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{str(error).rstrip('.')}.") from None
+    check_hosts(config.fabric, config.near < config.workers)
     run, folder = new_run(runs, config.protocol or "script")
     return msgspec.structs.replace(config, run=run, folder=str(folder))
 

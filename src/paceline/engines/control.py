@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from paceline.config import RunConfig
+from paceline.fabric.tls import Trust
 
 
 class Guest(msgspec.Struct, frozen=True):
@@ -13,6 +14,11 @@ class Guest(msgspec.Struct, frozen=True):
     address: tuple[str, int]
     session: str
     ranks: tuple[int, ...]
+    trust: Trust | None = None
+    listen: str = ""
+    """Where it listens if it holds a portion of the store; empty: at its own address, on a free port."""
+    reach: str = ""
+    """Where other hosts are told to come, if that is another address."""
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):

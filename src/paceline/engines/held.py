@@ -9,7 +9,7 @@ import subprocess
 import msgspec
 
 from paceline.config import RunConfig
-from paceline.engines.meeting import Meeting, StoreOrder, launch_service
+from paceline.engines.meeting import StoreOrder, launch_service, meeting_of
 from paceline.fabric.channel import Channel
 from paceline.fabric.neighbours import find_neighbour
 from paceline.runtime import messages as m
@@ -21,7 +21,7 @@ class HeldStore:
     def __init__(self, config: RunConfig, secret: str) -> None:
         order = msgspec.json.encode(StoreOrder(config, secret, holder=os.getpid()))
         self._process, address = launch_service("store", order)
-        self.meeting = Meeting(address, secret)
+        self.meeting = meeting_of(config, address, secret)
 
     def wait(self, timeout_s: float) -> int | None:
         """Its exit status, if it ends within this time."""

@@ -12,17 +12,20 @@ import msgspec
 from paceline.config import RunConfig
 from paceline.engines.control import Guest
 from paceline.fabric.door import Enter, call_patiently
+from paceline.fabric.tls import Trust
 from paceline.fabric.wire import check_secret, parse_address
 
 
-def enrol(address: str, secret: str, workers: int, runs: Path, wait_s: float) -> tuple[RunConfig, Guest]:
+def enrol(
+    address: str, secret: str, workers: int, runs: Path, wait_s: float, trust: Trust | None = None
+) -> tuple[RunConfig, Guest]:
     """Ask the run for places, and for what is to be run; it gets a folder here for its logs."""
     where, session = parse_address(address), secrets.token_hex(16)
     hello = Enter(session, socket.gethostname(), workers=workers)
-    sock, entered = call_patiently(where, check_secret(secret), hello, wait_s, threading.Event())
+    sock, entered = call_patiently(where, check_secret(secret), hello, wait_s, threading.Event(), trust)
     sock.close()
     info, ranks = msgspec.msgpack.decode(entered.info, type=tuple[bytes, tuple[int, ...]])
     config = msgspec.msgpack.decode(info, type=RunConfig)
     folder = runs / config.run
     folder.mkdir(parents=True, exist_ok=True)
-    return msgspec.structs.replace(config, folder=str(folder)), Guest(where, session, ranks)
+    return msgspec.structs.replace(config, folder=str(folder)), Guest(where, session, ranks, trust)

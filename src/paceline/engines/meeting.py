@@ -20,6 +20,7 @@ from paceline.config import RunConfig
 from paceline.errors import RunError, RunStopped
 from paceline.fabric.channel import Channel
 from paceline.fabric.neighbours import find_neighbour
+from paceline.fabric.tls import Trust
 from paceline.runtime.seat import Seat
 
 PATIENCE_S = 60.0
@@ -31,6 +32,8 @@ class Meeting(msgspec.Struct, frozen=True):
 
     address: str
     secret: str
+    trust: Trust | None = None
+    """None: the run does not use TLS."""
 
     @property
     def name(self) -> str:
@@ -65,7 +68,12 @@ def take_seat(meeting: Meeting, rank: int, config: RunConfig, beside: bool = Fal
 def open_store(config: RunConfig, secret: str) -> Meeting:
     """Start the process that holds the store; where it listens."""
     order = msgspec.json.encode(StoreOrder(config, secret))
-    return Meeting(start_service("store", order), secret)
+    return meeting_of(config, start_service("store", order), secret)
+
+
+def meeting_of(config: RunConfig, address: str, secret: str) -> Meeting:
+    """What a worker of this run has to know."""
+    return Meeting(address, secret, Trust() if config.tls else None)
 
 
 def start_service(kind: str, order: bytes) -> str:

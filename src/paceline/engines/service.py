@@ -72,7 +72,8 @@ def _relay(order: bytes) -> int:
         _say("ready")
         return 0
     hello = Enter(secrets.token_hex(16), socket.gethostname())
-    relay = Relay(parse_address(meeting.address), check_secret(meeting.secret), hello, [], listener)
+    address, secret = parse_address(meeting.address), check_secret(meeting.secret)
+    relay = Relay(address, secret, hello, [], listener, trust=meeting.trust)
     _say("ready", Path(os.devnull))
     relay.run()
     return 0

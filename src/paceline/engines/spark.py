@@ -32,9 +32,10 @@ import msgspec
 from paceline.config import RunConfig
 from paceline.engines.control import Ended
 from paceline.engines.logs import LogBook, call_home
-from paceline.engines.meeting import Meeting, StoreOrder, launch_service
+from paceline.engines.meeting import Meeting, StoreOrder, launch_service, meeting_of
 from paceline.engines.worker import WorkerOrder, run_worker
 from paceline.errors import ConfigError, RunError
+from paceline.fabric.tls import Seal
 from paceline.fabric.wire import new_secret
 from paceline.runtime.rows import spooled
 from paceline.trace import Result, read_trace, tally
@@ -105,8 +106,10 @@ class SparkEngine:
         self._config, self._group = config, f"paceline {config.run}"
         order = msgspec.json.encode(StoreOrder(config, secret, os.getpid()))
         self._store, address = launch_service("store", order)
-        self._logs = LogBook(host, secret, config.path, config.workers)
-        task = Task(self._order(config, Meeting(address, secret)), self._logs.address, self._data is not None)
+        seal = Seal(config.tls_cert, config.tls_key) if config.tls else None
+        self._logs = LogBook(host, secret, config.path, config.workers, seal)
+        worker = self._order(config, meeting_of(config, address, secret))
+        task = Task(worker, self._logs.address, self._data is not None)
         self._job = threading.Thread(target=self._run, args=(msgspec.json.encode(task),), daemon=True)
         self._job.start()
 
@@ -192,7 +195,9 @@ def work(told: bytes, rows: Iterable[Any]) -> Iterator[tuple[int, str, int]]:
     from pyspark import BarrierTaskContext
 
     task, rank = msgspec.json.decode(told, type=Task), BarrierTaskContext.get().partitionId()
-    with call_home(task.logs, task.order.meeting.secret, rank) as home, spooled(rows, task.data) as partition:
+    meeting = task.order.meeting
+    home = call_home(task.logs, meeting.secret, rank, meeting.trust)
+    with home, spooled(rows, task.data) as partition:
         order = msgspec.structs.replace(task.order, rank=rank, partition=partition)
         yield rank, socket.gethostname(), run_worker(order, home.sendall)
 

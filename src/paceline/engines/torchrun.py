@@ -78,7 +78,7 @@ def take_part(asked: dict[str, Any], runs: Path) -> seats.Seat:
         except Exception as error:
             board.set(key, b"error " + str(error).encode())
             raise
-        board.set(key, msgspec.json.encode(meeting))
+        board.set(key, msgspec.json.encode(_without_known_secret(meeting)))
         print(f"run {config.folder}", file=sys.stderr)
     try:
         told = board.get(key)
@@ -86,7 +86,20 @@ def take_part(asked: dict[str, Any], runs: Path) -> seats.Seat:
         raise RunError(f"rank 0 did not say where the store is: {error}") from None
     if told.startswith(b"error "):
         raise ConfigError(told.removeprefix(b"error ").decode())
-    return take_seat(msgspec.json.decode(told, type=Meeting), rank(), config)
+    return take_seat(_with_known_secret(msgspec.json.decode(told, type=Meeting)), rank(), config)
+
+
+def _without_known_secret(meeting: Meeting) -> Meeting:
+    """What goes on the board: a secret that all have been given stays off it."""
+    known = os.environ.get("PACELINE_SECRET")
+    return msgspec.structs.replace(meeting, secret="") if known else meeting
+
+
+def _with_known_secret(meeting: Meeting) -> Meeting:
+    secret = meeting.secret or os.environ.get("PACELINE_SECRET", "")
+    if not secret:
+        raise ConfigError("rank 0 was given PACELINE_SECRET and this worker was not. Set it on all hosts.")
+    return msgspec.structs.replace(meeting, secret=secret)
 
 
 def _board() -> Any:

@@ -104,7 +104,10 @@ class Brood:
         workers = [(Channel(end), pid) for (_, end), pid in zip(pairs, pids, strict=True)]
         guest = self._order.guest
         if guest is not None:
-            return host(guest.address, self._order.secret, guest.session, workers, self.stop_fd)
+            secret, door = self._order.secret, None
+            if self.config.store_hosts > 1:
+                door = guest.listen, guest.reach
+            return host(guest.address, secret, guest.session, workers, self.stop_fd, guest.trust, door)
         return serve(self.config, workers, self.stop_fd, self._order.secret)
 
 

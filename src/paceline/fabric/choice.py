@@ -6,6 +6,15 @@ from paceline.errors import ConfigError
 from paceline.protocols import PEERS, Peer
 
 
+def check_hosts(fabric: str, elsewhere: bool) -> None:
+    """Refuse a fabric between peers that does not lead to other hosts, if some are there."""
+    if elsewhere and fabric != "shared":
+        raise ConfigError(
+            f"workers of other hosts take part, and over {fabric!r} nobody proves who connects. Use --fabric "
+            "shared: between hosts vectors then travel over the run's own connection, where everybody does."
+        )
+
+
 def check_fabric(fabric: str, name: str, protocol: object, compress: str = "none") -> None:
     """Refuse a fabric between peers for what cannot use it."""
     if fabric == "shared":

@@ -10,6 +10,7 @@ import msgspec
 from paceline.errors import ConfigError, RunError
 from paceline.fabric.door import Enter, call_patiently
 from paceline.fabric.session import Session, Sink
+from paceline.fabric.tls import Trust
 
 PATIENCE_S = 60.0
 """How long a host tries to come back."""
@@ -26,9 +27,10 @@ class Dialer:
         sink: Sink,
         gave_up: Callable[[str], None],
         patience_s: float = PATIENCE_S,
+        trust: Trust | None = None,
     ) -> None:
         self._address, self._secret, self._hello = address, secret, hello
-        self._gave_up, self._patience_s = gave_up, patience_s
+        self._gave_up, self._patience_s, self._trust = gave_up, patience_s, trust
         self._over = threading.Event()
         self.session = Session(sink, self._broken)
 
@@ -58,6 +60,8 @@ class Dialer:
     def _connect(self) -> bytes:
         self.session.detach()
         hello = msgspec.structs.replace(self._hello, received=self.session.received)
-        sock, entered = call_patiently(self._address, self._secret, hello, self._patience_s, self._over)
+        sock, entered = call_patiently(
+            self._address, self._secret, hello, self._patience_s, self._over, self._trust
+        )
         self.session.attach(sock, entered.received)
         return entered.info

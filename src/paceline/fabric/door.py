@@ -1,14 +1,12 @@
 """Where other hosts come in, and how they come back after a cut.
 
-A door listens at one address. Who connects has a few seconds to prove that it knows the secret,
-and only a few may try at once; then it names its session. A session that exists is taken up where
+Who connects has a few seconds to prove that it knows the secret, and only a few may try at once (see
+`listener`); then it names its session. A session that exists is taken up where
 it was left: each end tells how many frames it has had, and the rest is sent again.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import socket
 import threading
 import time
@@ -18,11 +16,11 @@ from typing import TypeVar
 import msgspec
 
 from paceline.errors import ConfigError, PacelineError, RunError
+from paceline.fabric.listener import Listener
 from paceline.fabric.session import Session
-from paceline.fabric.wire import HANDSHAKE_S, admit, enter, receive_exactly, show_address
+from paceline.fabric.tls import Seal, Trust, go_in
+from paceline.fabric.wire import HANDSHAKE_S, Connection, receive_exactly, show_address
 
-STRANGERS = 16
-"""So many may be at the door at once; further ones are turned away."""
 LETTER_BYTES = 1 << 20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 """Between two attempts to connect."""
@@ -39,6 +37,10 @@ class Enter(msgspec.Struct, frozen=True):
     received: int = 0
     workers: int = 0
     """Places it would like to have; 0 if its workers know their ranks."""
+    number: int = 0
+    """Which host it is, among those of a run whose store lies on several."""
+    reach: str = ""
+    """Where other hosts reach it, if it can hold a portion of a store."""
 
 
 class Entered(msgspec.Struct, frozen=True):
@@ -53,51 +55,23 @@ class Door:
     """Listens until closed. Knows nothing of what is said inside."""
 
     def __init__(
-        self, address: tuple[str, int], secret: bytes, welcome: Callable[[Enter], tuple[Session, bytes]]
+        self,
+        address: tuple[str, int],
+        secret: bytes,
+        welcome: Callable[[Enter], tuple[Session, bytes]],
+        seal: Seal | None = None,
     ) -> None:
         """`welcome` finds or makes a session, with a first letter for whoever comes; it raises to refuse."""
-        self._secret = secret
         self._welcome = welcome
-        self._listener = _listen(address)
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        self._strangers = threading.BoundedSemaphore(STRANGERS)
         self._entering = threading.Lock()
-        self._thread = threading.Thread(target=self._accept, name="paceline-door", daemon=True)
-        self._thread.start()
+        self._listener = Listener(address, secret, self._let_in, seal)
+        self.address = self._listener.address
 
     def close(self) -> None:
         """Nobody comes in any more; who is inside stays."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._thread.join()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    time.sleep(0.1)  # out of descriptors: accept would fail again at once
-                    continue
-                return
-            if not self._strangers.acquire(blocking=False):
-                sock.close()
-                continue
-            threading.Thread(target=self._guarded, args=(sock,), daemon=True).start()
-
-    def _guarded(self, sock: socket.socket) -> None:
-        try:
-            if not self._let_in(sock):
-                sock.close()
-        except (OSError, PacelineError, msgspec.DecodeError):
-            sock.close()
-        finally:
-            self._strangers.release()
-
-    def _let_in(self, sock: socket.socket) -> bool:
-        if not admit(sock, self._secret):
-            return False
+    def _let_in(self, sock: Connection) -> bool:
         asked = _receive(sock, Enter)
         with self._entering:  # one at a time: two connections of one session must not meet
             try:
@@ -112,13 +86,18 @@ class Door:
 
 
 def call_patiently(
-    address: tuple[str, int], secret: bytes, asked: Enter, patience_s: float, over: threading.Event
-) -> tuple[socket.socket, Entered]:
+    address: tuple[str, int],
+    secret: bytes,
+    asked: Enter,
+    patience_s: float,
+    over: threading.Event,
+    trust: Trust | None = None,
+) -> tuple[Connection, Entered]:
     """Call again and again, ever less often, until somebody answers or patience is at its end."""
     until, pause = time.monotonic() + patience_s, FIRST_PAUSE_S
     while True:
         try:
-            return call(address, secret, asked)
+            return call(address, secret, asked, trust)
         except (OSError, RunError) as error:
             if time.monotonic() + pause > until or over.wait(pause):
                 where = show_address(*address)
@@ -126,38 +105,29 @@ def call_patiently(
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
 
-def call(address: tuple[str, int], secret: bytes, asked: Enter) -> tuple[socket.socket, Entered]:
+def call(
+    address: tuple[str, int], secret: bytes, asked: Enter, trust: Trust | None = None
+) -> tuple[Connection, Entered]:
     """Connect, prove, and name the session."""
     sock = socket.create_connection(address, timeout=HANDSHAKE_S)
     try:
-        enter(sock, secret)
-        _send(sock, asked)
-        answer = _receive(sock, Entered)
+        known = go_in(sock, secret, address[0], trust)
+        _send(known, asked)
+        answer = _receive(known, Entered)
         if answer.refused:
             raise ConfigError(answer.refused)
-        return sock, answer
+        return known, answer
     except BaseException:
         sock.close()
         raise
 
 
-def _listen(address: tuple[str, int]) -> socket.socket:
-    try:
-        family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server(address, family=family, backlog=STRANGERS)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen at {show_address(*address)}: {error.strerror or error}. "
-            "Name an address of this machine and a port that nobody uses; port 0 takes a free one."
-        ) from None
-
-
-def _send(sock: socket.socket, letter: msgspec.Struct) -> None:
+def _send(sock: Connection, letter: msgspec.Struct) -> None:
     data = msgspec.msgpack.encode(letter)
     sock.sendall(len(data).to_bytes(4, "little") + data)
 
 
-def _receive(sock: socket.socket, kind: type[T]) -> T:
+def _receive(sock: Connection, kind: type[T]) -> T:
     deadline = time.monotonic() + HANDSHAKE_S
     size = int.from_bytes(receive_exactly(sock, 4, deadline), "little")
     if size > LETTER_BYTES:

@@ -8,7 +8,9 @@ until it is released, and the store keeps a worker's weights as they are until i
 
 Each lane (a worker) has a queue of its own, and lanes take turns piece by piece: a batch drawn by
 one worker never waits behind the hundred megabytes of another. One thread reads, one writes; both
-sleep in the kernel. Pieces are received straight into the memory they belong to.
+sleep in the kernel. Pieces are received straight into the memory they belong to. What finds nothing
+before it is sent by whoever brings it, as far as the kernel takes it without waiting: waking the thread
+that writes takes longer than a small message. The rest is that thread's.
 """
 
 from __future__ import annotations
@@ -22,7 +24,17 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from paceline.errors import PacelineError
-from paceline.fabric.wire import ACK, CONTROL, DATA, HEADER, PIECE_BYTES, read_header
+from paceline.fabric.wire import (
+    ACK,
+    ALIGNMENT,
+    CONTROL,
+    DATA,
+    HEADER,
+    PIECE_BYTES,
+    Connection,
+    fill_up,
+    read_header,
+)
 
 HEARTBEAT_S = 1.0
 """How often something is said even if there is nothing to say."""
@@ -33,6 +45,7 @@ ACK_EVERY = 32
 TCP_NOTSENT_LOWAT = 25
 UNSENT_BYTES = 1 << 20
 ANSWER, PLEASE_ANSWER = 1, 2
+FILL = memoryview(bytes(ALIGNMENT))
 SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
@@ -56,6 +69,9 @@ class Outgoing(NamedTuple):
     offset: int
 
 
+SIGN_OF_LIFE = Outgoing(ACK, 0, 0, memoryview(b""), 0)
+
+
 class Session:
     """One end."""
 
@@ -64,7 +80,15 @@ class Session:
         end closed it (it lives, or its host does) or fell silent. It may come back."""
         self._sink = sink
         self._broken = broken
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        """There is something for the thread that writes."""
+        self._emptied = threading.Condition(lock)
+        """The other end has had everything."""
+        self._pen = threading.Lock()
+        """Held by whoever writes, from choosing a frame to its last byte; taken before the others."""
+        self._begun: deque[memoryview] = deque()
+        """What is left of a frame that was begun."""
         self._swap = threading.RLock()
         """Held while connections are exchanged; never by the threads that read and write."""
         self._lanes: dict[int, deque[Outgoing]] = {}
@@ -78,8 +102,8 @@ class Session:
         self.received = 0
         self.sent_bytes = 0
         self.received_bytes = 0
-        self._sock: socket.socket | None = None
-        self._used: socket.socket | None = None
+        self._sock: Connection | None = None
+        self._used: Connection | None = None
         """The last connection, also when it is broken: to be closed when nobody reads from it any more."""
         self._threads: list[threading.Thread] = []
         self._closed = False
@@ -104,18 +128,31 @@ class Session:
 
     def _put(self, queue: int, item: Outgoing) -> None:
         with self._changed:
+            idle = self._sock is not None and not (self._turn or self._again or self._begun)
             waiting = self._lanes.setdefault(queue, deque())
             if not waiting:
                 self._turn.append(queue)
             waiting.append(item)
-            self._changed.notify_all()
+        if idle and self._pen.acquire(blocking=False):
+            try:
+                self._write_at_once()
+            finally:
+                self._pen.release()
+        with self._changed:  # also what somebody else brought while we had the pen
+            if self._something:
+                self._changed.notify()
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until the other end has everything; whether it has."""
         with self._changed:
             self._urgent = max(self._urgent, PLEASE_ANSWER)
-            self._changed.notify_all()
-            return self._changed.wait_for(lambda: not (self._turn or self._again or self._unheard), timeout_s)
+            self._changed.notify()
+            return self._emptied.wait_for(lambda: not (self._turn or self._again or self._unheard), timeout_s)
+
+    @property
+    def heard(self) -> int:
+        """How many of our frames the other end has."""
+        return self._heard
 
     # -- connections come and go --------------------------------------------------------------
 
@@ -124,7 +161,7 @@ class Session:
         """Whether there is a connection now."""
         return self._sock is not None
 
-    def attach(self, sock: socket.socket, heard: int) -> None:
+    def attach(self, sock: Connection, heard: int) -> None:
         """Go on over this connection; the other end has had so many of our frames."""
         with self._swap:
             self.detach()
@@ -133,12 +170,13 @@ class Session:
             else:
                 self._go_on(sock, heard)
 
-    def _go_on(self, sock: socket.socket, heard: int) -> None:
+    def _go_on(self, sock: Connection, heard: int) -> None:
         prepare(sock)
         with self._changed:
             self._hear(heard)
             self._again = deque(self._unheard)
             self._unheard.clear()
+            self._begun.clear()
             self._sock = self._used = sock
         targets = (self._read, self._write)
         self._threads = [threading.Thread(target=run, args=(sock,), daemon=True) for run in targets]
@@ -153,7 +191,8 @@ class Session:
                 thread.join()
             self._threads = []
             if self._used is not None:
-                self._used.close()
+                with self._pen:  # somebody may be sending right now
+                    self._used.close()
                 self._used = None
             with self._changed:  # what was to be sent again, but was not yet: keep the order
                 self._unheard.extend(self._again)
@@ -164,7 +203,7 @@ class Session:
         self._closed = True
         self.detach()
 
-    def _drop(self, sock: socket.socket | None) -> bool:
+    def _drop(self, sock: Connection | None) -> bool:
         """Whether it was the present connection, which is gone now."""
         if sock is None:
             return False
@@ -172,24 +211,25 @@ class Session:
             sock.shutdown(socket.SHUT_RDWR)
         with self._changed:
             mine, self._sock = self._sock is sock, None if self._sock is sock else self._sock
-            self._changed.notify_all()
+            self._changed.notify()
         return mine
 
-    def _lost(self, sock: socket.socket, error: Exception | None) -> None:
+    def _lost(self, sock: Connection, error: Exception | None) -> None:
         if self._drop(sock) and not self._closed:
             why = "its connection ended" if error is None else f"its connection broke ({error})"
             self._broken(why, not (isinstance(error, OSError) and error.errno in SILENT))
 
     # -- reading ------------------------------------------------------------------------------
 
-    def _read(self, sock: socket.socket) -> None:
-        head = bytearray(HEADER.size)
+    def _read(self, sock: Connection) -> None:
+        head, skip = memoryview(bytearray(HEADER.size + ALIGNMENT)), 0
         reason: Exception | None = None
         try:
-            while _fill(sock, memoryview(head)):
-                header = read_header(head)
+            while _fill(sock, head[: skip + HEADER.size]):
+                header = read_header(head[skip : skip + HEADER.size])
                 if not self._take(sock, *header):
                     break
+                skip = fill_up(header.length)
         except OSError as error:
             reason = error
         except PacelineError as error:  # it would say the same again: there is no way to go on
@@ -199,7 +239,7 @@ class Session:
             self._lost(sock, reason)
 
     def _take(
-        self, sock: socket.socket, kind: int, what: int, lane: int, length: int, offset: int, ack: int
+        self, sock: Connection, kind: int, what: int, lane: int, length: int, offset: int, ack: int
     ) -> bool:
         if kind == DATA:
             if not _fill(sock, self._sink.place(lane, what, offset, length)):
@@ -212,12 +252,12 @@ class Session:
         with self._changed:
             self._hear(ack)
             self.received += kind != ACK
-            self.received_bytes += HEADER.size + length
+            self.received_bytes += HEADER.size + length + fill_up(length)
             if kind == ACK and what == PLEASE_ANSWER:
                 self._urgent = max(self._urgent, ANSWER)
-                self._changed.notify_all()
+                self._changed.notify()
             if self.received - self._acknowledged >= ACK_EVERY:
-                self._changed.notify_all()
+                self._changed.notify()
         return True
 
     def _hear(self, ack: int) -> None:
@@ -225,69 +265,86 @@ class Session:
             self._unheard.popleft()
             self._heard += 1
         if not self._unheard:
-            self._changed.notify_all()
+            self._emptied.notify_all()
 
     # -- writing ------------------------------------------------------------------------------
 
-    def _write(self, sock: socket.socket) -> None:
+    def _write(self, sock: Connection) -> None:
         reason: Exception | None = None
         try:
             while self._sock is sock:
-                item, ack = self._next(sock)
-                if self._sock is sock:
-                    self._put_on_wire(sock, item, ack)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._sock is not sock or self._something, HEARTBEAT_S)
+                with self._pen:
+                    if self._begun or self._begin(sock):
+                        self._continue(sock)
         except OSError as error:
             reason = error
         finally:
             self._lost(sock, reason)
 
-    def _next(self, sock: socket.socket) -> tuple[Outgoing, int]:
-        """What to send now: what was lost, what is new, or a sign of life."""
+    def _write_at_once(self) -> None:
+        """One frame, or as much of it as the kernel takes. That a connection broke is noticed elsewhere."""
+        sock = self._sock
+        with contextlib.suppress(OSError):
+            if sock is not None and self._something and not self._begun and self._begin(sock):
+                self._continue(sock, socket.MSG_DONTWAIT)
+
+    def _begin(self, sock: Connection) -> bool:
+        """Choose what to send now: what was lost, what is new, or a sign of life."""
         with self._changed:
-            self._changed.wait_for(lambda: self._sock is not sock or self._something, HEARTBEAT_S)
-            item = Outgoing(ACK, 0, 0, memoryview(b""), 0)
-            if self._urgent:
-                item, self._urgent = item._replace(what=self._urgent), 0
-            elif self._again:
-                item = self._again.popleft()
-            elif self._turn:
-                item = self._first_piece()
-            if item.kind != ACK and self._sock is sock:
-                self._unheard.append(item)
-            elif item.kind != ACK:
-                self._again.appendleft(item)
+            if self._sock is not sock:
+                return False
+            kind, what, lane, data, offset = self._choose()
             self._acknowledged = self.received
-            return item, self.received
+            fill = fill_up(len(data))
+            head = HEADER.pack(kind, what, lane, len(data), offset, self.received)
+            self._begun.extend((memoryview(head), data, FILL[:fill]))
+            self.sent_bytes += HEADER.size + len(data) + fill
+            return True
+
+    def _choose(self) -> Outgoing:
+        if self._urgent:
+            item, self._urgent = SIGN_OF_LIFE._replace(what=self._urgent), 0
+            return item
+        if not (self._again or self._turn):
+            return SIGN_OF_LIFE
+        item = self._again.popleft() if self._again else self._first_piece()
+        self._unheard.append(item)
+        return item
+
+    def _continue(self, sock: Connection, flags: int = 0) -> None:
+        """Put what was begun on the wire, all of it if it may wait."""
+        while self._begun:
+            sent = sock.sendmsg(self._begun, (), flags)
+            while self._begun and sent >= len(self._begun[0]):
+                sent -= len(self._begun.popleft())
+            if self._begun:
+                self._begun[0] = self._begun[0][sent:]
+                if flags:
+                    return
 
     @property
     def _something(self) -> bool:
-        return (
-            bool(self._again or self._turn or self._urgent) or self.received - self._acknowledged >= ACK_EVERY
-        )
+        due = self.received - self._acknowledged >= ACK_EVERY
+        return due or bool(self._begun or self._again or self._turn or self._urgent)
 
     def _first_piece(self) -> Outgoing:
         """A piece of the lane whose turn it is; then it is another's turn."""
         lane = self._turn.popleft()
         waiting = self._lanes[lane]
         item = waiting.popleft()
-        if item.kind == DATA and len(item.data) > PIECE_BYTES:
-            rest = item._replace(data=item.data[PIECE_BYTES:], offset=item.offset + PIECE_BYTES)
+        kind, what, number, data, offset = item
+        if kind == DATA and len(data) > PIECE_BYTES:
+            rest = Outgoing(kind, what, number, data[PIECE_BYTES:], offset + PIECE_BYTES)
             waiting.appendleft(rest)
-            item = item._replace(data=item.data[:PIECE_BYTES])
+            item = Outgoing(kind, what, number, data[:PIECE_BYTES], offset)
         if waiting:
             self._turn.append(lane)
         return item
 
-    def _put_on_wire(self, sock: socket.socket, item: Outgoing, ack: int) -> None:
-        head = HEADER.pack(item.kind, item.what, item.lane, len(item.data), item.offset, ack)
-        sent = sock.sendmsg([head, item.data]) if item.data else sock.send(head)
-        whole = len(head) + len(item.data)
-        if sent < whole:
-            sock.sendall((head + bytes(item.data))[sent:])
-        self.sent_bytes += whole
 
-
-def prepare(sock: socket.socket) -> None:
+def prepare(sock: Connection) -> None:
     """A connection for messages and tensors: prompt, with little unsent, and not silent for ever."""
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -295,7 +352,7 @@ def prepare(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
-def _fill(sock: socket.socket, memory: memoryview) -> bool:
+def _fill(sock: Connection, memory: memoryview) -> bool:
     """Read until the memory is full; False when the connection ended before."""
     while memory:
         count = sock.recv_into(memory, len(memory), socket.MSG_WAITALL)

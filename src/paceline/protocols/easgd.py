@@ -129,7 +129,7 @@ class EASGD(Peer):
             raise ConfigError(
                 f"EASGD with an adaptive period goes by the training loss, and in {self.period} iterations "
                 "there was none. Call pace.report(loss=...) before optimizer.step(). A simulation of times "
-                "has no losses: run it for real, paceline train SCRIPT."
+                "has no losses: simulate it with its script, paceline simulate SCRIPT."
             )
         return added if told == self.period else added * self.period / told
 

@@ -22,6 +22,8 @@ from paceline.protocols.peer import Agree, Average, How, Joint, Mix
 from paceline.protocols.topology import Rows, Topology, parts
 
 Kind = Literal["average", "mix", "agree"]
+VOTE_BYTES = 8
+"""Bytes of what one worker has to say when all agree."""
 
 
 class Call(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -72,9 +74,14 @@ class Gathered(msgspec.Struct, frozen=True):
     size_bytes: int = 0
     """Of each vector."""
     sent_bytes: int = 0
-    """What each gave away."""
+    """What each gave away of it."""
     part: Part | None = None
     """Which of the model's tensors; None: all."""
+
+    @property
+    def given_bytes(self) -> int:
+        """What each gave away, votes included."""
+        return VOTE_BYTES if self.kind == "agree" else self.sent_bytes
 
 
 def call_of(operation: Joint, lane: int = 0, sent_bytes: int | None = None) -> Call:

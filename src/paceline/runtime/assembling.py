@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
-from paceline.fabric.choice import check_fabric
+from paceline.fabric.choice import check_fabric, check_hosts
 from paceline.fabric.segment import Segment, check_room
 from paceline.protocols import Peer
 from paceline.protocols.compression import check_family
@@ -28,7 +28,9 @@ from paceline.store.layout import Layout
 from paceline.store.ledger import Ledger
 from paceline.store.optimizers import Group, OptimizerSpec
 from paceline.store.parameters import Gradients, ParameterStore
+from paceline.store.recorded import RecordedBudget
 from paceline.store.replicas import Replica, answer_bytes
+from paceline.trace import read_trace
 from paceline.trace.events import Event
 
 
@@ -68,11 +70,12 @@ class PeerAssembly(Assembly):
         memories: tuple[Tensor, ...] = (weights.bytes, member.segment.bytes, own.bytes)
         self.replicas[member.rank] = Replica(layout, *memories)
 
-    def further_fds(self, member: Member) -> tuple[int, ...]:
-        """What a peer is given beside its segment and weights."""
+    def fds(self, member: Member) -> tuple[int, ...]:
+        """What a peer is given: besides, where to connect, or where answers lie."""
+        given = super().fds(member)
         if self.meeting is not None:
-            return (self.meeting,)
-        return self.common.fd, self._answers[member.rank].fd
+            return *given, self.meeting
+        return *given, self.common.fd, self._answers[member.rank].fd
 
 
 def assemble(
@@ -90,15 +93,19 @@ def assemble(
     if not isinstance(protocol, Peer):
         return gathering.begin(members, write, simulated)
     _check_possible(config, name, simulated)
+    elsewhere = any(member.far for member in members)
+    check_hosts(config.fabric, elsewhere)
+    if config.compress != "none" and elsewhere:
+        gathering.remarks.append("--compress: vectors travel uncompressed between hosts, so far")
     protocol.check(config.workers)
     gathering.remarks += _ignored(config, name, protocol)
     _check_complete(config, members)
-    return _assemble_peers(config, name, protocol, members, write)
+    return _assemble_peers(config, name, protocol, members, write, simulated)
 
 
-def saved_peers(checkpoint: Path, workers: int) -> int | None:
+def saved_peers(config: RunConfig) -> int | None:
     """How many workers have saved their state; None, and nothing is left of it, unless all have."""
-    folder = partial_of(checkpoint)
+    folder, workers = partial_of(config.path / "checkpoint"), config.workers
     if all((folder / f"rank{rank}.json").is_file() for rank in range(workers)):
         return workers
     shutil.rmtree(folder, ignore_errors=True)
@@ -129,8 +136,12 @@ def _ignored(config: RunConfig, name: str, protocol: Peer) -> list[str]:
 
 def _check_possible(config: RunConfig, name: str, simulated: bool) -> None:
     for asked, what, instead in (
-        (simulated, "simulated exactly", "Run it for real, or simulate a paced protocol."),
-        (config.replay is not None, "replayed", "With the same seed it repeats by itself if nobody dies."),
+        (simulated and config.connects, f"simulated over {config.fabric!r}", "Leave --fabric out."),
+        (
+            config.replay is not None and config.connects,
+            f"replayed over {config.fabric!r}",
+            "What workers do among themselves is not on record; most protocols repeat with the same seed.",
+        ),
         (config.balance, "balanced", "Leave --balance out."),
     ):
         if asked:
@@ -149,7 +160,12 @@ def _check_complete(config: RunConfig, members: list[Member]) -> None:
 
 
 def _assemble_peers(
-    config: RunConfig, name: str, protocol: Peer, members: list[Member], write: Callable[[Event], None]
+    config: RunConfig,
+    name: str,
+    protocol: Peer,
+    members: list[Member],
+    write: Callable[[Event], None],
+    simulated: bool,
 ) -> PeerAssembly:
     lead = members[0]
     if lead.registered is None or lead.initial is None:
@@ -157,13 +173,14 @@ def _assemble_peers(
     check_same(lead, members)
     layout, initial = lead.registered.layout, lead.initial
     _check_memory(layout, len(members))
-    shared = all(member.registered and member.registered.optimizer.groups for member in members)
+    shared = all(each.registered and each.registered.optimizer.groups and not each.far for each in members)
     optimizer = lead.registered.optimizer if shared else _no_optimizer(layout)
     weights = Segment.create(layout.weights_bytes, "the model" if shared else "the mean of all models")
     weights.bytes.copy_(initial.bytes[: layout.weights_bytes])
     store = ParameterStore(layout, optimizer, weights.bytes, fast=shared)
     opening: list[Event] = []
-    ledger = Ledger(config, name, Roll(), opening.append, settings=resolved(protocol))
+    settings = resolved(protocol)
+    ledger = Ledger(config, name, Roll(), opening.append, simulated=simulated, settings=settings)
     ledger.budget = _work(lead.registered.source, config, members, protocol.free)
     resume_peers(config.resume, store, ledger, len(members), shared)
     run = PeerAssembly(ledger, store, weights, protocol, config.connects, shared)
@@ -183,6 +200,8 @@ def _work(source: Source | None, config: RunConfig, members: list[Member], free:
     if source is None:
         return None
     workers = config.workers
+    if config.replay is not None:
+        return RecordedBudget(source, workers, read_trace(Path(config.replay)))
     in_turn = not free and config.shards not in CHUNKED
     budget = Dealt(source, workers) if in_turn else shards_of(source, config)
     for absent in set(range(workers)).difference(member.rank for member in members):

@@ -14,9 +14,11 @@ from paceline.errors import WorkerFailed
 from paceline.fabric.segment import Segment
 from paceline.protocols.meeting import Call, Gathered
 from paceline.runtime import messages as m
-from paceline.runtime.assembling import PeerAssembly
+from paceline.runtime.assembling import PeerAssembly, saved_peers
 from paceline.runtime.member import Member
 from paceline.runtime.peering import Peering
+from paceline.runtime.replayed_peering import ReplayedPeering
+from paceline.runtime.virtual_peering import VirtualPeering
 from paceline.store.replicas import (
     BUFFERS,
     answer_bytes,
@@ -52,6 +54,8 @@ class Circles:
 
 class CollectivePeering(Peering):
     """One per run."""
+
+    records = False  # nobody could follow: most of what happens is between the workers
 
     def __init__(self, run: PeerAssembly, owner: Owner, *others: Any) -> None:
         super().__init__(run, owner, *others)
@@ -170,7 +174,7 @@ class CollectivePeering(Peering):
 
     def _rest(self, member: Member) -> None:
         self._resting.add(member.rank)
-        self._left_at[member.rank] = self._run.ledger.pacer.clocks.pushes
+        self._standing.left(member.rank)
 
     def look(self) -> None:
         """See whether everybody sleeps that has to, or all have come to the end."""
@@ -203,8 +207,8 @@ class CollectivePeering(Peering):
         living = self._owner.living
         if len(living) < len(self._everybody):
             return
-        stayed = self._stayed()
-        counted = self._counted(stayed)
+        stayed = self._standing.stayed()
+        counted = self._standing.counted(stayed)
         for member in living:
             share = 1.0 / len(counted) if member.rank in counted else 0.0
             hand_over = save and member is living[0]
@@ -220,16 +224,20 @@ class CollectivePeering(Peering):
                 self._owner.note(
                     "warning", f"the saved model is the replica of rank {lead.rank}, not the mean"
                 )
-            return self._saved_peers()
+            return saved_peers(self._owner.config)
         mean, buffers = answer_parts(self._layout, self._saved.bytes)
         for target, part in zip(parameter_parts(self._layout, self._run.store.weights), mean, strict=True):
             target.copy_(part)
         for target, part in zip(buffer_parts(self._layout, lead.segment.bytes), buffers, strict=True):
             target.copy_(part)
-        return self._saved_peers()
+        return saved_peers(self._owner.config)
 
 
 def make_peering(run: PeerAssembly, owner: Owner, *others: Any) -> Peering:
     """The meeting place that a run's fabric needs."""
-    kind = CollectivePeering if owner.config.connects else Peering
+    kind: type[Peering] = CollectivePeering if owner.config.connects else Peering
+    if owner.virtual is not None:
+        kind = VirtualPeering
+    elif owner.config.replay is not None:
+        kind = ReplayedPeering
     return kind(run, owner, *others)

@@ -4,12 +4,16 @@
 `slow` alone stretches the compute as it was measured. In a balanced run the device time is that of a
 batch of the loader's size, and scales with the samples. Padding sleeps, so four workers on two cores
 behave as four devices. Whatever is injected stands in config, trace and report as *emulated*.
+
+In an exact simulation the clock is not the worker's: peers ask how long their compute takes, and go on when
+that much virtual time has passed. (A worker with a store says all in its push, which is put off instead.)
 """
 
 from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 
 from paceline.config import RunConfig
 
@@ -60,3 +64,21 @@ class Emulation:
         spread = 1.0 + self._jitter * self._random.uniform(-1, 1) if self._jitter else 1.0
         usual = real if self._device_time_s is None else self._device_time_s * batches
         return usual * self._factor * spread
+
+
+class VirtualDevice:
+    """Computes in no time of its own; `ask` waits for what so many batches take, and tells it."""
+
+    def __init__(self, ask: Callable[[float], float]) -> None:
+        self._ask = ask
+
+    def begin(self) -> None:
+        """Nothing is measured."""
+
+    def finish(self, batches: float = 1.0) -> float:
+        """So many batches are computed."""
+        return self._ask(batches)
+
+    def warning(self) -> str | None:
+        """It always holds."""
+        return None

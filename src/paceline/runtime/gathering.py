@@ -120,9 +120,10 @@ class Assembly:
         self.shared = shared
         self.held = HeldGradients(store.layout)
 
-    def further_fds(self, member: Member) -> tuple[int, ...]:
-        """What a worker is given beside its segment and weights."""
-        return ()
+    def fds(self, member: Member) -> tuple[int, ...]:
+        """What a worker is given: its segment, its weights."""
+        assert member.segment is not None, "a worker is equipped before it is told"
+        return member.segment.fd, (member.weights or self.weights).fd
 
 
 def run_state(ledger: Ledger, store: ParameterStore, peers: int | None, shared: bool) -> RunState:

@@ -9,169 +9,41 @@ the owner of the store never learns that a worker is elsewhere.
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 import msgspec
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError, RunError
 from paceline.fabric.door import Door, Enter
-from paceline.fabric.segment import Segment
 from paceline.fabric.session import Session
+from paceline.fabric.tls import Seal
 from paceline.fabric.wire import parse_address
 from paceline.runtime import messages as m
-from paceline.store.layout import Layout
+from paceline.runtime.host_messages import (
+    HOST,
+    SHARED,
+    Belongs,
+    Fetched,
+    FromHost,
+    Lend,
+    Offer,
+    Over,
+    host_decoder,
+)
+from paceline.runtime.peer_line import Lying
+from paceline.runtime.remote_line import Heard, RemoteLine
 
-WORKER, HOST = 0, 1
-"""Who speaks in a message: a worker (or the store to it), or its host."""
-SEGMENT, WEIGHTS, INITIAL = 0, 1, 2
-"""The memories of a lane."""
 STARTING_S = 120.0
 """How long the workers of a host may take to start."""
-SHARED = 0xFFFF
-"""The lane of what all workers of a host share."""
 CLOSED_S = 3.0
 """Who closes its connection itself comes back at once, or has ended: so long it is waited for."""
 
 _encoder = msgspec.msgpack.Encoder()
-
-
-class Offer(msgspec.Struct, frozen=True, tag=True):
-    """A host is about to send its worker's initial values."""
-
-    size_bytes: int
-
-
-class Gone(msgspec.Struct, frozen=True, tag=True):
-    """A worker of the host is gone."""
-
-    detail: str
-
-
-class Equip(msgspec.Struct, frozen=True, tag=True):
-    """A worker's memory is about to arrive: make room."""
-
-    shared: bool
-
-
-class Dismissed(msgspec.Struct, frozen=True, tag=True):
-    """The store has no more to say to this worker."""
-
-
-class Over(msgspec.Struct, frozen=True, tag=True):
-    """The run is over; it is of no use to come back."""
-
-
-FromHost = Offer | Gone
-ToHost = Equip | Dismissed | Over
-host_decoder: msgspec.msgpack.Decoder[FromHost] = msgspec.msgpack.Decoder(FromHost)
-guest_decoder: msgspec.msgpack.Decoder[ToHost] = msgspec.msgpack.Decoder(ToHost)
-
-
-class Heard(NamedTuple):
-    """Something for the loop: a message of a worker, or (None) that it is gone."""
-
-    line: RemoteLine
-    message: m.FromWorker | None
-    fds: list[int]
-    detail: str = ""
-
-
-class RemoteLine:
-    """The way to one worker on another host; what it is given here, it passes on."""
-
-    def __init__(self, host: RemoteHost, lane: int) -> None:
-        self.host = host
-        self.lane = lane
-        self.rank: int | None = None
-        self.pid = 0
-        self.layout: Layout | None = None
-        self._initial: Segment | None = None
-        self._shared = False
-        self._segment: memoryview | None = None
-        self._weights: memoryview | None = None
-        self._version: int | None = None
-        self.gone = False
-        """Whether its host has told that it is gone, or is gone itself."""
-        self.closed = False
-
-    def send(self, message: msgspec.Struct, fds: tuple[int, ...] = ()) -> None:
-        """Send a message, after the memory it speaks of."""
-        session = self.host.session
-        if isinstance(message, m.Ready):
-            self._equip(message, fds)
-        elif isinstance(message, m.Release):
-            self._send_weights(message.version)
-        queue = SHARED if self._shared and isinstance(message, m.Ready | m.Release) else None
-        session.send(self.lane, _encoder.encode(message), WORKER, queue)
-
-    def close(self) -> None:
-        """The store is done with this worker."""
-        if not self.closed:
-            self.closed = True
-            self.host.session.send(self.lane, _encoder.encode(Dismissed()), HOST)
-
-    def _equip(self, ready: m.Ready, fds: tuple[int, ...]) -> None:
-        if len(fds) != 2:
-            raise ConfigError(
-                "peer protocols do not work through a store, so workers of other hosts cannot take part this "
-                "way. Use a paced protocol (ssp, dssp, ...)."
-            )
-        assert self.layout is not None, "a worker registers before it is equipped"
-        self._segment, self._weights = _map(fds[0], mmap.ACCESS_WRITE), _map(fds[1], mmap.ACCESS_READ)
-        self._shared = ready.shared
-        session, queue = self.host.session, SHARED if ready.shared else None
-        session.send(self.lane, _encoder.encode(Equip(ready.shared)), HOST, queue)
-        buffers = self.layout.gradient_end
-        session.send_memory(self.lane, SEGMENT, self._segment, buffers, len(self._segment), queue)
-        if not ready.shared or not self.host.equipped:
-            lane = SHARED if ready.shared else self.lane
-            session.send_memory(lane, WEIGHTS, self._weights, 0, len(self._weights), queue)
-            self.host.equipped = ready.shared
-
-    def _send_weights(self, version: int) -> None:
-        """What training moves, unless this version is there already."""
-        assert self.layout is not None
-        assert self._weights is not None
-        known = self.host.version if self._shared else self._version
-        if known == version:
-            return
-        self._version = self.host.version = version
-        lane = SHARED if self._shared else self.lane
-        for region in self.layout.regions:
-            start, stop = region.weights, region.weights + region.size_bytes
-            self.host.session.send_memory(lane, WEIGHTS, self._weights, start, stop, lane)
-
-    # -- called by the session's reading thread ------------------------------------------------
-
-    def place(self, what: int, offset: int, length: int) -> memoryview:
-        """Where a piece that arrives belongs."""
-        memory = self._segment
-        if what == INITIAL:
-            memory = memoryview(self._initial.map) if self._initial is not None else None
-        if what == WEIGHTS or memory is None or offset + length > len(memory):
-            raise RunError(f"{length} bytes at {offset} for a memory that was not agreed on.")
-        return memory[offset : offset + length]
-
-    def offered(self, size_bytes: int) -> None:
-        """Make room for the initial values."""
-        self._initial = Segment.create(size_bytes, "initial weights")
-
-    def registers(self, message: m.Register) -> list[int]:
-        """The descriptor of the initial values, if they came."""
-        layout = self.layout = message.layout
-        if self._initial is None:
-            return []
-        initial, self._initial = self._initial, None
-        if initial.size_bytes != layout.weights_bytes + layout.segment_bytes:
-            raise RunError("the initial values are not those of the model that is registered.")
-        return [initial.fd]
 
 
 class RemoteHost:
@@ -183,16 +55,24 @@ class RemoteHost:
         hear: Callable[[Heard], None],
         wake: Callable[[], None],
         ranks: tuple[int, ...],
-        patience_s: float,
+        config: RunConfig,
+        number: int = 1,
     ) -> None:
         self.name = name
+        self.config = config
+        self.number = number
+        """Among all hosts that ever came, from 1."""
+        self.reach = ""
+        """Where other hosts reach it."""
         self.ranks = ranks
         """Ranks that are kept for its workers; empty if they know their own."""
         self.lines: dict[int, RemoteLine] = {}
         self.equipped = False
         self.version: int | None = None
+        self.answer = Lying(0, SHARED, [])
+        """The last vector that was sent to one or all of its peers, if it is the same for others."""
         self.away_since: float | None = time.monotonic()
-        self.patience_s = self._longest_s = patience_s
+        self.patience_s = self._longest_s = config.host_patience_s
         self.why = "it never came"
         self._hear = hear
         self._wake = wake
@@ -222,13 +102,22 @@ class RemoteHost:
                 line.rank = self.ranks[line.lane]
         elif isinstance(message, m.Register):
             fds = line.registers(message)
+        elif isinstance(message, m.Meet) or line.peer is not None:
+            fds = line.known_peer.hears(message)
         self._hear(Heard(line, message, fds))
 
     def _of_host(self, line: RemoteLine, message: FromHost) -> None:
         if isinstance(message, Offer):
             line.offered(message.size_bytes)
+        elif isinstance(message, Belongs):
+            line.belongs(message.kind)
+        elif isinstance(message, Lend):
+            line.known_peer.lend()
+        elif isinstance(message, Fetched):
+            line.known_peer.arrives()
+            self._hear(Heard(line, message, []))
         else:
-            line.gone = True
+            line.gone, line.torn = True, message.torn
             self._hear(Heard(line, None, [], message.detail))
 
     @property
@@ -240,7 +129,7 @@ class RemoteHost:
     def lose(self, why: str) -> None:
         """All its workers are lost."""
         for line in [line for line in self.lines.values() if not line.gone]:
-            line.gone = True
+            line.gone = line.torn = True
             self._hear(Heard(line, None, [], why))
 
     def _line(self, lane: int) -> RemoteLine:
@@ -269,15 +158,26 @@ class Guests:
         self._heard: deque[Heard] = deque()
         self._lock = threading.Lock()
         self.hosts: dict[str, RemoteHost] = {}
+        self.on_lost: Callable[[RemoteHost, str], None] = lambda host, why: None
+        """Told of every host that is given up, before its workers are."""
+        self._count = 0
         self._free = set(range(config.near, config.workers))
         self._config = config
+        self.closed = ""
+        """Why no further host is let in; empty: it is."""
         self._info = msgspec.msgpack.encode(config)
-        self._door = Door(parse_address(config.listen), secret, self._welcome)
+        seal = Seal(config.tls_cert, config.tls_key) if config.tls else None
+        self._door = Door(parse_address(config.listen), secret, self._welcome, seal)
         self.address = self._door.address
 
     def fileno(self) -> int:
         """For the store's epoll."""
         return self._wake
+
+    @property
+    def frames(self) -> int:
+        """How much has arrived from all hosts: it grows while they have something to say."""
+        return sum(host.session.received for host in list(self.hosts.values()))
 
     def take(self) -> list[Heard]:
         """What was heard since the last call, in order."""
@@ -299,6 +199,7 @@ class Guests:
                 waits.append(left)
                 continue
             self._forget(token, host)
+            self.on_lost(host, f"out of reach since {host.patience_s:g} s: {host.why}")
             host.lose(f"its host {host.name} is out of reach since {host.patience_s:g} s: {host.why}")
         return min(waits, default=None)
 
@@ -325,13 +226,17 @@ class Guests:
                     )
                 host = self._host(asked)
                 self.hosts[asked.session] = host
+            host.reach = asked.reach or host.reach
             return host.session, msgspec.msgpack.encode((self._info, host.ranks))
 
     def _host(self, asked: Enter) -> RemoteHost:
-        ranks, patience_s = self._places(asked.workers), self._config.host_patience_s
-        return RemoteHost(asked.host, self._hear, self._ring, ranks, patience_s)
+        ranks = self._places(asked.workers)
+        self._count += 1
+        return RemoteHost(asked.host, self._hear, self._ring, ranks, self._config, self._count)
 
     def _places(self, wanted: int) -> tuple[int, ...]:
+        if self.closed:
+            raise ConfigError(self.closed)
         if wanted > len(self._free):
             raise ConfigError(
                 f"{wanted} workers would like to join, but of the run's {self._config.workers} places "
@@ -353,7 +258,3 @@ class Guests:
 
     def _ring(self) -> None:
         os.eventfd_write(self._wake, 1)
-
-
-def _map(fd: int, access: int) -> memoryview:
-    return memoryview(mmap.mmap(fd, os.fstat(fd).st_size, access=access))

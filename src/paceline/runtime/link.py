@@ -78,6 +78,11 @@ class StoreLink:
         """Tell of a joint operation, and go on."""
         self._send(message, fds)
 
+    def computed(self, batches: float) -> float:
+        """Under a virtual clock: sleep for as long as computing takes; tells how long that was."""
+        self._send(m.Computed(batches))
+        return self._expect(m.Elapsed)[0].compute_s
+
     @property
     def granted(self) -> int:
         """Batches in hand that nobody has begun."""

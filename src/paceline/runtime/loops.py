@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -14,10 +15,13 @@ from paceline.fabric.channel import Channel, Line
 from paceline.fabric.neighbours import take_neighbour
 from paceline.fabric.watcher import Watcher
 from paceline.runtime import messages as m
-from paceline.runtime.guests import Guests, Heard, RemoteLine
+from paceline.runtime.guests import Guests
+from paceline.runtime.host_messages import Fetched
 from paceline.runtime.member import Member
 from paceline.runtime.messages import worker_decoder
 from paceline.runtime.owner import Owner
+from paceline.runtime.remote_line import Heard, RemoteLine
+from paceline.runtime.spreading import SpreadOwner
 
 FLUSH_S = 0.1
 """How long a trace event may stay unwritten."""
@@ -25,6 +29,8 @@ GATHER_S = 600.0
 """How long a store may wait for workers that somebody else starts; who was to come may have died before."""
 GRACE_S = 10.0
 """How long a worker may take to end by itself once the run is over."""
+LONGEST_GRACE_S = 600.0
+"""The same, while replicas of other hosts still arrive."""
 
 
 class RealLoop:
@@ -50,6 +56,9 @@ class RealLoop:
         self._by_fd: dict[int, Member] = {}
         self._by_pid: dict[int, Member] = {}
         self._guests = guests
+        self._spread = owner if isinstance(owner, SpreadOwner) else None
+        if self._spread is not None:
+            self._epoll.register(self._spread.fileno(), select.EPOLLIN)
         self._by_line: dict[RemoteLine, Member] = {}
         if guests is not None:
             self._epoll.register(guests.fileno(), select.EPOLLIN)
@@ -61,6 +70,8 @@ class RealLoop:
             self._epoll.register(listener.fileno(), select.EPOLLIN)
         self._flush_at = 0.0
         self._kill_at: float | None = None
+        self._ended_at = math.inf
+        self._arrived = 0
         for rank, (channel, pid) in enumerate(workers):
             self._add(rank, channel, pid)
 
@@ -70,6 +81,8 @@ class RealLoop:
             while self._owner.living or self._owner.expecting:
                 self._turn()
         finally:
+            if self._spread is not None:
+                self._spread.conclude()
             if self._guests is not None:
                 self._guests.close()
             self._watcher.close()
@@ -90,6 +103,8 @@ class RealLoop:
             elif fd == self._stop:
                 self._epoll.unregister(fd)
                 self._owner.stop("stopped", "interrupted")
+            elif self._spread is not None and fd == self._spread.fileno():
+                self._spread.turn()
             elif self._guests is not None and fd == self._guests.fileno():
                 for heard in self._guests.take():
                     self._hear(heard)
@@ -126,6 +141,8 @@ class RealLoop:
             return
         if heard.message is None:
             self._owner.lost(member, heard.detail)
+        elif isinstance(heard.message, Fetched):
+            self._owner.look()
         else:
             self._owner.handle(member, heard.message, heard.fds)
 
@@ -133,18 +150,20 @@ class RealLoop:
         """A worker of another host wants to take part."""
         rank = self._place(line, line.rank)
         if rank is not None:
+            line.rank = rank
             self._by_line[line] = self._owner.add(rank, line, line.pid)
 
     def _place(self, line: Line, wanted: int | None) -> int | None:
         """The rank a newcomer gets, its own or a free one; None when it is turned away."""
         workers, taken = self._owner.config.workers, {x.rank for x in self._owner.living}
-        free = [rank for rank in range(workers) if rank not in taken]
+        free = [rank for rank in range(workers) if rank not in taken and not self._owner.closed]
         rank = free[0] if wanted is None and free else wanted
         if rank is not None and rank in free:
             return rank
         who = "another worker" if rank is None else f"rank {rank}"
+        why = self._owner.closed or f"that place in a run of {workers} is taken."
         with contextlib.suppress(OSError):
-            line.send(m.Halt("config", f"{who} came, but that place in a run of {workers} is taken."))
+            line.send(m.Halt("config", f"{who} came, but {why}"))
         line.close()
         return None
 
@@ -213,6 +232,8 @@ class RealLoop:
 
     def _upkeep(self) -> None:
         now = time.monotonic()
+        if self._guests is not None:
+            self._guests.closed = self._owner.closed
         if now >= self._flush_at:
             self._owner.trace.flush()
             self._flush_at = now + FLUSH_S
@@ -220,10 +241,18 @@ class RealLoop:
             came, workers = len(self._owner.members), self._owner.config.workers
             self._owner.halt("failed", f"{came} of {workers} workers came within {GATHER_S:g} s.")
         if self._owner.ending:
-            self._kill_at = self._kill_at or now + GRACE_S + self._owner.patience_s
-            if now >= self._kill_at:
+            self._be_patient(now)
+            if self._kill_at is not None and now >= self._kill_at:
                 for member in self._owner.living:
                     self._end(member)
+
+    def _be_patient(self, now: float) -> None:
+        """Workers get some time to end, and more as long as replicas are on their way."""
+        self._ended_at = min(now, self._ended_at)
+        arrived = self._guests.frames if self._guests is not None and self._owner.closed else 0
+        if self._kill_at is None or (arrived > self._arrived and now < self._ended_at + LONGEST_GRACE_S):
+            self._kill_at = now + GRACE_S + self._owner.patience_s
+        self._arrived = arrived
 
     def _end(self, member: Member) -> None:
         """It had its time."""

@@ -52,6 +52,11 @@ class Member:
         return self.channel
 
     @property
+    def far(self) -> bool:
+        """Whether it is on another host."""
+        return not isinstance(self.channel, Channel)
+
+    @property
     def pushed(self) -> Gradients:
         """The gradients it announced."""
         assert self.gradients is not None, "a worker pushes only after it was equipped"

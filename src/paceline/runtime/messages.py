@@ -134,6 +134,13 @@ class Meet(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """How far that model has come."""
 
 
+class Computed(msgspec.Struct, frozen=True, tag=True):
+    """A peer under a virtual clock has a gradient, and sleeps until the time it takes has passed."""
+
+    batches: float = 1.0
+    """Of the loader's size, behind the gradient."""
+
+
 class Leave(msgspec.Struct, frozen=True, tag=True):
     """I am done."""
 
@@ -161,7 +168,9 @@ class Say(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-FromWorker = Hello | Register | Push | Draw | Linger | Away | Back | Meet | Leave | Failed | Plan | Say
+FromWorker = (
+    Hello | Register | Push | Draw | Linger | Away | Back | Meet | Computed | Leave | Failed | Plan | Say
+)
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
@@ -242,6 +251,8 @@ class Met(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     outcome: bool | float | None = None
     shared: bool = False
     """Whether the vector lies in the memory all read, or in your own."""
+    number: int = 0
+    """Which of the vectors that lay there this is: a host needs it once."""
     norm: float | None = None
     missing: tuple[int, ...] = ()
     members: tuple[int, ...] = ()
@@ -251,6 +262,12 @@ class Met(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Over a collective fabric: what is yours to do now."""
     until: int | None = None
     """After so many iterations of this run you are to save your state and end: it was stopped."""
+
+
+class Elapsed(msgspec.Struct, frozen=True, tag=True):
+    """The time has passed that your gradient takes."""
+
+    compute_s: float
 
 
 class Grant(msgspec.Struct, frozen=True, tag=True):
@@ -266,7 +283,7 @@ class Halt(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-FromStore = Welcome | Ready | Release | Met | Stand | Show | Grant | Halt
+FromStore = Welcome | Ready | Release | Met | Stand | Show | Elapsed | Grant | Halt
 
 worker_decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 store_decoder: msgspec.msgpack.Decoder[FromStore] = msgspec.msgpack.Decoder(FromStore)

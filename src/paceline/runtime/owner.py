@@ -14,7 +14,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError, PacelineError, RunError, WorkerFailed
@@ -29,21 +29,25 @@ from paceline.runtime.evaluating import Evaluating
 from paceline.runtime.gathering import Assembly, Gathering
 from paceline.runtime.member import Member
 from paceline.runtime.peering import Peering
-from paceline.runtime.saving import save_run
+from paceline.runtime.saving import run_ended, save_run
 from paceline.store.budget import Batch
 from paceline.store.ledger import run_started
 from paceline.trace import TraceWriter, events
 
+if TYPE_CHECKING:
+    from paceline.runtime.virtual import VirtualLoop
+
 NEVER_PREPARED = "the script ended without pace.prepare(model, optimizer, loader), so nothing was trained."
+NO_MORE_PEERS = "peers that have begun take nobody in: nobody could hand the state over that it needs."
 
 
 class Owner:
     """Carries out one run. What arrives, and when, is the business of the loop that calls it."""
 
     def __init__(
-        self, config: RunConfig, now: Callable[[], float], exchange_s: Callable[[int], float] | None = None
+        self, config: RunConfig, now: Callable[[], float], virtual: VirtualLoop | None = None
     ) -> None:
-        """`exchange_s`: in virtual time, what an exchange of a rank costs; None in a real run."""
+        """`virtual`: in virtual time, what knows how long things take; None in a real run."""
         self.config = config
         self.members: dict[int, Member] = {}
         self.halted: m.Halt | None = None
@@ -54,11 +58,11 @@ class Owner:
         self.trace = TraceWriter(config.path / "trace.jsonl")
         self._clock = now
         self._zero_s: float | None = None
-        self._exchange_s = exchange_s
-        self._simulated = exchange_s is not None
+        self.virtual = virtual
+        self._simulated = virtual is not None
         self._gathering = Gathering(config)
         self._run: Assembly | None = None
-        self._peering: Peering | None = None
+        self.peering: Peering | None = None
         self._stopping: m.Halt | None = None
         self._planned_epochs: int | None = None
         self._skipped = 0
@@ -72,6 +76,11 @@ class Owner:
         """A worker was started, or has come from another host."""
         member = self.members[rank] = Member(rank, channel, pid)
         return member
+
+    @property
+    def closed(self) -> str:
+        """Why nobody can join any more; empty: it can."""
+        return "" if self.peering is None else NO_MORE_PEERS
 
     @property
     def expecting(self) -> bool:
@@ -111,8 +120,12 @@ class Owner:
     def handle(self, member: Member, message: m.FromWorker, fds: list[int]) -> None:
         """Act on one message; an error ends the run, not the owner."""
         self._guarded(lambda: self._dispatch(member, message, fds))
-        if self._peering is not None and self.halted is None:
-            self._guarded(self._peering.look)
+        self.look()
+
+    def look(self) -> None:
+        """See whether peers sleep that have been waited for, and all is here that was."""
+        if self.peering is not None and self.halted is None:
+            self._guarded(self.peering.look)
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:
@@ -134,11 +147,11 @@ class Owner:
                 self._plan(message.epochs)
                 self.trace.write(events.Planned(self.now(), message.epochs))
             case _ if self.halted is not None:
-                self._send(member, self.halted)
+                self.send(member, self.halted)
             case m.Push():
                 self._push(member, message)
-            case m.Meet() if self._peering is not None:
-                self._peering.meet(member, message, fds)
+            case m.Meet() if self.peering is not None:
+                self.peering.meet(member, message, fds)
                 self._work.answer()
             case m.Draw():
                 member.draws = True
@@ -153,7 +166,7 @@ class Owner:
             case m.Hello():
                 if self._run is None:
                     self._gathering.hello(member, message)
-                self._send(member, m.Welcome(self.config, member.rank))
+                self.send(member, m.Welcome(self.config, member.rank))
             case m.Register():
                 self._gathering.register(member, message, fds)
                 if self._run is None:
@@ -171,7 +184,7 @@ class Owner:
         try:
             self._gathering.equip_late(member, run, self.living)
         except PacelineError as error:
-            self._send(member, m.Halt("config", str(error)))
+            self.send(member, m.Halt("config", str(error)))
             member.gone = True
             member.channel.close()
             return
@@ -182,7 +195,7 @@ class Owner:
         run = assemble(self._gathering, self.config, members, self.trace.write, self._simulated)
         self._run = run
         if isinstance(run, PeerAssembly):
-            self._peering = make_peering(run, self, self._send, lambda x: self._work.draw(x), self._report)
+            self.peering = make_peering(run, self, self.send, lambda x: self._work.draw(x), self._report)
         for text in self._gathering.remarks:
             self.note("info", text)
         if self._planned_epochs is not None:
@@ -199,11 +212,9 @@ class Owner:
                 self._follow(joined)
         for member in members:
             batch = self._work.draw(member)
-            weights = member.weights or run.weights
-            assert member.segment is not None
             epoch = run.ledger.budget.epoch if run.ledger.budget else 0
             ready = m.Ready(run.shared, epoch, run.ledger.position(), batch)
-            self._send(member, ready, (member.segment.fd, weights.fd, *run.further_fds(member)))
+            self.send(member, ready, run.fds(member))
             self.on_release(member.rank)
         self.trace.flush()
 
@@ -221,8 +232,7 @@ class Owner:
 
     def _push(self, member: Member, push: m.Push) -> None:
         run, began = self._started, time.perf_counter()
-        gradients = member.gradients
-        assert gradients is not None
+        gradients = member.pushed
         gradients.missing = frozenset(push.missing)
         member.settings = push.settings or member.settings
         member.samples = push.samples
@@ -231,7 +241,7 @@ class Owner:
         now = self.now()
         decision = run.ledger.push(member.rank, now, push.samples, push.used, usable=usable)
         scale = self._carry_out(decision)
-        spent = time.perf_counter() - began if self._exchange_s is None else self._exchange_s(member.rank)
+        spent = time.perf_counter() - began if self.virtual is None else self.virtual.exchange_s(member.rank)
         if not usable:
             self._skipped += 1
         run.ledger.pushed(decision, now, push.samples, push.compute_s, spent, scale, skipped=not usable)
@@ -240,7 +250,7 @@ class Owner:
 
     def _carry_out(self, decision: Decision) -> float:
         """Gradient, flush, releases: in this order, so that a release contains what caused it."""
-        if self._peering is not None:  # peers carry out by themselves what the books say
+        if self.peering is not None:  # peers carry out by themselves what the books say
             return 1.0
         run, again_s = self._started, decision.ask_again_s
         self.ask_at = None if again_s is None else self.now() + again_s
@@ -256,27 +266,27 @@ class Owner:
         if member.gone:
             return
         if self._stopping is not None:
-            self._send(member, self._stopping)
+            self.send(member, self._stopping)
             return
         run = self._started
         if member.weights is not None:
             run.store.copy_weights(member.weights.bytes)
         version = run.ledger.pacer.clocks.version
         batch = self._work.draw(member) if member.wants else None
-        self._send(member, m.Release(version, run.ledger.position(), batch))
+        self.send(member, m.Release(version, run.ledger.position(), batch))
         self.on_release(member.rank)
 
     # -- evaluation, reports, endings ---------------------------------------------------------
 
     def _away(self, member: Member, message: m.Away) -> None:
-        if self._peering is not None:
-            self._peering.away(member, message)
+        if self.peering is not None:
+            self.peering.away(member, message)
         else:
             lockstep = self._started.ledger.pacer.in_lockstep
             self._evaluating.away(member, steps_aside=not lockstep and not self._simulated)
 
     def _back(self, member: Member, message: m.Back) -> None:
-        self._evaluating.back(member, message, None if self._peering is None else self._peering.distance)
+        self._evaluating.back(member, message, None if self.peering is None else self.peering.distance)
 
     def _report(self, member: Member, values: dict[str, float] | None) -> None:
         if values and self._run is not None:
@@ -284,10 +294,8 @@ class Owner:
             self.trace.write(events.Reported(self.now(), member.rank, clock, values))
 
     def _script_failed(self, member: Member, message: m.Failed) -> None:
-        if message.kind == "config":
-            self.halt("config", message.text)
-        elif message.kind == "fatal":
-            self.halt("failed", message.text)
+        if message.kind != "error":
+            self.halt("config" if message.kind == "config" else "failed", message.text)
         self._gone(member, "stopped" if self.ending else "failed", message.text)
 
     def _gone(self, member: Member, reason: str, detail: str) -> None:
@@ -300,10 +308,10 @@ class Owner:
             self._maybe_begin()
             return
         self._follow(self._run.ledger.leave(member.rank, self.now(), reason, detail))
-        if self._peering is not None and self.halted is None:
-            self._peering.leave(member)
-            self._peering.look()
         if self.halted is None:
+            if self.peering is not None:
+                self.peering.leave(member)
+                self.peering.look()
             self._work.answer()
         if member.lost and self.config.on_failure == "stop":
             self.stop("failed", f"rank {member.rank} {reason}: {detail}")
@@ -318,7 +326,7 @@ class Owner:
             self.halt(kind, text)
         elif not self.ending:
             self._stopping = m.Halt(kind, text)
-            self.patience_s = self._peering.stop(kind) if self._peering is not None else 0.0
+            self.patience_s = self.peering.stop(kind) if self.peering is not None else 0.0
 
     def halt(self, kind: Literal["config", "stopped", "failed"], text: str) -> None:
         """End the run at once: whoever is asleep is told now, whoever computes with its next message."""
@@ -326,7 +334,7 @@ class Owner:
             return
         self.halted = m.Halt(kind, text)
         for member in (x for x in self.living if x.asks or self.config.connects):
-            self._send(member, self.halted)
+            self.send(member, self.halted)
 
     def close(self) -> None:
         """Write what remains of the run: weights, a checkpoint if it did not finish, the trace's end."""
@@ -334,32 +342,25 @@ class Owner:
         self.halted = self.last_word
         if self.halted is None and self.members and all(member.lost for member in self.members.values()):
             self.halted = m.Halt("failed", "every worker failed")
-        if run is None:
-            self.halted = self.halted or m.Halt("config", NEVER_PREPARED)
-            self._never_began()
-        else:
+        if run is not None:
             self._save(run)
-        halted = self.halted
-        status = "finished" if halted is None else "stopped" if halted.kind == "stopped" else "failed"
-        detail, mistake = (halted.text, halted.kind == "config") if halted else ("", False)
-        self.trace.write(events.RunEnded(self.now(), status, detail, mistake))  # type: ignore[arg-type]
+        else:  # even a run that never began has a trace, so that every reader can say why
+            self.halted = self.halted or m.Halt("config", NEVER_PREPARED)
+            name, settings = self.config.protocol or "unknown", self.config.settings
+            self.trace.write(run_started(self.config, name, settings, self._simulated))
+        self.trace.write(run_ended(self.now(), self.halted))
         self.trace.close()
 
     def _save(self, run: Assembly) -> None:
         lead = min(self.members.values(), key=lambda member: (member.lost, member.rank))
-        peers = self._peering.conclude(lead) if self._peering is not None else None
-        unfinished = self.halted is not None and (self._peering is None or peers is not None)
+        peers = self.peering.conclude(lead) if self.peering is not None else None
+        unfinished = self.halted is not None and (self.peering is None or peers is not None)
         save_run(self.config, run, lead, checkpoint=unfinished, peers=peers)
         lost = run.ledger.abandoned()
         if lost and self.halted is None:
             self.note("warning", f"{lost} samples were left by workers that died when nobody else was there")
         if self._skipped:
             self.note("warning", f"{self._skipped} gradients were not finite and were skipped")
-
-    def _never_began(self) -> None:
-        """Even a run that never began has a trace, so that every reader can say why."""
-        name = self.config.protocol or "unknown"
-        self.trace.write(run_started(self.config, name, self.config.settings, self._simulated))
 
     # -- small things -------------------------------------------------------------------------
 
@@ -380,7 +381,7 @@ class Owner:
 
     @property
     def _evaluating(self) -> Evaluating:
-        return Evaluating(self._started, self.trace, self.now, self._follow, self._send, self._simulated)
+        return Evaluating(self._started, self.trace, self.now, self._follow, self.send, self._simulated)
 
     def _idle_cores(self, released: int) -> int:
         """Cores on which no worker computes: the released ones sleep until they are told."""
@@ -388,10 +389,10 @@ class Owner:
         return self.cores - (len(clocks.active) - clocks.waiting_count - released)
 
     def _grant(self, member: Member, batch: Batch | None) -> None:
-        self._send(member, m.Grant(batch))
+        self.send(member, m.Grant(batch))
         self.on_release(member.rank)
 
-    def _send(self, member: Member, message: m.FromStore, fds: tuple[int, ...] = ()) -> None:
+    def send(self, member: Member, message: m.FromStore, fds: tuple[int, ...] = ()) -> None:
         """Answer; if the worker is gone its death is noticed elsewhere."""
         with contextlib.suppress(OSError):
             member.channel.send(message, fds)

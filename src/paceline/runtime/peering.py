@@ -13,10 +13,9 @@ whoever asks how far apart the replicas are.
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
@@ -27,6 +26,9 @@ from paceline.runtime import messages as m
 from paceline.runtime.assembling import PeerAssembly, saved_peers
 from paceline.runtime.held import Held
 from paceline.runtime.member import Member, bad_gradient
+from paceline.runtime.peer_line import PeerLine
+from paceline.runtime.remote_line import RemoteLine
+from paceline.runtime.standing import Standing
 from paceline.store.budget import Batch
 from paceline.store.cells import Cells
 from paceline.store.cutting import cut_of
@@ -37,7 +39,6 @@ from paceline.store.replicas import (
     PARAMETERS,
     Brought,
     Parts,
-    Replica,
     Summing,
     answer_bytes,
     answer_parts,
@@ -51,15 +52,15 @@ from paceline.trace import events
 if TYPE_CHECKING:
     from paceline.runtime.owner import Owner
 
-LATE_ROUNDS = 2
-"""How many rounds the others may have gone on without a finished worker for its replica to count."""
-
 LAST_ITERATIONS = 3
 """How many iterations a worker may still need when the run is stopped, and save its state."""
 
 
 class Peering:
     """One per run of peers."""
+
+    records: ClassVar[bool] = True
+    """Whether the order in which workers come is put on record, for a replay."""
 
     def __init__(
         self,
@@ -89,10 +90,12 @@ class Peering:
         """Who waits for one of these, and for which."""
         self._asking: dict[int, m.Away] = {}
         """Who wants to evaluate, or to know how far apart the replicas are."""
-        self._left_at: dict[int, int] = {}
-        self._iterations: Counter[int] = Counter()
+        self._standing = Standing(run, owner.members)
         self._until: int | None = None
         self._longest_s = 0.0
+        self._sums = 0
+        self._fetching = False
+        """Whether replicas of other hosts are on their way, to be evaluated."""
         self.distance: dict[str, float] = {}
         """How far apart the replicas were at the last evaluation, under its name."""
         for rank in run.replicas:
@@ -102,6 +105,8 @@ class Peering:
 
     def meet(self, member: Member, message: m.Meet, fds: list[int]) -> None:
         """A worker has come."""
+        if message.push is None:
+            self._note(events.Came(self._owner.now(), member.rank))
         replica = self._run.replicas[member.rank]
         for fd in fds:
             lent = Segment(fd, answer_bytes(self._layout))
@@ -136,8 +141,8 @@ class Peering:
         vector, there = replica.parts(place), self._meeting.active
         other = trade.other if trade.other in there else None
         self._cells.exchange(trade.rule, trade.cell, other, trade.rate, vector, replica.answer_like(place))
-        spent = time.perf_counter() - began
         size = sum(part.numel() * part.element_size() for part in vector)
+        spent = self._traded(rank, size, began)
         self._owner.trace.write(events.Exchanged(now, "exchange", (rank,), size, spent))
         return {rank: m.Met()}
 
@@ -153,7 +158,7 @@ class Peering:
 
     def leave(self, member: Member) -> None:
         """A worker is gone: whoever waited for it only need not wait any more."""
-        self._left_at[member.rank] = self._run.ledger.pacer.clocks.pushes
+        self._standing.left(member.rank)
         self._unreleased.discard(member.rank)
         self._held.pop(member.rank, None)
         self._waiting.pop(member.rank, None)
@@ -165,15 +170,22 @@ class Peering:
         answers: dict[int, m.Met] = {}
         for each in gathered:
             began, now = time.perf_counter(), self._owner.now()
-            size = 1 if each.kind == "agree" else each.sent_bytes
             if each.kind == "agree":
                 done = dict.fromkeys(each.receivers, m.Met(each.outcome))
             else:
                 done = self._average(each) if each.kind == "average" else self._mix(each)
+            spent = self._met(each, began)
             answers |= done if each.lane <= 0 else self._file(each, done)
-            spent = time.perf_counter() - began
-            self._owner.trace.write(events.Exchanged(now, each.kind, each.receivers, size, spent))
+            self._owner.trace.write(events.Exchanged(now, each.kind, each.receivers, each.given_bytes, spent))
         return answers
+
+    def _met(self, gathered: Gathered, began: float) -> float:
+        """How long a joint operation has taken, or will."""
+        return time.perf_counter() - began
+
+    def _traded(self, rank: int, size_bytes: int, began: float) -> float:
+        """The same of an exchange."""
+        return time.perf_counter() - began
 
     def _file(self, gathered: Gathered, done: dict[int, m.Met]) -> dict[int, m.Met]:
         """Keep answers until they are asked for; those who wait for them get them now."""
@@ -184,6 +196,9 @@ class Peering:
         self._ready |= {(rank, lane): met for rank, met in done.items() if rank not in asked}
         for rank in asked:
             del self._waiting[rank]
+        for rank in sorted(done.keys() - asked):
+            for line in self._far([rank]):
+                line.send_ahead(lane, done[rank].number)
         return {rank: done[rank] for rank in asked}
 
     def _average(self, gathered: Gathered) -> dict[int, m.Met]:
@@ -204,7 +219,9 @@ class Peering:
         if not isfinite(norm) and like == GRADIENTS and self._owner.config.bad_gradient == "stop":
             raise bad_gradient([self._pushed(rank) for rank in row], self._layout)
         missing = frozenset.intersection(*(replica.brought(lane).missing for replica in replicas))
-        return dict.fromkeys(gathered.receivers, m.Met(None, shared, norm, tuple(sorted(missing))))
+        self._sums += 1
+        met = m.Met(None, shared, self._sums, norm, tuple(sorted(missing)))
+        return dict.fromkeys(gathered.receivers, met)
 
     def _step(self, gathered: Gathered, total: Gradients) -> dict[int, m.Met]:
         """All have one model: average, and step in everybody's place."""
@@ -221,7 +238,7 @@ class Peering:
             store.apply(total, self._members[min(row)].settings, 1.0, norm, self._owner.config.clip_norm)
         elif self._owner.config.bad_gradient == "stop":
             raise bad_gradient([self._pushed(rank) for rank in row], self._layout)
-        return dict.fromkeys(gathered.receivers, m.Met(None, True, norm))
+        return dict.fromkeys(gathered.receivers, m.Met(shared=True, norm=norm))
 
     def _pushed(self, rank: int) -> Held:
         return Held(rank, self._members[rank].pushed, 1.0, self._members[rank].samples)
@@ -241,7 +258,16 @@ class Peering:
     @property
     def _idle_cores(self) -> int:
         """Cores on which no worker computes."""
-        return self._owner.cores - sum(not member.asks for member in self._owner.living)
+        return self._owner.cores - sum(not (each.asks or each.far) for each in self._owner.living)
+
+    def _far(self, ranks: Iterable[int]) -> list[PeerLine]:
+        """The way to those of them who are on other hosts."""
+        lines = [self._members[rank].channel for rank in sorted(ranks)]
+        return [line.known_peer for line in lines if isinstance(line, RemoteLine)]
+
+    def _note(self, event: events.Event) -> None:
+        if self.records:
+            self._owner.trace.write(event)
 
     # -- the books ----------------------------------------------------------------------------
 
@@ -251,7 +277,7 @@ class Peering:
         self._roll.answered = answered & self._unreleased
         if member is not None and push is not None:
             member.samples, member.looping, member.wants = push.samples, True, push.want
-            self._iterations[member.rank] += 1
+            self._standing.iterations[member.rank] += 1
             self._longest_s = max(self._longest_s, push.compute_s)
             decision = ledger.push(member.rank, now, push.samples, push.used)
             fresh = msgspec.structs.replace(decision, staleness=0, read=decision.version)
@@ -297,25 +323,39 @@ class Peering:
         resumable = self._run.protocol.resumable and self._owner.config.compress == "none"
         if not resumable or kind != "stopped":
             return 0.0
-        self._until = max(self._iterations.values(), default=0) + 1
+        self._until = self._standing.most + 1
         return LAST_ITERATIONS * self._longest_s
 
     # -- evaluation and the end ---------------------------------------------------------------
 
     def away(self, member: Member, message: m.Away) -> None:
         """Somebody wants to see the mean of all, as soon as all are at rest."""
+        self._note(events.Came(self._owner.now(), member.rank))
         self._asking[member.rank] = message
 
     def look(self) -> None:
         """See whether everybody sleeps that has to."""
         still = {rank: how for rank, how in self._asking.items() if not self._members[rank].gone}
-        if not self._asking or (still and not all(member.asks for member in self._owner.living)):
+        if not self._asking or (still and not (self._at_rest and self._complete())):
             return
-        self._asking = {}
+        self._asking, self._fetching = {}, False
         held, self._held = self._held, {}
         if still:
+            self._note(events.Rested(self._owner.now()))
             self._show(still)
         self._answer(held)
+
+    def _complete(self) -> bool:
+        """Whether all replicas are here as they are now; those of other hosts are sent for, once."""
+        lines = self._far(member.rank for member in self._owner.living)
+        for line in () if self._fetching else lines:
+            line.fetch()
+        self._fetching = True
+        return not any(line.fetching for line in lines)
+
+    @property
+    def _at_rest(self) -> bool:
+        return all(member.asks for member in self._owner.living)
 
     def _show(self, asking: dict[int, m.Away]) -> None:
         """Put the mean of all models where the lead finds it; all hear how far they are from it."""
@@ -334,18 +374,11 @@ class Peering:
 
     def _mean(self, parameters: Parts, buffers: Parts) -> float:
         """The run's own model, as it stands; how far the replicas are from it."""
-        stayed = self._stayed()
-        counted = {rank: stayed[rank] for rank in self._counted(stayed)}
+        stayed = self._standing.stayed()
+        counted = {rank: stayed[rank] for rank in self._standing.counted(stayed)}
         self._summing.add_up(mean_of(counted), [parameters])
         self._summing.add_up(mean_of(counted, BUFFERS), [buffers])
         return self._summing.spread([each.parts(PARAMETERS) for each in stayed.values()], parameters)
-
-    def _counted(self, stayed: dict[int, Replica]) -> list[int]:
-        """Whose models the mean is taken of."""
-        if not self._run.protocol.agrees:
-            return sorted(stayed)
-        # all are equal but for those who left before the last step
-        return [max(stayed, key=lambda rank: (stayed[rank].stage, self._iterations[rank], -rank))]
 
     def conclude(self, lead: Member) -> int | None:
         """Put the mean of those who took part to the end into the store and the lead's buffers.
@@ -358,20 +391,4 @@ class Peering:
         self._mean(parameter_parts(self._layout, self._run.store.weights), mean)
         for part, value in zip(buffers, mean, strict=True):
             part.copy_(value)
-        return self._saved_peers()
-
-    def _saved_peers(self) -> int | None:
-        config = self._owner.config
-        return saved_peers(config.path / "checkpoint", config.workers)
-
-    def _stayed(self) -> dict[int, Replica]:
-        """Whose models count: not the dead's, nor those of workers that left long before the others.
-
-        Long before is not early alone: who has done as many iterations as the others was merely faster.
-        """
-        pushes, most = self._run.ledger.pacer.clocks.pushes, max(self._iterations.values(), default=0)
-        late = LATE_ROUNDS * len(self._members)
-        there = [r for r, each in self._members.items() if not each.lost] or list(self._members)
-        stayed = [rank for rank in there if pushes - self._left_at.get(rank, pushes) < late]
-        level = [rank for rank in there if most - self._iterations[rank] < LATE_ROUNDS]
-        return {rank: self._run.replicas[rank] for rank in sorted({*stayed, *level})}
+        return saved_peers(self._owner.config)

@@ -5,16 +5,22 @@ gradients and weights in shared memory. The relay has the one connection to the 
 worker's push first sends its segment, then the word; a release arrives after the weights it speaks
 of, which are received straight into the memory the worker reads. Where all workers of the run read
 one buffer, one copy travels per host. A link that is cut makes workers wait, and nothing else.
+Peers meet at the store's host: what one brings to a meeting travels ahead of its word, and no more than that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import select
+import shutil
 import socket
+import tempfile
 import threading
 import time
+from functools import partial
+from pathlib import Path
 
 import msgspec
 
@@ -24,43 +30,39 @@ from paceline.fabric.dialer import Dialer
 from paceline.fabric.door import Enter
 from paceline.fabric.neighbours import take_neighbour
 from paceline.fabric.segment import Segment
+from paceline.fabric.tls import Trust
 from paceline.fabric.watcher import Watcher
 from paceline.runtime import messages as m
-from paceline.runtime.guests import (
+from paceline.runtime.belongings import files_of, keep
+from paceline.runtime.host_messages import (
     HOST,
-    INITIAL,
-    SEGMENT,
     SHARED,
-    WEIGHTS,
     WORKER,
+    Belongs,
+    Copy,
     Dismissed,
     Equip,
+    Fetch,
+    Fetched,
     Gone,
+    Lend,
     Offer,
     ToHost,
     guest_decoder,
 )
+from paceline.runtime.local import Local
+from paceline.runtime.places import COMMON, INITIAL, SEGMENT, WEIGHTS, Stretch
+from paceline.runtime.portions import Plan
+from paceline.runtime.sharing import Sharing
+from paceline.store.checkpoint import partial_of
 from paceline.store.layout import Layout
+from paceline.store.replicas import PARAMETERS, answer_bytes
 
 LAST_WORD_S = 10.0
-"""How long the relay waits for the store to have heard everything."""
+"""How long the relay waits for the store's last word, as long as nothing moves: a replica takes its time."""
+LOOK_S = 1.0
 
 _encoder = msgspec.msgpack.Encoder()
-
-
-class Local:
-    """A worker of this host."""
-
-    def __init__(self, lane: int, channel: Channel, pid: int) -> None:
-        self.lane = lane
-        self.channel = channel
-        self.pid = pid
-        self.layout: Layout | None = None
-        self.segment: Segment | None = None
-        self.weights: Segment | None = None
-        self.gone = False
-        self.dismissed = False
-        """Whether the store has heard the last of it."""
 
 
 class Relay:
@@ -74,22 +76,31 @@ class Relay:
         workers: list[tuple[Channel, int]],
         listener: socket.socket | None = None,
         stop: int | None = None,
+        trust: Trust | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
-        """Workers are channel and pid; more may come through the listener. `stop`: see `RealLoop`."""
+        """Workers are channel and pid; more may come through the listener. `stop`: see `RealLoop`;
+        `sharing`: this host's part in a store that lies on several."""
+        self._folder = Path(tempfile.gettempdir()) / f"paceline-{secrets.token_hex(8)}"
+        """For files of peers, if there are any."""
         self._locals: list[Local] = []
         self._by_fd: dict[int, Local] = {}
         self._shared: Segment | None = None
+        self._common: Segment | None = None
+        """Answers for all peers."""
         self._watcher = Watcher()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lock = threading.Lock()
         self._hopeless = ""
+        self._unreachable = ""
         self._listener = listener
         self._epoll = select.epoll()
         for fd in (self._watcher.fileno(), self._wake, stop, None if listener is None else listener.fileno()):
             if fd is not None:
                 self._epoll.register(fd, select.EPOLLIN)
         self._stop = stop
-        self._dialer = Dialer(address, secret, hello, self, self._gave_up)
+        self._sharing = sharing
+        self._dialer = Dialer(address, secret, hello, self, self._gave_up, trust=trust)
         self._session = self._dialer.session
         for channel, pid in workers:
             self._add(channel, pid)
@@ -101,20 +112,35 @@ class Relay:
             while any(not x.gone for x in self._locals) or not (self._locals or self._hopeless):
                 for fd, _ in self._epoll.poll():
                     self._turn(fd)
+            self._hold_on()
             self._wait_for_the_last_word()
         finally:
+            if self._sharing is not None:
+                self._sharing.close()
             self._dialer.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
             self._watcher.close()
             self._epoll.close()
 
+    def _hold_on(self) -> None:
+        """A portion is needed until the run is over; that is told over two wires, of which one may be cut."""
+        while self._sharing is not None and self._sharing.held and not self._hopeless:
+            ready = self._epoll.poll(None if self._sharing.holds else LAST_WORD_S)
+            for fd, _ in ready:
+                self._turn(fd)
+            if not ready:
+                return
+
     def _wait_for_the_last_word(self) -> None:
         """Not before the store knows that all are gone, unless it cannot be told."""
-        until = time.monotonic() + LAST_WORD_S
+        until, heard = time.monotonic() + LAST_WORD_S, -1
         while not self._hopeless and not all(x.dismissed for x in self._locals):
+            if self._session.heard != heard or not self._session.connected:
+                until, heard = time.monotonic() + LAST_WORD_S, self._session.heard
             left = until - time.monotonic()
             if left <= 0:
                 return
-            for fd, _ in self._epoll.poll(left):
+            for fd, _ in self._epoll.poll(min(left, LOOK_S)):
                 self._turn(fd)
 
     def _turn(self, fd: int) -> None:
@@ -128,6 +154,10 @@ class Relay:
             os.eventfd_read(self._wake)
             if self._hopeless:
                 self._end()
+            elif self._unreachable:
+                for worker in [x for x in self._locals if not x.gone]:
+                    self._tell(worker, m.Halt("failed", self._unreachable))
+                    self._lost(worker, self._unreachable, torn=True)
         elif fd == self._stop:
             self._epoll.unregister(fd)
             self._hopeless = "interrupted"
@@ -159,10 +189,17 @@ class Relay:
             return
         if isinstance(message, m.Register):
             self._register(worker, message, fds)
+        elif isinstance(message, m.Push) and worker.segment is not None and self._sharing is not None:
+            self._sharing.push(self._session, worker.lane, worker.segment, message)
         elif isinstance(message, m.Push) and worker.segment is not None:
             self._session.send_memory(
                 worker.lane, SEGMENT, memoryview(worker.segment.map), 0, worker.segment.size_bytes
             )
+        elif isinstance(message, m.Meet):
+            self._bring(worker, message, fds)
+        elif isinstance(message, m.Leave) and worker.answers is not None:
+            self._hand_over(worker)
+            self._send_belongings(worker)
         self._session.send(worker.lane, _encoder.encode(message), WORKER)
         if isinstance(message, m.Leave | m.Failed):
             self._forget(worker)
@@ -174,6 +211,37 @@ class Relay:
             initial.close_fd()
             self._session.send(worker.lane, _encoder.encode(Offer(initial.size_bytes)), HOST)
             self._session.send_memory(worker.lane, INITIAL, memoryview(initial.map), 0, initial.size_bytes)
+
+    def _bring(self, worker: Local, message: m.Meet, fds: list[int]) -> None:
+        """A peer has come: what it brings goes ahead of it, which is nothing for a vote."""
+        assert worker.layout is not None, "a peer registers before it meets"
+        worker.model = message.model if message.cell is None else None
+        for fd in fds:
+            worker.lent.append(Segment(fd, answer_bytes(worker.layout)))
+            worker.lent[-1].close_fd()
+            self._session.send(worker.lane, _encoder.encode(Lend()), HOST)
+        call = message.call
+        if message.trade is not None or (call is not None and call.kind != "agree"):
+            part = None if call is None else call.part
+            self._send_stretches(worker, worker.places.of(message.place, part))
+
+    def _hand_over(self, worker: Local) -> None:
+        """A peer's whole replica, which nobody changes now."""
+        model = PARAMETERS if worker.model is None else worker.model
+        self._send_stretches(worker, worker.places.replica(model))
+
+    def _send_belongings(self, worker: Local) -> None:
+        """The files of a peer that was stopped."""
+        for kind, content in files_of(partial_of(self._folder / "checkpoint"), worker.rank):
+            self._session.send(worker.lane, _encoder.encode(Offer(len(content))), HOST)
+            self._session.send_memory(worker.lane, INITIAL, content, 0, len(content))
+            self._session.send(worker.lane, _encoder.encode(Belongs(kind)), HOST)
+
+    def _send_stretches(self, worker: Local, stretches: list[Stretch]) -> None:
+        for what, start, stop in stretches:
+            memory = worker.memory(what)
+            if memory is not None:
+                self._session.send_memory(worker.lane, what, memoryview(memory.map), start, stop)
 
     def _deaths(self) -> None:
         dead = set(self._watcher.take())
@@ -189,9 +257,9 @@ class Relay:
             while not worker.gone and select.select([worker.channel], [], [], 0)[0]:
                 self._listen(worker)
 
-    def _lost(self, worker: Local, detail: str) -> None:
+    def _lost(self, worker: Local, detail: str, torn: bool = False) -> None:
         text = f"{detail} (process {worker.pid} on host {socket.gethostname()})"
-        self._session.send(worker.lane, _encoder.encode(Gone(text)), HOST)
+        self._session.send(worker.lane, _encoder.encode(Gone(text, torn)), HOST)
         self._forget(worker)
 
     def _forget(self, worker: Local) -> None:
@@ -205,13 +273,21 @@ class Relay:
 
     def place(self, lane: int, what: int, offset: int, length: int) -> memoryview:
         """A piece arrives."""
-        memory = self._shared if lane == SHARED else None
+        memory = {WEIGHTS: self._shared, COMMON: self._common}.get(what) if lane == SHARED else None
         if lane < len(self._locals):
-            worker = self._locals[lane]
-            memory = {SEGMENT: worker.segment, WEIGHTS: worker.weights}.get(what)
-        if memory is None or offset + length > memory.size_bytes:
+            memory = self._locals[lane].memory(what)
+        if memory is None or not 0 <= offset <= offset + length <= memory.size_bytes:
             raise RunError(f"{length} bytes at {offset} for a memory that was not agreed on.")
         return memoryview(memory.map)[offset : offset + length]
+
+    def _copy(self, worker: Local, order: Copy) -> None:
+        """A vector that has arrived for one worker is another's as well."""
+        if [b - a for _, a, b in order.sources] != [b - a for _, a, b in order.targets]:
+            raise RunError("a copy of one size to a place of another.")
+        for source, target in zip(order.sources, order.targets, strict=True):
+            taken = self.place(order.lane, source.memory, source.start, source.stop - source.start)
+            given = self.place(worker.lane, target.memory, target.start, target.stop - target.start)
+            given[:] = taken
 
     def arrived(self, lane: int, what: int, data: bytes) -> None:
         """A message arrives."""
@@ -232,6 +308,21 @@ class Relay:
     def _obey(self, worker: Local, order: ToHost) -> None:
         if isinstance(order, Equip):
             self._equip(worker, order)
+        elif isinstance(order, Fetch):
+            self._hand_over(worker)
+            self._session.send(worker.lane, _encoder.encode(Fetched()), HOST)
+        elif isinstance(order, Copy):
+            self._copy(worker, order)
+        elif isinstance(order, Plan) and self._sharing is not None:
+            ring = partial(os.eventfd_write, self._wake, 1)
+            self._sharing.planned(order, partial(self._weights_of, order), self._cut_off, ring)
+        elif isinstance(order, Offer):
+            worker.offered = Segment.create(order.size_bytes, "a file")
+            worker.offered.close_fd()
+        elif isinstance(order, Belongs) and worker.offered is not None:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            keep(self._folder / "resume", worker.rank, order.kind, memoryview(worker.offered.map))
+            worker.offered = None
         elif isinstance(order, Dismissed):
             worker.dismissed = True
             os.eventfd_write(self._wake, 1)
@@ -240,24 +331,65 @@ class Relay:
         assert worker.layout is not None, "a worker registers before it is equipped"
         layout = worker.layout
         worker.segment = Segment.create(layout.segment_bytes, f"gradients of worker {worker.lane}")
-        if order.shared:
-            self._shared = self._shared or Segment.create(layout.weights_bytes, "weights")
-        else:
-            worker.weights = Segment.create(layout.weights_bytes, f"weights of worker {worker.lane}")
+        self._make_weights(worker, layout, order.shared)
+        if order.peer:
+            size = answer_bytes(layout)
+            worker.answers = Segment.create(size, f"answers for worker {worker.lane}")
+            self._common = self._common or Segment.create(size, "answers for all")
+
+    def _make_weights(self, worker: Local, layout: Layout, shared: bool) -> None:
+        with self._lock:  # a holder's portion may come before the store's
+            if shared:
+                self._shared = self._shared or Segment.create(layout.weights_bytes, "weights")
+            elif worker.weights is None:
+                worker.weights = Segment.create(layout.weights_bytes, f"weights of worker {worker.lane}")
+
+    def _weights_of(self, plan: Plan, lane: int) -> Segment:
+        """Where weights for a lane belong that holders send."""
+        if lane != SHARED and lane >= len(self._locals):
+            raise RunError(f"weights for lane {lane}, which does not exist.")
+        worker = self._locals[0 if lane == SHARED else lane]
+        self._make_weights(worker, plan.layout, plan.shared)
+        memory = self._shared if plan.shared else worker.weights
+        assert memory is not None
+        return memory
 
     def _tell(self, worker: Local, message: m.FromStore) -> None:
+        if self._sharing is not None and isinstance(message, m.Ready | m.Release):
+            self._sharing.tell(worker.lane, partial(self._pass_on, worker, message))
+        else:
+            self._pass_on(worker, message)
+
+    def _pass_on(self, worker: Local, message: m.FromStore) -> None:
         fds: tuple[int, ...] = ()
+        if isinstance(message, m.Welcome):
+            worker.rank, message = message.rank, self._at_home(message)
+        if isinstance(message, m.Met) and message.until is not None:  # it is about to save its state
+            self._folder.mkdir(mode=0o700, exist_ok=True)
         weights = worker.weights or self._shared
         if isinstance(message, m.Ready) and worker.segment is not None and weights is not None:
             fds = (worker.segment.fd, weights.fd)
+            if worker.answers is not None and self._common is not None:
+                fds = (*fds, self._common.fd, worker.answers.fd)
             if message.shared:
                 weights.seal_for_readers()
         with self._lock, contextlib.suppress(OSError):
             if not worker.gone:
                 worker.channel.send(message, fds)
 
+    def _at_home(self, welcome: m.Welcome) -> m.Welcome:
+        """The run as a worker here sees it: what it keeps is in a folder of ours."""
+        resume = None if welcome.config.resume is None else str(self._folder / "resume")
+        config = msgspec.structs.replace(welcome.config, folder=str(self._folder), resume=resume)
+        return msgspec.structs.replace(welcome, config=config)
+
     def _gave_up(self, why: str) -> None:
         self._hopeless = why
+        os.eventfd_write(self._wake, 1)
+
+    def _cut_off(self, why: str) -> None:
+        """A host that holds a portion of the store cannot be reached any more: no worker here can go on."""
+        self._unreachable = why
         os.eventfd_write(self._wake, 1)
 
     def _end(self) -> None:

@@ -4,7 +4,8 @@ An asynchronous run is not repeatable, because arrivals are not. But given the o
 work behind each push and the times the protocol saw, everything else follows: the same workers
 compute the same gradients on the same weights, and the store arrives at the same bits. So real
 workers are started, and the owner hears them in the order of the record, at the recorded times.
-Whatever they say too early waits.
+Whatever they say too early waits. Of peers every word is on record, not pushes alone: who came first to a
+cell, and what had arrived when somebody asked for it, follows from their order.
 """
 
 from __future__ import annotations
@@ -21,9 +22,19 @@ from paceline.fabric.channel import Channel
 from paceline.runtime import messages as m
 from paceline.runtime.member import Member
 from paceline.runtime.owner import Owner
-from paceline.trace.events import AnyEvent, Asked, Decided, WorkerJoined, WorkerLeft
+from paceline.runtime.replayed_peering import ReplayedPeering
+from paceline.trace.events import (
+    AnyEvent,
+    Asked,
+    Came,
+    Decided,
+    Evaluated,
+    Rested,
+    WorkerJoined,
+    WorkerLeft,
+)
 
-PATIENT = (m.Push, m.Away, m.Back, m.Leave, m.Failed)
+PATIENT = (m.Push, m.Meet, m.Away, m.Back, m.Leave, m.Failed)
 """What is heard at its recorded time only; requests for work and remarks are answered at once."""
 
 
@@ -36,7 +47,7 @@ class ReplayLoop:
         self._record = list(record)
         self._until = until
         self._stop = stop
-        self._held: dict[int, deque[m.FromWorker]] = {}
+        self._held: dict[int, deque[tuple[m.FromWorker, list[int]]]] = {}
 
     def clock(self) -> float:
         """The recorded time of what is being carried out."""
@@ -68,35 +79,49 @@ class ReplayLoop:
     def _carry_out(self, event: AnyEvent, seen: set[int]) -> None:
         members = self._owner.members
         if isinstance(event, Decided) and event.pushed is not None:
-            self._hear(members[event.pushed], m.Push)
+            self._hear(members[event.pushed], "Push")
+        elif isinstance(event, Came):
+            self._hear(members[event.worker], "Meet", "Away")
+        elif isinstance(event, Evaluated) and self._owner.peering is not None:
+            self._hear(members[event.worker], "Back")
+        elif isinstance(event, Rested):
+            self._rest()
         elif isinstance(event, Asked):
             self._owner.timer()
         elif isinstance(event, WorkerJoined):
             if event.worker in seen:
-                self._hear(members[event.worker], m.Back)
+                self._hear(members[event.worker], "Back")
             seen.add(event.worker)
         elif isinstance(event, WorkerLeft) and event.reason in ("died", "failed"):
             self._kill(members[event.worker], event.detail)
         elif isinstance(event, WorkerLeft) and event.reason != "stopped":
-            self._hear(members[event.worker], m.Away if event.reason == "away" else m.Leave)
+            self._hear(members[event.worker], "Away" if event.reason == "away" else "Leave")
 
-    def _hear(self, member: Member, kind: type[m.FromWorker]) -> None:
+    def _hear(self, member: Member, *due: str) -> None:
         """Wait for what the record says comes next from this worker."""
         while not self._held[member.rank] and not member.gone and self._owner.halted is None:
             self._listen()
         if not self._held[member.rank]:
             return
-        message = self._held[member.rank].popleft()
-        if isinstance(message, m.Away | m.Back) and not isinstance(message, kind):
-            self._owner.handle(member, message, [])  # in lockstep an evaluation leaves no mark on record
-            self._hear(member, kind)
-        elif isinstance(message, kind):
-            self._owner.handle(member, message, [])
+        message, fds = self._held[member.rank].popleft()
+        said = _kind(message)
+        if said in due:
+            self._owner.handle(member, message, fds)
+        elif said in ("Away", "Back") and self._owner.peering is None:
+            self._owner.handle(member, message, fds)  # in lockstep an evaluation leaves no mark on record
+            self._hear(member, *due)
         else:
-            said, due = type(message).__name__, kind.__name__
-            self._owner.halt(
-                "failed", f"replay left the record: rank {member.rank} said {said} when {due} was due"
-            )
+            text = f"rank {member.rank} said {said} when {' or '.join(due)} was due"
+            self._owner.halt("failed", f"replay left the record: {text}")
+
+    def _rest(self) -> None:
+        """Take the mean of all peers, as soon as all sleep that slept then."""
+        while self._owner.halted is None and any(
+            not (x.asks or self._held[x.rank]) for x in self._owner.living
+        ):
+            self._listen()
+        if isinstance(self._owner.peering, ReplayedPeering):
+            self._owner.peering.rest()
 
     def _listen(self) -> None:
         """Take in what workers say; nobody is heard further than its next message of weight."""
@@ -115,7 +140,7 @@ class ReplayLoop:
         if received is None:
             self._owner.lost(member, "its process ended")
         elif isinstance(received[0], PATIENT):
-            self._held[member.rank].append(received[0])
+            self._held[member.rank].append(received)
         else:
             self._owner.handle(member, *received)
 
@@ -126,10 +151,17 @@ class ReplayLoop:
 
     def _drain(self) -> None:
         for member in self._owner.living:
-            for message in self._held[member.rank]:
-                self._owner.handle(member, message, [])
+            for message, fds in self._held[member.rank]:
+                self._owner.handle(member, message, fds)
             while not member.gone:
                 self._held[member.rank].clear()
                 self._take(member)
-                for message in self._held[member.rank]:
-                    self._owner.handle(member, message, [])
+                for message, fds in self._held[member.rank]:
+                    self._owner.handle(member, message, fds)
+
+
+def _kind(message: m.FromWorker) -> str:
+    """What it is on record: a peer's first word of an iteration is its push."""
+    if isinstance(message, m.Meet) and message.push is not None:
+        return "Push"
+    return type(message).__name__

@@ -14,12 +14,16 @@ from paceline.config import RunConfig
 from paceline.errors import ConfigError
 from paceline.fabric.channel import Channel
 from paceline.fabric.door import Enter
+from paceline.fabric.tls import Trust
 from paceline.fabric.wire import check_secret, show_address
+from paceline.runtime.coordinating import Coordinator
 from paceline.runtime.guests import Guests
 from paceline.runtime.loops import RealLoop
 from paceline.runtime.owner import Owner
 from paceline.runtime.relay import Relay
 from paceline.runtime.replay import ReplayLoop
+from paceline.runtime.sharing import Sharing
+from paceline.runtime.spreading import SpreadOwner
 from paceline.runtime.virtual import VirtualLoop
 from paceline.sim.request import ClusterRequest
 from paceline.trace import read_trace, tally
@@ -34,9 +38,11 @@ def serve(config: RunConfig, workers: list[tuple[Channel, int]], stop: int, secr
         owner = Owner(config, loop.clock)
         loop.attach(owner, workers)
     elif config.cluster is None:
-        owner = Owner(config, time.monotonic)
+        owner = _owner(config, secret)
         try:
             guests = _guests(config, secret)
+            if guests is not None and isinstance(owner, SpreadOwner):
+                guests.on_lost = owner.host_lost
         except ConfigError as error:
             owner.halt("config", str(error))
             guests = None
@@ -44,9 +50,17 @@ def serve(config: RunConfig, workers: list[tuple[Channel, int]], stop: int, secr
     else:
         cluster = msgspec.convert(config.cluster, ClusterRequest, strict=False).cluster()
         loop = VirtualLoop(cluster, config.seed, stop)
-        owner = Owner(config, loop.clock, exchange_s=loop.exchange_s)
+        owner = Owner(config, loop.clock, loop)
         loop.attach(owner, workers)
     return _see_through(owner, loop)
+
+
+def _owner(config: RunConfig, secret: str) -> Owner:
+    """Of a store that is here as a whole, or lies on several hosts."""
+    if config.store_hosts == 1:
+        return Owner(config, time.monotonic)
+    coordinator = Coordinator(check_secret(secret), config.host_patience_s, config.tls)
+    return SpreadOwner(config, time.monotonic, coordinator)
 
 
 def serve_strangers(
@@ -54,6 +68,11 @@ def serve_strangers(
 ) -> int:
     """Hold the store for workers that somebody else started; `ready` is told the address, and gives what
     neighbours come through."""
+    if config.store_hosts > 1:
+        raise ConfigError(
+            f"the store is to lie on {config.store_hosts} hosts, but only `paceline host` brings hosts that "
+            "can hold a portion of it. Start the workers with it, or leave --store-hosts out."
+        )
     owner = Owner(config, time.monotonic)
     guests = _guests(config, secret)
     assert guests is not None, "a store for strangers listens"
@@ -76,12 +95,21 @@ def _see_through(owner: Owner, loop: RealLoop | VirtualLoop | ReplayLoop) -> int
 
 
 def host(
-    address: tuple[str, int], secret: str, session: str, workers: list[tuple[Channel, int]], stop: int
+    address: tuple[str, int],
+    secret: str,
+    session: str,
+    workers: list[tuple[Channel, int]],
+    stop: int,
+    trust: Trust | None = None,
+    door: tuple[str, str] | None = None,
 ) -> int:
-    """Stand between the workers of this host and a store elsewhere."""
+    """Stand between the workers of this host and a store elsewhere. `door`: be ready to hold a portion of
+    it, listening at the first address, where others are told to come to the second (see `Guest`)."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    hello = Enter(session, socket.gethostname())
-    Relay(address, check_secret(secret), hello, workers, stop=stop).run()
+    key = check_secret(secret)
+    sharing = None if door is None else Sharing(address, key, *door, sealed=trust is not None)
+    hello = Enter(session, socket.gethostname(), reach="" if sharing is None else sharing.reach)
+    Relay(address, key, hello, workers, stop=stop, trust=trust, sharing=sharing).run()
     return 0
 
 

@@ -5,6 +5,10 @@ Workers compute whenever they can, but what they say is heard in the order of vi
 as a worker is released, the cluster model tells when its push will arrive, and the owner attends to
 arrivals in that order. So accuracy against simulated time is exact, and repeats bit for bit.
 Evaluation takes no virtual time.
+
+Peers say more than one word per iteration, so there it is not a push that is put off but the end of every
+sleep: a worker that has computed, or was answered, is woken when its time has come, and heard until it sleeps
+again. Those who are woken at the same time compute at the same time.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ import heapq
 import os
 import select
 import signal
+from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Literal
 
@@ -21,14 +27,16 @@ import msgspec
 
 from paceline.errors import ConfigError, RunError
 from paceline.fabric.channel import Channel
+from paceline.protocols.compression import Compression
 from paceline.runtime import messages as m
 from paceline.runtime.member import Member
 from paceline.runtime.owner import Owner
 from paceline.sim.cluster import Cluster
+from paceline.sim.costs import Costs
 from paceline.sim.timing import Timing
 
-Kind = Literal["kill", "push", "ask", "timer"]
-PRIORITY: dict[Kind, int] = {"kill": 0, "push": 1, "timer": 2, "ask": 3}
+Kind = Literal["kill", "push", "wake", "ask", "timer"]
+PRIORITY: dict[Kind, int] = {"kill": 0, "push": 1, "wake": 1, "timer": 2, "ask": 3}
 
 
 class VirtualLoop:
@@ -43,7 +51,7 @@ class VirtualLoop:
         self._cluster = cluster
         self._timing = Timing(cluster, seed)
         self._stop = stop
-        self._heap: list[tuple[float, int, int, Kind, int, m.Push | None]] = []
+        self._heap: list[tuple[float, int, int, Kind, int, m.Push | Callable[[], None] | None]] = []
         self._sequence = count()
         self._store_free = 0.0
         self._timer_at: float | None = None
@@ -59,6 +67,15 @@ class VirtualLoop:
         """The virtual time."""
         return self.now
 
+    def costs(self, size_bytes: int, compress: Compression) -> Costs:
+        """What it costs peers to meet. Where the cluster names a size of the model, as if it had that one."""
+        wanted = self._cluster.model_bytes
+        return Costs(self._cluster, compress, 1.0 if wanted is None else wanted / max(1, size_bytes))
+
+    def put_off(self, time_s: float, rank: int, answer: Callable[[], None]) -> None:
+        """Let a sleeping peer have its answer at a later time."""
+        self._at(time_s, "wake", rank, answer)
+
     def exchange_s(self, rank: int) -> float:
         """What an exchange of this rank costs: the way there, the store's work, the way back."""
         return self._timing.push_s(rank) + self._cluster.apply_s + self._timing.pull_s(rank)
@@ -70,6 +87,7 @@ class VirtualLoop:
                 self._hear(member)
         for event in self._cluster.event:
             self._at(event.at_s, "kill", event.rank)
+        self._attend()
         while self._owner.living and self._owner.halted is None:
             self._turn()
             self._set_timer()
@@ -81,16 +99,18 @@ class VirtualLoop:
                 "failed", "every worker waits and nothing is under way: the protocol lets nobody run"
             )
             return
-        self.now, _, _, kind, rank, push = heapq.heappop(self._heap)
+        self.now, _, _, kind, rank, what = heapq.heappop(self._heap)
         member = self._owner.members[rank]
         if kind == "timer":
             self._ring()
+        elif callable(what):
+            self._wake(member, what)
         elif kind == "kill" and not member.gone:
             self._kill(member)
         elif kind == "ask" and not member.gone:
             self._ask(member)
-        elif kind == "push" and push is not None and not member.gone:
-            self._arrive(member, push)
+        elif what is not None and not member.gone:
+            self._arrive(member, what)
 
     def _set_timer(self) -> None:
         at = self._owner.ask_at
@@ -126,6 +146,8 @@ class VirtualLoop:
         if isinstance(message, m.Push):
             self._under_way(member.rank, message)
         else:
+            if isinstance(message, m.Computed):
+                self._compute(member, message.batches)
             self._owner.handle(member, message, fds)
         return message
 
@@ -144,7 +166,46 @@ class VirtualLoop:
         self._owner.handle(member, push, [])
 
     def _released(self, rank: int) -> None:
-        self._at(max(self.now, self._store_free), "ask", rank)
+        if not self._peers:  # these are heard whenever they are awake
+            self._at(max(self.now, self._store_free), "ask", rank)
+
+    @property
+    def _peers(self) -> bool:
+        return any(x.registered is not None and x.registered.peer for x in self._owner.members.values())
+
+    # -- peers --------------------------------------------------------------------------------
+
+    def _wake(self, member: Member, answer: Callable[[], None]) -> None:
+        """Answer all whose time has come, and then hear them one after another: they compute meanwhile."""
+        woken = [member]
+        answer()
+        while self._heap and self._heap[0][0] == self.now and callable(self._heap[0][-1]):
+            *_, rank, other = heapq.heappop(self._heap)
+            assert callable(other)
+            other()
+            woken.append(self._owner.members[rank])
+        for each in woken:
+            self._hear_out(each)
+        self._attend()
+
+    def _attend(self) -> None:
+        """Hear every peer that is awake: at the beginning, and whoever else was answered meanwhile."""
+        while self._peers and self._owner.halted is None:
+            awake = [member for member in self._owner.living if not member.asks]
+            if not awake:
+                return
+            self._hear_out(awake[0])
+
+    def _hear_out(self, member: Member) -> None:
+        """Until it sleeps."""
+        while not (member.asks or member.gone or self._owner.halted):
+            self._hear(member)
+
+    def _compute(self, member: Member, batches: float) -> None:
+        """A peer has its gradient; in virtual time it has only begun."""
+        compute_s = self._timing.compute_s(member.rank, self.now, batches)
+        elapsed = partial(self._owner.send, member, m.Elapsed(compute_s))
+        self.put_off(self.now + compute_s, member.rank, elapsed)
 
     def _kill(self, member: Member) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -153,10 +214,10 @@ class VirtualLoop:
 
     def _drain(self) -> None:
         """The run is halted: hear everybody's last words."""
-        for *_, rank, push in self._heap:
+        for *_, rank, what in self._heap:
             member = self._owner.members[rank]
-            if push is not None and not member.gone:
-                self._owner.handle(member, push, [])
+            if isinstance(what, m.Push) and not member.gone:
+                self._owner.handle(member, what, [])
         for member in self._owner.living:
             while not member.gone:
                 received = None
@@ -167,6 +228,8 @@ class VirtualLoop:
                 else:
                     self._owner.handle(member, *received)
 
-    def _at(self, time_s: float, kind: Kind, rank: int, push: m.Push | None = None) -> None:
-        entry = (time_s, PRIORITY[kind], next(self._sequence), kind, rank, push)
+    def _at(
+        self, time_s: float, kind: Kind, rank: int, what: m.Push | Callable[[], None] | None = None
+    ) -> None:
+        entry = (time_s, PRIORITY[kind], next(self._sequence), kind, rank, what)
         heapq.heappush(self._heap, entry)

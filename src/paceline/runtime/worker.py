@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paceline.errors import ConfigError, RunError
 from paceline.runtime.binding import Binding
-from paceline.runtime.emulation import Emulation
+from paceline.runtime.emulation import Emulation, VirtualDevice
 from paceline.runtime.link import StoreLink
 from paceline.runtime.loader import Dispensed, Orders, PacedLoader, StridedLoader, source_of
 from paceline.runtime.messages import Push
@@ -31,7 +31,8 @@ class WorkerPace(Pace):
     def __init__(self, link: StoreLink) -> None:
         super().__init__(link.rank, link.config.workers)
         self._link = link
-        self._emulation = Emulation(link.config, link.rank)
+        simulated = self.peer and link.config.cluster is not None
+        self._emulation = VirtualDevice(link.computed) if simulated else Emulation(link.config, link.rank)
         self._repeats = Repeats(self._emulation.begin)
         self._sent: list[GroupSettings] = []
         self._used: list[Batch] = []

@@ -1,12 +1,9 @@
 """Peers in virtual time, sizes only: the protocol objects of a real run, and the place where they meet.
 
-An average among m workers costs what a ring all-reduce does, 2(m-1) messages of an m-th of the vector on
-the slowest link among them; if it is compressed in a way that does not add up, m-1 messages of the whole
-compressed vector, since each has to reach everybody. A mixture costs a worker one message per neighbour,
-and the slowest link in its part counts; a vote costs an all-reduce of a few bytes, an exchange one message
-each way. Optimizers are taken to remember one vector, and models to have 64 tensors of equal size. Steps,
-copies and compressing cost nothing. What is started travels beside computing, as if on a network of its own.
-Work is dealt equally: every worker does its iterations, and what a lost one has not done stays undone.
+What meeting costs stands in `costs.py`. Optimizers are taken to remember one vector, and models to have 64
+tensors of equal size. Steps, copies and compressing cost nothing. What is started travels beside computing,
+as if on a network of its own. Work is dealt equally: every worker does its iterations, and what a lost one
+has not done stays undone.
 """
 
 from __future__ import annotations
@@ -43,15 +40,15 @@ from paceline.protocols.peer import (
 )
 from paceline.protocols.roll import Roll
 from paceline.protocols.settings import resolved
-from paceline.sim.cluster import Cluster, Link
+from paceline.sim.cluster import Cluster
 from paceline.sim.compute import require
+from paceline.sim.costs import Costs
 from paceline.sim.phantom import Phantom, PhantomTensors
 from paceline.sim.record import Emit, Full, Reason, Record, Summary
 from paceline.sim.timing import Timing
 from paceline.trace import Tally
 from paceline.trace.events import SCHEMA, AnyEvent, Exchanged, ModelReady, RunStarted
 
-VOTE_BYTES = 8
 SUMMARISE_ABOVE = 200_000
 EVENTS_PER_REPORT = 4096
 KILL, WAKE = range(2)
@@ -128,7 +125,7 @@ class PeerLoop:
         self._compress = compress
         self._protocol, self._cluster, self._iterations, self._emit = protocol, cluster, iterations, emit
         self._total = cluster.workers * iterations
-        self._links = [profile.link for profile in cluster.profiles()]
+        self._costs = Costs(cluster, compress)
         self._timing = Timing(cluster, seed)
         self._roll = Roll()
         self._pacer = Pacer(self._roll)
@@ -220,7 +217,7 @@ class PeerLoop:
     def _exchange(self, worker: _Worker, size_bytes: int) -> None:
         """There and back, and nobody else is needed."""
         rank = worker.me.rank
-        spent = self._exchange_s[rank] = 2 * self._links[rank].seconds(size_bytes)
+        spent = self._exchange_s[rank] = self._costs.exchange_s(rank, size_bytes)
         self._sent[rank] += size_bytes
         if not self._summarised:
             self._emit(Exchanged(self._now, "exchange", (rank,), size_bytes, spent))
@@ -246,8 +243,7 @@ class PeerLoop:
     def _carry_out(self, gathered: list[Gathered], worker: _Worker | None) -> None:
         answered: set[int] = set()
         for each in gathered:
-            size = VOTE_BYTES if each.kind == "agree" else each.sent_bytes
-            spent = self._seconds(each, size)
+            size, spent = each.given_bytes, self._costs.joint_s(each)
             value = each.outcome if each.kind == "agree" else Phantom(each.size_bytes)
             for rank in each.receivers:
                 self._sent[rank] += size
@@ -281,17 +277,6 @@ class PeerLoop:
             return None
         return self._compress.wire_bytes(operation.size_bytes // FLOAT_BYTES)
 
-    def _seconds(self, gathered: Gathered, size_bytes: int) -> float:
-        if gathered.kind == "mix":
-            rows = gathered.rows
-            return max(
-                (len(rows[rank]) - 1) * self._links[rank].seconds(size_bytes) for rank in gathered.receivers
-            )
-        links = [self._links[rank] for rank in gathered.receivers]
-        if gathered.kind == "agree" or self._compress.adds_up:
-            return ring_s(links, size_bytes)
-        return max((len(links) - 1) * link.seconds(size_bytes) for link in set(links))
-
     # -- the end ------------------------------------------------------------------------------
 
     def _leave(self, rank: int, reason: Reason) -> None:
@@ -313,14 +298,6 @@ class PeerLoop:
             self._record.ended(self._now, "failed", text)
             raise RunError(text)
         self._record.ended(self._now, "finished", "")
-
-
-def ring_s(links: list[Link], size_bytes: int) -> float:
-    """How long a ring all-reduce takes: as long as the slowest link needs for its messages."""
-    others = len(links) - 1
-    if others <= 0:
-        return 0.0
-    return max(2 * others * link.seconds(-(-size_bytes // (others + 1))) for link in set(links))
 
 
 def _fresh(decision: Decision) -> Decision:

@@ -26,7 +26,7 @@ class Phantom:
         """Not to be known."""
         raise ConfigError(
             "this protocol decides by the values of its gradients, and a simulation of times has none. "
-            "Run it for real: paceline train SCRIPT."
+            "Simulate it with its script: paceline simulate SCRIPT."
         )
 
     def __setitem__(self, every: slice, other: Any) -> None:

@@ -28,8 +28,9 @@ class Span(NamedTuple):
 class Cut:
     """The trained tensors of a model, in order."""
 
-    def __init__(self, spans: Sequence[Span]) -> None:
-        self._spans = tuple(spans)
+    def __init__(self, spans: Sequence[Span], widths: Sequence[int] = ()) -> None:
+        """`widths`: bytes of an element in each flat part of a vector."""
+        self._spans, self._widths = tuple(spans), tuple(widths)
         self.sizes = tuple(span.size_bytes for span in spans)
         """Bytes of each."""
         self._runs: dict[tuple[int, ...], list[Span]] = {}
@@ -38,9 +39,19 @@ class Cut:
         """The flat pieces that a part of a vector consists of; None: all there is."""
         if part is None:
             return list(parts)
+        return [parts[run.flat][run.start : run.stop] for run in self._runs_of(part)]
+
+    def in_bytes(self, part: Part) -> list[tuple[int, int, int]]:
+        """The same as numbers: in which flat part of a vector, from which byte to which."""
+        return [
+            (run.flat, run.start * self._widths[run.flat], run.stop * self._widths[run.flat])
+            for run in self._runs_of(part)
+        ]
+
+    def _runs_of(self, part: Part) -> list[Span]:
         if part.tensors not in self._runs:
             self._runs[part.tensors] = self._joined(part)
-        return [parts[run.flat][run.start : run.stop] for run in self._runs[part.tensors]]
+        return self._runs[part.tensors]
 
     def _joined(self, part: Part) -> list[Span]:
         """Neighbours as one run, with the padding in between."""
@@ -86,14 +97,14 @@ class Cut:
 def cut_of(layout: Layout) -> Cut:
     """The trained tensors as a layout places them."""
     spans = []
+    widths = [getattr(torch, region.dtype.removeprefix("torch.")).itemsize for region in layout.regions]
     for slot in layout.trained:
         assert slot.gradient is not None
         flat = next(i for i, region in enumerate(layout.regions) if region.dtype == slot.dtype)
         count = math.prod(slot.shape)
-        width = max(1, slot.size_bytes // max(1, count))
-        start = (slot.gradient - layout.regions[flat].gradients) // width
+        start = (slot.gradient - layout.regions[flat].gradients) // widths[flat]
         spans.append(Span(flat, start, start + count, slot.size_bytes))
-    return Cut(spans)
+    return Cut(spans, widths)
 
 
 def blank(layout: Layout) -> tuple[FlatVector, list[Tensor]]:

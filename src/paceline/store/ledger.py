@@ -119,8 +119,8 @@ class Ledger:
             self._balancer.leave(worker)
         lost = list(unfinished) if reason in ("died", "failed") else []
         self._orphaned += lost
-        count = sum(batch.count for batch in lost)
-        self.write(events.WorkerLeft(now, worker, reason, detail, count))  # type: ignore[arg-type]
+        count, work = sum(each.count for each in lost), tuple((x.epoch, x.first, x.count) for x in lost)
+        self.write(events.WorkerLeft(now, worker, reason, detail, count, work))  # type: ignore[arg-type]
         if not self.pacer.clocks.is_present(worker):
             return None
         return self._noted(self.pacer.leave(worker, now), now)

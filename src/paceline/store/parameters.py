@@ -78,6 +78,10 @@ class ParameterStore:
             self._pieces = None
         return self._optimizer
 
+    def step_singly(self) -> None:
+        """From now on every parameter is stepped by itself."""
+        self._even = False
+
     def use_cores(self, idle: int) -> None:
         """Use the idle cores for a large model; one otherwise, where more only get in the way."""
         self._lanes.open(idle if self.layout.gradient_bytes >= MANY_THREADS_BYTES else 1)

@@ -3,7 +3,9 @@
 An optimizer of many small tensors is busy with counting them. An element-wise one does not care
 where one parameter ends and the next begins, so it may as well run over their flat memory (the
 padding between them is zero and stays so). Large memory is cut into a fixed number of pieces, so
-that several threads can share them and the result does not depend on how many threads there are.
+that several threads can share them and the result does not depend on how many threads there are. A
+piece is a whole number of aligned blocks: kernels treat the rest of a vector otherwise, and may differ in
+the last bit there, so that the result would depend on where memory is cut.
 
 Only while every parameter has a gradient in every push, and so all have taken the same number of
 steps. Checkpoints, and pushes that lack some parameter's gradient, see one state per parameter.
@@ -20,7 +22,7 @@ import torch
 from torch import Tensor
 
 from paceline.store.lanes import MOST
-from paceline.store.layout import Layout, Slot
+from paceline.store.layout import ALIGN, Layout, Slot
 from paceline.store.optimizers import Group, GroupSettings, OptimizerSpec, apply_settings, build_optimizer
 
 ELEMENTWISE = frozenset(
@@ -59,12 +61,13 @@ class Stretch:
         self.slots = slots
         """Index among the trained parameters, slot, first element in the region."""
         _, last, first = slots[-1]
-        self.start, self.stop = slots[0][2], first + prod(last.shape)
+        self._width = ALIGN * prod(last.shape) // last.size_bytes
+        self.start, self.stop = slots[0][2], _up(first + prod(last.shape), self._width)
         self.pieces: list[Piece] = []
 
     def cut(self, name: str, settings: GroupSettings, weights: Tensor) -> None:
         """Make pieces of the region's weights, each with an optimizer of that kind."""
-        size = max(SMALLEST, -(-(self.stop - self.start) // MOST))
+        size = _up(max(SMALLEST, -(-(self.stop - self.start) // MOST)), self._width)
         for start in range(self.start, self.stop, size):
             part = weights[start : min(start + size, self.stop)]
             optimizer = build_optimizer(OptimizerSpec(name, (Group((0,), settings),)), [part], fast=True)
@@ -137,6 +140,11 @@ class Pieces:
 
 
 _UNLIKE = object()
+
+
+def _up(elements: int, width: int) -> int:
+    """The next multiple of a width."""
+    return -(-elements // width) * width
 
 
 def _stretches(layout: Layout, spec: OptimizerSpec) -> list[Stretch]:

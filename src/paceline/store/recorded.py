@@ -6,14 +6,14 @@ from collections import deque
 from collections.abc import Iterable
 
 from paceline.store.budget import Batch, Budget, Source
-from paceline.trace.events import AnyEvent, Decided
+from paceline.trace.events import AnyEvent, Decided, WorkerLeft
 
 AFTER_THE_END = Batch(1 << 40, 0, 0)
 """Of an epoch nobody reaches: a worker that is granted it knows that its own loop is over."""
 
 
 class RecordedBudget(Budget):
-    """Dispenses to every worker what the record says it worked on."""
+    """Dispenses to every worker what the record says it worked on, or died over."""
 
     def __init__(self, source: Source, workers: int, record: Iterable[AnyEvent]) -> None:
         super().__init__(source, workers)
@@ -21,6 +21,8 @@ class RecordedBudget(Budget):
         for event in record:
             if isinstance(event, Decided) and event.pushed is not None:
                 self._planned.setdefault(event.pushed, deque()).extend(Batch(*part) for part in event.work)
+            elif isinstance(event, WorkerLeft):
+                self._planned.setdefault(event.worker, deque()).extend(Batch(*part) for part in event.work)
 
     def draw(self, worker: int) -> Batch:
         """What the worker pushed next; sizes and who took over from whom are on record, too."""

@@ -86,6 +86,8 @@ class WorkerLeft(Event, frozen=True, gc=False, tag="worker_left"):
     reason: Literal["finished", "away", "died", "failed", "stopped"]
     detail: str = ""
     unfinished: int = 0
+    work: tuple[tuple[int, int, int], ...] = ()
+    """The batches of these, as in `Decided`."""
 
 
 class Decided(Event, frozen=True, gc=False, tag="decided"):
@@ -132,6 +134,16 @@ class Exchanged(Event, frozen=True, gc=False, tag="exchanged"):
     bytes: int
     seconds: float = 0.0
     """What carrying it out took, from then on."""
+
+
+class Came(Event, frozen=True, gc=False, tag="came"):
+    """A peer came to meet the others or to evaluate, other than with its push. A replay follows the order."""
+
+    worker: int
+
+
+class Rested(Event, frozen=True, gc=False, tag="rested"):
+    """All peers slept, as somebody had asked for: the mean of their models was taken."""
 
 
 class Planned(Event, frozen=True, gc=False, tag="planned"):
@@ -218,6 +230,8 @@ AnyEvent = (
     | Decided
     | Asked
     | Exchanged
+    | Came
+    | Rested
     | Planned
     | Reported
     | Evaluated

@@ -91,6 +91,17 @@ class Sum(nn.Module):
         return x @ self.w
 
 
+class SumInParts(nn.Module):
+    """The same, of five parameters: each has the sample for its gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList([nn.Parameter(torch.arange(5.0)) for _ in range(5)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ sum(self.parts, torch.zeros(5, dtype=x.dtype))
+
+
 class Tied(nn.Module):
     """One matrix under two names."""
 
@@ -382,6 +393,9 @@ CASES = {
     "noisy_adamw": Case(noisy, adamw, dtype=torch.float32),
     "single": Case(dtype=torch.float32),
     "tightly_clipped": Case(iteration=tightly_clipped),
+    "exact_in_parts": Case(
+        SumInParts, lambda model: torch.optim.SGD(model.parameters(), lr=1.0), counts, add_up
+    ),
     "exact": Case(Sum, lambda model: torch.optim.SGD(model.parameters(), lr=1.0), counts, add_up),
 }
 LARGE_BATCH = {

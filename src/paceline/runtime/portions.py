@@ -1,0 +1,125 @@
+"""What hosts say to each other that hold a store in portions.
+
+The coordinator (the owner of the run) dials every holder, and so does every other host: a worker's
+gradient goes in pieces straight to who holds that portion, and fresh weights come back the same
+way. A holder tells the coordinator what arrived; only what has arrived everywhere is decided on. What
+is decided is a numbered `Order`, carried out in turn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from paceline.store.layout import Layout
+from paceline.store.optimizers import OptimizerSpec
+from paceline.store.portions import Keep, Portion, Step
+
+COORDINATOR = 0
+"""Its number among the hosts; others count from 1."""
+ASIDE = 0xFFFE
+"""The lane of what concerns no worker."""
+MASTER, STATE = 8, 9
+"""Memories of the holder's: its portion of the weights, its optimizer's state."""
+
+
+class HolderPlace(msgspec.Struct, frozen=True):
+    """A host that holds a portion."""
+
+    number: int
+    name: str
+    address: tuple[str, int]
+
+
+class Plan(msgspec.Struct, frozen=True, tag=True):
+    """Who holds what. The first portion is the coordinator's, the next ones are the holders', in order."""
+
+    number: int
+    """Of the host that is told."""
+    shared: bool
+    """Whether all workers of a host read one buffer."""
+    layout: Layout
+    optimizer: OptimizerSpec
+    portions: tuple[Portion, ...]
+    holders: tuple[HolderPlace, ...]
+
+    def portion_of(self, number: int) -> Portion | None:
+        """What a host holds."""
+        held = {holder.number: place + 1 for place, holder in enumerate(self.holders)}
+        return self.portions[held[number]] if number in held else None
+
+    @property
+    def first_spans(self) -> list[tuple[int, int]]:
+        """The coordinator's own weights, and those that nobody trains."""
+        trained = max(portion.weights[1] for portion in self.portions)
+        return [self.portions[0].weights, (trained, self.layout.weights_bytes)]
+
+
+class Piece(msgspec.Struct, frozen=True, tag=True):
+    """A worker's gradient, as far as it is yours, is complete: its n-th one."""
+
+    number: int
+    missing: tuple[int, ...] = ()
+
+
+class Contents(msgspec.Struct, frozen=True, tag=True):
+    """Optimizer state of this size is about to come, then the portion's weights."""
+
+    size_bytes: int
+    values: dict[str, Any]
+
+
+class Complete(msgspec.Struct, frozen=True, tag=True):
+    """Contents are complete."""
+
+
+class Wake(msgspec.Struct, frozen=True, tag=True):
+    """This worker of that host gets the weights as they are now."""
+
+    host: int
+    lane: int
+    version: int
+
+
+class Order(msgspec.Struct, frozen=True, tag=True):
+    """What to do now, in this order; orders are numbered from 1 and none is left out."""
+
+    number: int
+    deeds: list[Step | Keep | Wake]
+
+
+class Gather(msgspec.Struct, frozen=True, tag=True):
+    """Send your contents."""
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The run is over; nobody needs the portion any more."""
+
+
+class Fresh(msgspec.Struct, frozen=True, tag=True):
+    """A worker's weights are up to date, as far as they are mine."""
+
+
+class Staged(msgspec.Struct, frozen=True, tag=True):
+    """A gradient has arrived."""
+
+    host: int
+    lane: int
+    number: int
+    square: float
+    """Of its norm, in this portion."""
+    bad: str | None = None
+    """A parameter whose gradient is not finite."""
+
+
+class Broke(msgspec.Struct, frozen=True, tag=True):
+    """The portion is of no use any more."""
+
+    text: str
+
+
+ToHolder = Piece | Contents | Complete | Order | Gather | Done
+FromHolder = Fresh | Staged | Contents | Complete | Broke
+to_holder: msgspec.msgpack.Decoder[ToHolder] = msgspec.msgpack.Decoder(ToHolder)
+from_holder: msgspec.msgpack.Decoder[FromHolder] = msgspec.msgpack.Decoder(FromHolder)

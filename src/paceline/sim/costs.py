@@ -1,0 +1,48 @@
+"""What it costs peers to meet, in seconds: one model for sizes alone and for exact simulation.
+
+An average among m workers costs what a ring all-reduce does, 2(m-1) messages of an m-th of the vector on
+the slowest link among them; if it is compressed in a way that does not add up, m-1 messages of the whole
+compressed vector, since each has to reach everybody. A mixture costs a worker one message per neighbour,
+and the slowest link in its part counts; a vote costs an all-reduce of a few bytes, an exchange one message
+each way.
+"""
+
+from __future__ import annotations
+
+from paceline.protocols.compression import Compression
+from paceline.protocols.meeting import Gathered
+from paceline.sim.cluster import Cluster, Link
+
+
+class Costs:
+    """The links of one cluster."""
+
+    def __init__(self, cluster: Cluster, compress: Compression, scale: float = 1.0) -> None:
+        """`scale`: how much larger vectors are taken to be than they are."""
+        self._links = [profile.link for profile in cluster.profiles()]
+        self._adds_up, self._scale = compress.adds_up, scale
+
+    def joint_s(self, gathered: Gathered) -> float:
+        """How long a joint operation takes from when the last has come."""
+        if gathered.kind == "agree":
+            return ring_s([self._links[rank] for rank in gathered.receivers], gathered.given_bytes)
+        size = round(self._scale * gathered.given_bytes)
+        if gathered.kind == "mix":
+            rows = gathered.rows
+            return max((len(rows[rank]) - 1) * self._links[rank].seconds(size) for rank in gathered.receivers)
+        links = [self._links[rank] for rank in gathered.receivers]
+        if self._adds_up:
+            return ring_s(links, size)
+        return max((len(links) - 1) * link.seconds(size) for link in set(links))
+
+    def exchange_s(self, rank: int, size_bytes: int) -> float:
+        """There and back, and nobody else is needed."""
+        return 2 * self._links[rank].seconds(round(self._scale * size_bytes))
+
+
+def ring_s(links: list[Link], size_bytes: int) -> float:
+    """How long a ring all-reduce takes: as long as the slowest link needs for its messages."""
+    others = len(links) - 1
+    if others <= 0:
+        return 0.0
+    return max(2 * others * link.seconds(-(-size_bytes // (others + 1))) for link in set(links))

@@ -1,0 +1,207 @@
+"""A store in portions, each held by another host: where they are cut, and what is done to all of them.
+
+A portion is a row of neighbouring trained parameters, with their gradients and optimizer state. It
+keeps the places they have in the whole model's memory, so a portion's own layout is the model's with
+everything else left out, and one class of store serves a portion and a whole. Parameters are
+not cut in two: so every optimizer works whose state belongs to single parameters.
+
+The first portion is the coordinator's. Its store writes down what is done to it (`Step`, `Keep`), in
+words that name gradients by who pushed them; whoever holds another portion does the same to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+from torch import Tensor
+
+from paceline.errors import ConfigError
+from paceline.store.layout import Layout, Region
+from paceline.store.optimizers import Group, GroupSettings, OptimizerSpec, adjust
+from paceline.store.parameters import Gradients, ParameterStore
+from paceline.store.pieces import Pieces
+
+
+class Portion(msgspec.Struct, frozen=True):
+    """A row of trained parameters, and where it lies."""
+
+    first: int
+    last: int
+    """Trained parameters from `first` on, without `last`."""
+    weights: tuple[int, int]
+    """Bytes of the weights' memory."""
+    gradients: tuple[int, int]
+    """Bytes of a segment."""
+
+
+class Pushed(msgspec.Struct, frozen=True, array_like=True):
+    """One gradient: who pushed it, and which of its pushes it was."""
+
+    host: int
+    lane: int
+    number: int
+
+
+class Step(msgspec.Struct, frozen=True, tag=True):
+    """One optimizer step with the weighted sum of these gradients."""
+
+    parts: list[tuple[Pushed, float]]
+    settings: list[GroupSettings]
+    scale: float
+    whole: bool
+    """Whether no parameter of the whole model lacks a gradient."""
+
+
+class Keep(msgspec.Struct, frozen=True, tag=True):
+    """Its worker is about to compute: copy this gradient, which waits for a step."""
+
+    pushed: Pushed
+
+
+def cut(layout: Layout, count: int) -> tuple[Portion, ...]:
+    """Portions of about equal bytes, cut between parameters."""
+    trained = layout.trained
+    if count > len(trained):
+        raise ConfigError(
+            f"the store is to lie on {count} hosts, but {len(trained)} parameters are trained, and a "
+            f"parameter is not cut in two. Use --store-hosts {max(1, len(trained))} or less."
+        )
+    begins = [slot.offset for slot in trained] + [_trained_end(layout)]
+    bounds = [0]
+    for number in range(1, count):
+        target = begins[0] + (begins[-1] - begins[0]) * number / count
+        possible = range(bounds[-1] + 1, len(trained) - (count - number) + 1)
+        bounds.append(min(possible, key=lambda i: abs(begins[i] - target)))
+    bounds.append(len(trained))
+    return tuple(_portion(layout, first, last) for first, last in pairwise(bounds))
+
+
+def portion_layout(layout: Layout, portion: Portion) -> Layout:
+    """The model's layout with the trained parameters of a portion only; the first has what is not trained."""
+    trained = tuple(layout.trained[portion.first : portion.last])
+    others = tuple(slot for slot in layout.parameters if slot.gradient is None)
+    regions = [_within(region, portion) for region in layout.regions]
+    return msgspec.structs.replace(
+        layout,
+        parameters=trained + (others if portion.first == 0 else ()),
+        regions=tuple(region for region in regions if region.size_bytes > 0),
+        aliases={},
+    )
+
+
+def portion_spec(spec: OptimizerSpec, portion: Portion) -> OptimizerSpec:
+    """The optimizer of a portion's parameters; groups keep their numbers."""
+    groups = [
+        Group(tuple(i - portion.first for i in group.parameters if _has(portion, i)), group.settings)
+        for group in spec.groups
+    ]
+    return OptimizerSpec(spec.name, tuple(groups))
+
+
+def own_missing(missing: Sequence[int], portion: Portion) -> tuple[int, ...]:
+    """Of the parameters without a gradient, those of a portion, as it counts them."""
+    return tuple(i - portion.first for i in missing if _has(portion, i))
+
+
+def to_whole(spec: OptimizerSpec, portion: Portion, named: dict[str, Any]) -> dict[str, Any]:
+    """A portion's optimizer state under the names it has in the whole model's."""
+    places = _numbers(spec, portion)
+    return {f"{places[int(name.split('.', 1)[0])]}.{name.split('.', 1)[1]}": v for name, v in named.items()}
+
+
+def of_whole(spec: OptimizerSpec, portion: Portion, named: dict[str, Any]) -> dict[str, Any]:
+    """The whole model's optimizer state, as far as it is a portion's, under its names there."""
+    places = {str(whole): own for own, whole in enumerate(_numbers(spec, portion))}
+    split = ((*name.split(".", 1), value) for name, value in named.items())
+    return {f"{places[number]}.{key}": value for number, key, value in split if number in places}
+
+
+class PortionStore(ParameterStore):
+    """One portion of the weights, stepped as the whole would be: to the same bits."""
+
+    def __init__(self, layout: Layout, spec: OptimizerSpec, portion: Portion, weights: Tensor) -> None:
+        """Layout, optimizer and memory are the whole model's."""
+        super().__init__(portion_layout(layout, portion), portion_spec(spec, portion), weights)
+        if not Pieces.suit(layout, spec):
+            self.step_singly()
+
+
+class FirstPortion(PortionStore):
+    """The coordinator's portion: a store as far as its owner sees, and a record of what is done to it."""
+
+    def __init__(self, layout: Layout, spec: OptimizerSpec, portion: Portion, weights: Tensor) -> None:
+        super().__init__(layout, spec, portion, weights)
+        self.pushed: dict[Gradients, Pushed] = {}
+        """Which gradient lies in which memory now."""
+        self.elsewhere: dict[Gradients, float] = {}
+        """The square of its norm in the other portions."""
+        self.done: list[Step | Keep] = []
+        """What was done since somebody took it from here."""
+        self._sum: tuple[Gradients, list[tuple[Pushed, float]]] | None = None
+
+    def apply(
+        self,
+        gradients: Gradients,
+        settings: list[GroupSettings],
+        scale: float,
+        norm: float | None = None,
+        clip: float | None = None,
+    ) -> None:
+        """One optimizer step, here and (by the record) elsewhere."""
+        assert clip is None, "a norm over all portions is not known when a sum is applied"
+        parts = [(self.pushed[gradients], 1.0)]
+        if self._sum is not None and self._sum[0] is gradients:
+            parts = self._sum[1]
+        self._sum = None
+        self.done.append(Step(parts, adjust(settings, self.adjusted), scale, not gradients.missing))
+        super().apply(gradients, settings, scale, norm)
+
+    def reduce(
+        self, parts: Sequence[tuple[Gradients, float]], into: Gradients | None = None
+    ) -> tuple[Gradients, float]:
+        """The weighted sum of this portion's gradients, to be applied next."""
+        total, norm = super().reduce(parts, into)
+        self._sum = total, [(self.pushed[gradients], share) for gradients, share in parts]
+        return total, norm
+
+    def norm(self, gradients: Gradients) -> float:
+        """The norm over all portions."""
+        own = super().norm(gradients)
+        return math.sqrt(own * own + self.elsewhere.get(gradients, 0.0))
+
+
+def _portion(layout: Layout, first: int, last: int) -> Portion:
+    slots = layout.trained
+    begin, end = slots[first], slots[last] if last < len(slots) else None
+    assert begin.gradient is not None
+    if end is None:
+        return Portion(
+            first, last, (begin.offset, _trained_end(layout)), (begin.gradient, layout.gradient_end)
+        )
+    assert end.gradient is not None
+    return Portion(first, last, (begin.offset, end.offset), (begin.gradient, end.gradient))
+
+
+def _trained_end(layout: Layout) -> int:
+    return max((region.weights + region.size_bytes for region in layout.regions), default=0)
+
+
+def _within(region: Region, portion: Portion) -> Region:
+    """The part of a region that is a portion's."""
+    start = max(region.weights, portion.weights[0])
+    stop = min(region.weights + region.size_bytes, portion.weights[1])
+    return Region(region.dtype, start, region.gradients + start - region.weights, max(0, stop - start))
+
+
+def _has(portion: Portion, index: int) -> bool:
+    return portion.first <= index < portion.last
+
+
+def _numbers(spec: OptimizerSpec, portion: Portion) -> list[int]:
+    """The numbers of a portion's parameters in the whole model's optimizer, in the portion's own order."""
+    order = [index for group in spec.groups for index in group.parameters]
+    return [place for place, index in enumerate(order) if _has(portion, index)]

@@ -1,0 +1,227 @@
+"""Time to accuracy on a small cluster: what takes part, what is counted, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from paceline.bench import cifar
+from paceline.bench.cluster import Outcome, _row, check
+from paceline.bench.cluster_course import Course, Figures
+from paceline.bench.cluster_entries import entries, every_entry, parse_entry
+from paceline.bench.cluster_scene import FULL, QUICK, Scene
+from paceline.bench.cluster_script import copy_of, keeper, network
+from paceline.bench.plan import Plan
+from paceline.bench.run import chosen, run
+from paceline.errors import ConfigError
+from paceline.protocols import PEERS, PROTOCOLS
+from paceline.testbed import why_not
+from paceline.trace import TraceWriter
+from paceline.trace.events import SCHEMA, Decided, Evaluated, Event, RunStarted
+
+SCENE: Scene = msgspec.structs.replace(FULL, target=0.5, limit_s=10.0, device_s=1.0, batch=8)
+FIGURES = Figures(
+    seconds=20.0,
+    samples_per_s=100.0,
+    waiting=0.25,
+    accuracy=0.5,
+    best=0.5,
+    reached_s=20.0,
+    late=0.0,
+    ranks=frozenset(range(4)),
+)
+needs_hosts = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+
+
+@needs_hosts
+@pytest.mark.timeout(300)
+def test_both_sides_train_on_hosts_with_all_workers_and_are_compared() -> None:
+    record = run("cluster", Plan(quick=True, protocols=("bsp",)), say=lambda text: None)
+    assert [row.case["protocol"] for row in record.rows] == ["ddp", "bsp"]
+    for row in record.rows:
+        assert row.value is not None, row.remark
+        assert "took part" not in row.remark
+        assert float(row.case["MB over the slow link"]) > 1
+    assert record.rows[0].value == 1.0
+
+
+def test_every_protocol_takes_part_ddp_first_and_balanced_batches_once() -> None:
+    names = [entry.name for entry in every_entry()]
+    assert names[0] == "ddp"
+    assert sorted(names) == sorted(["ddp", "bsp+balance", *PROTOCOLS, *PEERS])
+
+
+def test_settings_are_shown_in_full_and_given_ones_win() -> None:
+    assert parse_entry("ssp").shown == "staleness=3"
+    assert parse_entry("local_sgd:period=2").flags[:4] == ["--protocol", "local_sgd", "--set", "period=2"]
+    assert parse_entry("bsp+balance").flags == ["--protocol", "bsp", "--balance"]
+
+
+def test_stale_gradients_get_half_the_learning_rate_unless_one_is_given() -> None:
+    rates = {name: parse_entry(name).rate(0.06) for name in ("ddp", "bsp", "asp", "asp@0.05", "ddp@0.1")}
+    assert rates == {"ddp": 0.06, "bsp": 0.06, "asp": 0.03, "asp@0.05": 0.05, "ddp@0.1": 0.1}
+
+
+def test_ddp_is_always_among_those_that_were_chosen() -> None:
+    assert [entry.name for entry in entries(["asp"])] == ["ddp", "asp"]
+    assert [entry.name for entry in entries(["asp", "ddp"])] == ["asp", "ddp"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("dsssp", "Did you mean 'dssp'"),
+        ("asp@fast", "a learning rate is a number > 0, got 'fast'"),
+        ("ssp:staleness", "a setting is NAME=VALUE"),
+        ("ddp+balance", "ddp has neither settings nor balance"),
+    ],
+)
+def test_a_wrong_entry_is_named(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_entry(text)
+
+
+@needs_hosts
+def test_without_data_it_says_what_it_needs_and_where_that_is() -> None:
+    with pytest.raises(ConfigError, match=r"--data DIR, .*test_batch.bin .*kriz/cifar"):
+        chosen(["cluster"], Plan())
+
+
+def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(ConfigError, match="which only root may"):
+        check(Plan(quick=True))
+
+
+def test_images_are_read_as_they_were_written(tmp_path: Path) -> None:
+    cifar.make_up(tmp_path, training=30, test=20, seed=0)
+    pixels, classes = cifar.training_set(tmp_path).tensors
+    assert pixels.shape == (30, 3, 32, 32)
+    assert pixels.dtype == torch.uint8
+    first = (tmp_path / "data_batch_1.bin").read_bytes()
+    assert classes[0] == first[0]
+    assert pixels[0, 2, 31, 31] == first[3072]
+    assert cifar.test_set(tmp_path, 7)[0].shape == (7, 3, 32, 32)
+
+
+def test_some_of_the_training_files_are_enough_and_none_is_not(tmp_path: Path) -> None:
+    cifar.make_up(tmp_path, training=30, test=20, seed=0)
+    (tmp_path / "data_batch_1.bin").rename(tmp_path / "data_batch_4.bin")
+    assert cifar.count(cifar.find(tmp_path).training) == 30
+    (tmp_path / "data_batch_4.bin").unlink()
+    with pytest.raises(ConfigError, match=r"at least one of data_batch_1.bin to data_batch_5.bin"):
+        cifar.find(tmp_path)
+
+
+def test_a_file_of_another_layout_is_refused_by_its_size(tmp_path: Path) -> None:
+    cifar.make_up(tmp_path, training=30, test=20, seed=0)
+    (tmp_path / "test_batch.bin").write_bytes(bytes(3074))
+    with pytest.raises(ConfigError, match=r"has 3074 bytes"):
+        cifar.find(tmp_path)
+
+
+def test_the_model_fits_into_ddps_first_bucket() -> None:
+    size = sum(4 * values.numel() for values in network(0).parameters())
+    assert 0.9e6 < size < vars(torch.distributed)["_DEFAULT_FIRST_BUCKET_BYTES"]
+
+
+def test_copies_are_the_weights_and_numbered(tmp_path: Path) -> None:
+    keep = keeper(tmp_path)
+    assert [keep(network(0)), keep(network(1))] == [{"copy": 1}, {"copy": 2}]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1.safetensors", "2.safetensors"]
+
+
+def followed(tmp_path: Path, events: list[Event], accuracies: list[float]) -> Course:
+    """A course after these events; copies get these accuracies in turn."""
+    writer = TraceWriter(tmp_path / "trace.jsonl")
+    writer.write(RunStarted(0.0, SCHEMA, "r", "bsp", {}, 4, 0, False, ""))
+    for event in events:
+        writer.write(event)
+        if isinstance(event, Evaluated):
+            copy_of(tmp_path, int(event.values["copy"])).touch()
+    writer.close()
+    left = iter(accuracies)
+    course = Course(SCENE, tmp_path, lambda path: next(left))
+    course.look([tmp_path / "trace.jsonl"])
+    return course
+
+
+def push(t: float, rank: int, compute_s: float = 1.0, fate: str | None = None) -> Decided:
+    return Decided(t, 1, rank, 1, samples=8, compute_s=compute_s, fate=fate)  # type: ignore[arg-type]
+
+
+def copy(t: float, number: int) -> Evaluated:
+    return Evaluated(t, 0, 1, 8, {"copy": number})
+
+
+def test_the_clock_begins_with_the_first_iteration(tmp_path: Path) -> None:
+    copies = [copy(31.5, 1), copy(32.5, 2), copy(34.5, 3)]
+    course = followed(tmp_path, [push(31.0, 0), *copies, push(34.0, 0)], [0.5, 0.5, 0.5])
+    assert course.reached_s == 4.5
+    assert course.figures().seconds == 4.0
+
+
+def test_accuracy_is_the_mean_of_three_copies(tmp_path: Path) -> None:
+    copies = [copy(1.0 + number, number) for number in range(1, 5)]
+    course = followed(tmp_path, [push(1.0, 0), *copies], [0.9, 0.1, 0.2, 0.3])
+    assert course.best == pytest.approx(0.4)
+    assert course.figures().accuracy == pytest.approx(0.2)
+
+
+def test_a_copy_that_comes_after_the_limit_does_not_count(tmp_path: Path) -> None:
+    copies = [copy(7.0, 1), copy(8.0, 2), copy(9.0, 3), copy(10.1, 4)]
+    course = followed(tmp_path, [push(1.0, 0), *copies], [0.4, 0.4, 0.4, 0.9])
+    assert course.reached_s is None
+    assert course.best == pytest.approx(0.4)
+
+
+def test_waiting_is_the_time_in_which_devices_do_not_compute(tmp_path: Path) -> None:
+    course = followed(tmp_path, [push(1.0, 0), push(2.0, 1), push(4.0, 0)], [])
+    assert course.figures().waiting == 1 - 3 / 8
+
+
+def test_dropped_gradients_are_no_samples_of_the_model(tmp_path: Path) -> None:
+    course = followed(tmp_path, [push(1.0, 0), push(2.0, 1, fate="drop")], [])
+    assert course.figures().samples_per_s == 8 / 2
+
+
+def test_an_iteration_is_late_when_its_device_would_have_been_faster(tmp_path: Path) -> None:
+    slow = [push(1.0, 2, 2.0), push(3.0, 2, 2.0)]  # as slow as it is meant to be
+    late = [push(1.0, 0, 9.0), push(3.0, 0, 1.5)]  # the first one warms up
+    assert followed(tmp_path, [*slow, *late], []).figures().late == 1 / 4
+
+
+def outcome(entry: str, figures: Figures | None, trouble: str = "") -> Outcome:
+    return Outcome(parse_entry(entry), figures, 5_000_000, trouble)
+
+
+def test_twice_as_soon_as_ddp_is_a_ratio_of_two() -> None:
+    ddp = outcome("ddp", FIGURES)
+    asp = outcome("asp", msgspec.structs.replace(FIGURES, reached_s=10.0))
+    row = _row(asp, [ddp, asp], QUICK)
+    assert (row.value, row.remark) == (2.0, "")
+    assert row.case["MB over the slow link"] == 5.0
+
+
+def test_a_target_that_was_not_reached_is_said_with_the_best_accuracy() -> None:
+    ddp = outcome("ddp", FIGURES)
+    ssp = outcome("ssp", msgspec.structs.replace(FIGURES, reached_s=None, best=0.41))
+    row = _row(ssp, [ddp, ssp], FULL)
+    assert row.value is None
+    assert row.case["to 42 %"] == "not reached"
+    assert row.remark == "best accuracy 41.0 % in 20 s"
+
+
+def test_what_was_refused_is_a_row_that_says_why() -> None:
+    ddp, peer = outcome("ddp", FIGURES), outcome("osp", None, "peer protocols do not work through a store")
+    row = _row(peer, [ddp, peer], FULL)
+    assert row.case["to 42 %"] == "did not run"
+    assert row.remark == "peer protocols do not work through a store"
+
+
+def test_a_rank_that_took_no_part_is_missed() -> None:
+    alone = outcome("ddp", msgspec.structs.replace(FIGURES, ranks=frozenset({0})))
+    assert "only ranks [0] took part" in _row(alone, [alone], FULL).remark

@@ -1,0 +1,337 @@
+"""Peers on two hosts: the same numbers as on one, whatever happens to the wire between them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.engines.local import LocalEngine
+from paceline.errors import ConfigError
+from paceline.protocols import PEERS
+from paceline.protocols.peer import settles
+from paceline.protocols.settings import make_peer
+from paceline.trace.events import Evaluated, Exchanged, Reported, WorkerLeft
+from support.hosts import Apart
+from support.runs import Lab, Run, once, wait_until
+from support.tensors import assert_equal
+
+SAMPLES, BATCH, EPOCHS = 50, 4, 3
+SIZES = ("--samples", SAMPLES, "--batch", BATCH, "--epochs", EPOCHS)
+TIGHT: dict[str, dict[str, Any]] = {
+    "diloco": {"period": 3},
+    "easgd": {"period": 2},
+    "fedavg": {"period": 3},
+    "hpsgd": {"round_length": 2},
+    "local_sgd": {"period": 3},
+    "osp": {"overlap": 0.6, "ramp": "constant", "rank_every": 2, "small_bytes": 0},
+    "selsync": {"window": 2, "delta": 0.02},
+}
+every_peer = pytest.mark.parametrize("protocol", sorted(PEERS))
+every_repeating = pytest.mark.parametrize(
+    "protocol", [name for name in sorted(PEERS) if make_peer(name, TIGHT.get(name, {})).repeats]
+)
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def spare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The second host's folder for what is not to last."""
+    return tmp_path_factory.mktemp("spare")
+
+
+@pytest.fixture(scope="module")
+def elsewhere(warm_lab: Lab, spare: Path) -> Iterator[LocalEngine]:
+    """The second host's engine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(spare))
+        engine = LocalEngine()
+    warm_lab.further.add(engine._process.pid)
+    yield engine
+    warm_lab.further.discard(engine._process.pid)
+    engine.close()
+
+
+def last_seen(run: Run) -> dict[str, float]:
+    """What was evaluated last, when all had done their last iteration: before, it depends on who is fast."""
+    values: dict[str, float] = run.of(Evaluated)[-1].values
+    return values
+
+
+LONGER = ("--samples", 240, "--batch", 4, "--epochs", 3)
+
+
+def slowly(protocol: str) -> dict[str, Any]:
+    """Four workers, the last one slow, and time to disturb them."""
+    settings = TIGHT.get(protocol, {})
+    return {
+        "workers": 4,
+        "protocol": protocol,
+        "settings": settings,
+        "device_time_s": 0.003,
+        "slow": {3: 2.0},
+    }
+
+
+def trained(apart: Apart) -> Run:
+    """Wait for a run that has to finish."""
+    run = apart.finish()
+    assert run.result.status == "finished", f"{run.end.detail}\n{run.logs()}"
+    return run
+
+
+@every_repeating
+@pytest.mark.parametrize("here", [0, 2])
+def test_two_hosts_arrive_where_one_does_bit_for_bit(
+    lab: Lab, elsewhere: LocalEngine, protocol: str, here: int
+) -> None:
+    """Dropout, BatchNorm and a shuffled loader included; no round has to be full."""
+    args = ("train.py", "noisy", *SIZES, "--shuffle")
+    dials: dict[str, Any] = {
+        "workers": 4,
+        "protocol": protocol,
+        "settings": TIGHT.get(protocol, {}),
+        "seed": 7,
+    }
+    near = lab.trained(*args, **dials, private_weights=True)
+    apart = Apart(lab, elsewhere, *args, here=here, **dials)
+    apart.host(4 - here)
+    far = trained(apart)
+    assert_equal(far.weights, near.weights)
+    assert far.used() == once(EPOCHS, SAMPLES)
+
+
+WIDE = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+pace = paceline.join()
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(6, 5000), torch.nn.Linear(5000, 3))
+x, y = torch.randn(64, 6), torch.randint(3, (64,))
+loader = DataLoader(TensorDataset(x, y), batch_size=4)
+model, optimizer, loader = pace.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
+for _ in pace.epochs(2):
+    for x, y in loader:
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+# -- the wire ---------------------------------------------------------------------------------------
+
+
+@every_peer
+def test_a_wire_cut_again_and_again_loses_and_doubles_nothing(
+    lab: Lab, elsewhere: LocalEngine, protocol: str
+) -> None:
+    random = Random(protocol)
+    apart = Apart(lab, elsewhere, "train.py", "momentum", *LONGER, here=2, **slowly(protocol))
+    apart.host(2)
+    apart.running.until_training()
+    for _ in range(6):
+        time.sleep(random.uniform(0, 0.1))
+        apart.wire.cut()
+    run = trained(apart)
+    assert run.used() == once(3, 240)
+    assert not run.died
+    assert apart.wire.connections > 2
+
+
+@pytest.mark.parametrize("protocol", ["allreduce", "dpsgd", "hpsgd", "local_sgd", "osp", "selsync"])
+def test_a_cut_wire_changes_no_bit(lab: Lab, elsewhere: LocalEngine, protocol: str) -> None:
+    """Whatever was on its way: vectors, answers, answers to what was started, replicas to be evaluated."""
+    args = ("peers.py", "momentum", "--evaluate", "lead")
+    dials: dict[str, Any] = {"workers": 4, "protocol": protocol, "settings": TIGHT.get(protocol, {})}
+    near = lab.trained(*args, **dials, private_weights=True)
+    apart = Apart(lab, elsewhere, *args, here=2, **dials)
+    apart.host(2)
+    for _ in range(20):
+        time.sleep(0.02)
+        apart.wire.cut()
+    far = trained(apart)
+    assert_equal(far.weights, near.weights)
+
+
+def test_a_vote_moves_no_vector_and_an_answer_for_all_one_per_host(lab: Lab, elsewhere: LocalEngine) -> None:
+    """Three workers there. What a run costs that only votes after its first step, and what averages add."""
+    moved = {}
+    for name, delta in {"votes": 1e9, "averages": 0.0}.items():
+        settings = {"window": 1, "delta": delta}
+        dials: dict[str, Any] = {"workers": 4, "protocol": "selsync", "settings": settings}
+        apart = Apart(lab, elsewhere, lab.script(WIDE), here=1, **dials)
+        apart.host(3)
+        run = trained(apart)
+        sizes = [event.bytes for event in run.of(Exchanged) if event.operation == "average"]
+        moved[name] = apart.wire.there_bytes, apart.wire.back_bytes, sum(sizes)
+    there, back, averaged = (
+        more - less for less, more in zip(moved["votes"], moved["averages"], strict=True)
+    )
+    assert averaged > 1e6
+    assert there == pytest.approx(3 * averaged, rel=0.1)
+    assert back == pytest.approx(averaged, rel=0.1)
+
+
+# -- evaluation -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("here", [0, 2])
+@every_repeating
+def test_the_mean_of_all_replicas_is_evaluated_wherever_they_and_the_lead_are(
+    lab: Lab, elsewhere: LocalEngine, protocol: str, here: int
+) -> None:
+    args = ("peers.py", "normed", "--evaluate", "all")
+    dials: dict[str, Any] = {"workers": 4, "protocol": protocol, "settings": TIGHT.get(protocol, {})}
+    near = lab.trained(*args, **dials, private_weights=True)
+    apart = Apart(lab, elsewhere, *args, here=here, **dials)
+    apart.host(4 - here)
+    far = trained(apart)
+    assert len(far.of(Evaluated)) == 3
+    if not settles(make_peer(protocol, {})):  # where they do, some have and some have not
+        assert last_seen(far) == last_seen(near)
+    assert_equal(far.weights, near.weights)
+
+
+@pytest.mark.parametrize("who", [(0,), (2,), (1, 3)])
+def test_any_rank_of_any_host_may_ask_how_far_apart_all_are(
+    lab: Lab, elsewhere: LocalEngine, who: tuple[int, ...]
+) -> None:
+    dials: dict[str, Any] = {"workers": 4, "protocol": "local_sgd", "settings": {"period": 5}}
+    args = ("momentum", "--ask", *who)
+    near = lab.trained("apart.py", *args, **dials)
+    apart = Apart(lab, elsewhere, "apart.py", *args, here=2, **dials)
+    apart.host(2)
+    told, expected = (run.of(Reported)[-1].values["consensus_distance"] for run in (trained(apart), near))
+    assert told == expected > 0
+
+
+# -- trouble ----------------------------------------------------------------------------------------
+
+
+@every_peer
+def test_a_worker_killed_on_another_host_is_named_and_the_others_do_its_work(
+    lab: Lab, elsewhere: LocalEngine, protocol: str
+) -> None:
+    apart = Apart(lab, elsewhere, "train.py", "momentum", *LONGER, here=2, **slowly(protocol))
+    apart.host(2)
+    apart.running.until_pushes(8)
+    apart.kill(3)
+    run = trained(apart)
+    assert run.used() == once(3, 240)
+    assert [failure.worker for failure in run.result.failures] == [3]
+    assert "on host" in run.result.failures[0].detail
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in run.weights.values())
+
+
+@every_peer
+def test_a_host_that_is_killed_takes_its_workers_along_and_the_others_go_on(
+    lab: Lab, elsewhere: LocalEngine, protocol: str
+) -> None:
+    apart = Apart(lab, elsewhere, "train.py", "momentum", *LONGER, here=2, **slowly(protocol))
+    apart.host(2)
+    apart.running.until_pushes(8)
+    for pid in (apart.relay_pid, *apart.pids.values()):
+        os.kill(pid, signal.SIGKILL)
+    run = trained(apart)
+    assert run.used() == once(3, 240)
+    assert {failure.worker for failure in run.result.failures} == {2, 3}
+
+
+def test_on_failure_stop_ends_the_run_with_rank_and_host_named(lab: Lab, elsewhere: LocalEngine) -> None:
+    dials = slowly("local_sgd") | {"on_failure": "stop"}
+    apart = Apart(lab, elsewhere, "train.py", "momentum", "--epochs", 100_000, here=2, **dials)
+    apart.host(2)
+    apart.running.until_pushes(8)
+    apart.kill(3)
+    run = apart.finish()
+    assert run.result.status == "failed"
+    assert "rank 3 died" in run.end.detail
+    assert "on host" in run.end.detail
+
+
+def test_a_gradient_that_is_not_finite_is_named_wherever_it_comes_from(
+    lab: Lab, elsewhere: LocalEngine
+) -> None:
+    apart = Apart(lab, elsewhere, "peers.py", "momentum", "--bad", 1, here=1, workers=2, protocol="allreduce")
+    apart.host(1)
+    run = apart.finish()
+    assert run.result.status == "failed"
+    assert "rank 1" in run.end.detail
+    assert "'0.weight'" in run.end.detail
+
+
+def test_peers_that_have_begun_take_no_second_host_in_and_go_on(lab: Lab, elsewhere: LocalEngine) -> None:
+    sizes = ("--samples", 2000, "--batch", BATCH, "--epochs", 2)
+    apart = Apart(lab, elsewhere, "train.py", "momentum", *sizes, here=2, **slowly("local_sgd"))
+    apart.host(2)
+    apart.running.until_pushes(8)
+    for pid in (apart.relay_pid, *apart.pids.values()):
+        os.kill(pid, signal.SIGKILL)
+    assert elsewhere.wait(30) is not None
+    wait_until(lambda: apart.running.events(WorkerLeft) == 2, "the loss is noticed")
+    with pytest.raises(ConfigError, match="take nobody in"):
+        apart.host(2)
+    run = lab.finish(apart.running)
+    apart.wire.close()
+    assert run.result.status == "finished", run.end.detail
+    assert run.used() == once(2, 2000)
+
+
+@pytest.mark.parametrize("here", [0, 2])
+@pytest.mark.parametrize("protocol", ["allreduce", "diloco", "dpsgd", "easgd", "local_sgd", "selsync"])
+def test_stopped_and_resumed_over_two_hosts_it_equals_the_uninterrupted_run_bit_for_bit(
+    lab: Lab, elsewhere: LocalEngine, spare: Path, protocol: str, here: int
+) -> None:
+    """Workers elsewhere keep what they go on from in the run's folder, and nothing where they were."""
+    settings = TIGHT.get(protocol, {})
+    dials: dict[str, Any] = {"workers": 4, "protocol": protocol, "settings": settings, "seed": 3}
+    args = ("train.py", "noisy", *SIZES, "--shuffle")
+    pause = ("--pause", lab.root / "go on", "--before", 3)
+    apart = Apart(lab, elsewhere, *args, *pause, here=here, **dials)
+    apart.host(4 - here)
+    lab.until_paused(4)
+    apart.running.stop()
+    (lab.root / "go on").touch()
+    first = apart.finish()
+    assert first.result.status == "stopped", f"{first.end}\n{first.logs()}"
+    assert not list(spare.glob("paceline-*"))
+    again = Apart(lab, elsewhere, *args, here=here, resume=str(first.folder / "checkpoint"), **dials)
+    again.host(4 - here)
+    second = trained(again)
+    whole = lab.trained(*args, **dials, private_weights=True)
+    assert first.used() + second.used() == once(EPOCHS, SAMPLES)
+    assert_equal(second.weights, whole.weights)
+
+
+def test_where_nobody_waits_a_stopped_run_saves_the_mean_of_all_hosts(
+    lab: Lab, elsewhere: LocalEngine
+) -> None:
+    dials = {"workers": 2, "protocol": "ad_psgd", "device_time_s": 0.003}
+    apart = Apart(lab, elsewhere, "train.py", "momentum", "--epochs", 100_000, here=1, **dials)
+    apart.host(1)
+    apart.running.until_pushes(8)
+    apart.running.stop()
+    run = apart.finish()
+    assert run.result.status == "stopped"
+    assert apart.statuses == {1: 0}
+    assert not list(run.folder.glob("checkpoint*"))
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in run.weights.values())
+
+
+def test_gloo_is_refused_between_hosts_with_the_reason(lab: Lab, elsewhere: LocalEngine) -> None:
+    dials = {"workers": 2, "protocol": "local_sgd", "fabric": "gloo"}
+    apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, here=1, **dials)
+    apart.host(1)
+    run = apart.finish()
+    assert run.end.user_mistake
+    assert "workers of other hosts take part" in run.end.detail
+    assert "--fabric shared" in run.end.detail
