@@ -14,17 +14,12 @@ from paceline.errors import ConfigError
 from paceline.protocols import PEERS, PROTOCOLS, Peer
 from paceline.protocols.settings import about, make, make_any, make_peer, resolved
 from support.peers import Crew, large_batch, momentum, noisy
+from support.tight import TIGHT
 
-TIGHT: dict[str, dict[str, Any]] = {
-    "diloco": {"period": 3},
-    "easgd": {"period": 2},
-    "fedavg": {"period": 3},
-    "hpsgd": {"round_length": 2},
+TIGHTER: dict[str, dict[str, Any]] = TIGHT | {
     "local_sgd": {"period": 3, "every_until": 2, "warmup": 3},
-    "osp": {"overlap": 0.6, "ramp": "constant", "rank_every": 2, "small_bytes": 0},
     "selsync": {"window": 2, "delta": 0.1},
 }
-"""Settings under which short runs come to everything the protocol does."""
 NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("topology", "graph"): {"graph": "0-1,1-2,2-3"},
     ("pattern", "given"): {"groups": "0,1|2,3;0,2|1,3"},
@@ -37,7 +32,7 @@ def variants() -> list[tuple[str, dict[str, Any]]]:
     """The defaults, and each choice of a `Literal` setting, made tight if we can."""
     found: list[tuple[str, dict[str, Any]]] = []
     for name in sorted(PEERS):
-        tight, hints = TIGHT.get(name, {}), get_type_hints(PEERS[name])
+        tight, hints = TIGHTER.get(name, {}), get_type_hints(PEERS[name])
         found += [(name, {}), (name, tight)] if tight else [(name, {})]
         for f in fields(PEERS[name]):  # type: ignore[arg-type]
             choices = get_args(hints[f.name]) if get_origin(hints[f.name]) is Literal else ()

@@ -7,71 +7,28 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from e2e.scripts.cases import CASES, in_rounds, large_batch
 from paceline.protocols import PEERS
-from paceline.protocols.settings import make_peer
 from paceline.trace.events import Evaluated, Exchanged, Reported
-from support.peers import Crew
+from support.driven import BATCH, EPOCHS, SAMPLES, SIZES, driven, vector_of
 from support.runs import Lab, once
-from support.tensors import assert_close, assert_equal
+from support.tensors import assert_close, assert_equal, assert_finite
+from support.tight import TIGHT
 
-SAMPLES, BATCH, EPOCHS = 48, 4, 3
-SIZES = ("--samples", SAMPLES, "--batch", BATCH, "--epochs", EPOCHS)
-TIGHT: dict[str, dict[str, Any]] = {
-    "diloco": {"period": 3},
-    "easgd": {"period": 2},
-    "fedavg": {"period": 3},
-    "hpsgd": {"round_length": 2},
-    "local_sgd": {"period": 3},
-    "osp": {"overlap": 0.6, "ramp": "constant", "rank_every": 2, "small_bytes": 0},
-    "selsync": {"window": 2, "delta": 0.02},
-}
 WAYS = ["fp16", "bf16", "int8", "topk:0.1", "powersgd:2"]
 every_way = pytest.mark.parametrize("way", WAYS)
 AVERAGING = sorted(PEERS.keys() - {"dpsgd", "ds_sync", "ad_psgd"})
-
-
-def driven(protocol: str, way: str, workers: int) -> Tensor:
-    """The same run in one process; only for ways that do not depend on where tensors begin."""
-    case = CASES["momentum"]
-    model, _ = case.build()
-    x, y = case.samples(SAMPLES)
-    rounds = in_rounds(SAMPLES, BATCH, 1, EPOCHS)
-
-    def gradient(rank: int, iteration: int, at: Tensor) -> Tensor:
-        vector_to_parameters(at, model.parameters())
-        model.zero_grad()
-        indices = rounds[iteration * workers + rank]
-        torch.nn.functional.cross_entropy(model(x[indices]), y[indices]).backward()
-        return parameters_to_vector([p.grad for p in model.parameters()])  # type: ignore[misc]
-
-    start = parameters_to_vector(model.parameters()).detach()
-    crew = Crew(
-        make_peer(protocol, TIGHT.get(protocol, {})),
-        workers,
-        gradient,
-        initial=lambda rank: start,
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3),
-        compress=way,
-        tensors=[p.numel() for p in model.parameters()],
-    )
-    crew.run(len(rounds) // workers).settle()
-    return torch.stack(crew.models()).mean(0)
 
 
 @pytest.mark.parametrize("way", ["fp16", "bf16"])
 @pytest.mark.parametrize("protocol", sorted(PEERS.keys() - {"ad_psgd"}))
 def test_real_processes_arrive_where_the_driver_does(lab: Lab, protocol: str, way: str) -> None:
     """The real run makes the very same roundings."""
-    dials = {"device_time_s": 0.002, "slow": {1: 3.0}, "settings": TIGHT.get(protocol, {}), "compress": way}
+    settings = TIGHT.get(protocol, {})
+    dials = {"device_time_s": 0.002, "slow": {1: 3.0}, "settings": settings, "compress": way}
     run = lab.trained("train.py", "momentum", *SIZES, workers=4, protocol=protocol, **dials)
-    model, _ = CASES["momentum"].build()
-    model.load_state_dict(run.weights, strict=True)
-    weights = parameters_to_vector(model.parameters()).detach()
-    torch.testing.assert_close(weights, driven(protocol, way, 4), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(vector_of(run), driven(protocol, settings, 4, way), rtol=1e-9, atol=1e-9)
     assert run.used() == once(EPOCHS, SAMPLES)
 
 
@@ -123,7 +80,7 @@ def test_whatever_the_model_all_replicas_stay_equal(lab: Lab, name: str, way: st
     apart = [event.values["consensus_distance"] for event in run.of(Reported)]
     assert len(apart) == 3
     assert max(apart) < 1e-6
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in run.weights.values())
+    assert_finite(run.weights)
 
 
 def test_bytes_are_counted_as_they_would_be_sent(lab: Lab) -> None:
@@ -161,7 +118,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_with_rank_and_parameter_nam
 def test_or_is_skipped_and_spoils_nothing_that_is_remembered(lab: Lab, way: str) -> None:
     dials: dict[str, Any] = {"workers": 3, "protocol": "allreduce", "bad_gradient": "skip", "compress": way}
     run = lab.trained("peers.py", "momentum", "--bad", 1, **dials)
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in run.weights.values())
+    assert_finite(run.weights)
     assert "rank 1: 1 gradients were not finite and were skipped" in str(run.trace)
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 
 from e2e.scripts.cases import CASES
 from paceline.protocols import PEERS
@@ -15,20 +14,12 @@ from paceline.sim import simulate_peers
 from paceline.sim.request import ClusterRequest
 from paceline.trace.events import AnyEvent, Decided, Evaluated, Exchanged
 from support.runs import Lab, Run, once
-from support.tensors import assert_close, assert_equal
+from support.tensors import assert_close, assert_equal, assert_finite
+from support.tight import TIGHT
 
 WORKERS, SAMPLES, BATCH, EPOCHS, SEED = 4, 192, 4, 1, 5
 SIZES = ("--samples", SAMPLES, "--batch", BATCH, "--epochs", EPOCHS)
 PUSHES = EPOCHS * SAMPLES // BATCH
-TIGHT: dict[str, dict[str, Any]] = {
-    "diloco": {"period": 3},
-    "easgd": {"period": 2},
-    "fedavg": {"period": 3},
-    "hpsgd": {"round_length": 2},
-    "local_sgd": {"period": 3},
-    "osp": {"overlap": 0.6, "ramp": "constant", "rank_every": 2, "small_bytes": 0},
-    "selsync": {"window": 2, "delta": 0.02},
-}
 LOOSE: list[tuple[str, dict[str, Any]]] = [
     ("dpsgd", {"overlap": True}),
     ("dpsgd", {"topology": "matching"}),
@@ -209,4 +200,4 @@ def test_an_interrupted_simulation_ends_and_saves_the_mean(lab: Lab) -> None:
     running.stop()
     run = lab.finish(running)
     assert run.result.status == "stopped"
-    assert all(torch.isfinite(value).all() for value in run.weights.values())
+    assert_finite(run.weights)

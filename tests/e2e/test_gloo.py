@@ -16,26 +16,18 @@ from paceline.protocols import PEERS
 from paceline.runtime.collecting import MOST_GROUPS
 from paceline.trace.events import Evaluated, Exchanged
 from support.runs import Lab, once
-from support.tensors import assert_close, assert_equal
+from support.tensors import assert_close, assert_equal, assert_finite
+from support.tight import TIGHT, every_model
 
 SAMPLES, BATCH, EPOCHS = 50, 4, 3
 SIZES = ("--samples", SAMPLES, "--batch", BATCH, "--epochs", EPOCHS)
 """Thirteen batches an epoch, the last one short: rounds span epochs, and the last is not full."""
-TIGHT: dict[str, dict[str, Any]] = {
-    "diloco": {"period": 3},
-    "easgd": {"period": 2},
-    "fedavg": {"period": 3},
-    "hpsgd": {"round_length": 2},
-    "local_sgd": {"period": 3},
-    "osp": {"overlap": 0.6, "ramp": "constant", "rank_every": 2, "small_bytes": 0},
-    "selsync": {"window": 2, "delta": 0.02},
-}
 COLLECTIVE = sorted(name for name in PEERS if not PEERS[name]().free)
 """The others exchange one-sidedly, which needs memory that all see."""
-every_peer = pytest.mark.parametrize("protocol", COLLECTIVE)
+every_collective = pytest.mark.parametrize("protocol", COLLECTIVE)
 
 
-@every_peer
+@every_collective
 @pytest.mark.parametrize("workers", [2, 4])
 def test_both_fabrics_arrive_at_the_same_weights(lab: Lab, protocol: str, workers: int) -> None:
     dials: dict[str, Any] = {"workers": workers, "protocol": protocol, "settings": TIGHT.get(protocol, {})}
@@ -49,7 +41,7 @@ def test_both_fabrics_arrive_at_the_same_weights(lab: Lab, protocol: str, worker
     assert met[0] == met[1]
 
 
-@every_peer
+@every_collective
 def test_the_same_seed_repeats_bit_for_bit_however_slow_who_is(lab: Lab, protocol: str) -> None:
     args = ("train.py", "noisy", "--samples", 50, "--batch", 4, "--epochs", 2, "--shuffle")
     settings = TIGHT.get(protocol, {})
@@ -72,21 +64,7 @@ def test_allreduce_equals_one_process_with_the_batches_of_a_round_as_one(
     assert run.result.updates == len(rounds)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "tied",
-        "frozen",
-        "two_types",
-        "zero_first",
-        "zero_between",
-        "accumulated",
-        "groups",
-        "outside",
-        "closure",
-        "scaled",
-    ],
-)
+@every_model
 def test_allreduce_equals_the_large_batch_whatever_the_model(lab: Lab, name: str) -> None:
     """Accumulated, cleared in between or never used: a gradient is averaged as it is at the step."""
     run = lab.trained("train.py", name, *SIZES, workers=2, protocol="allreduce", fabric="gloo")
@@ -140,7 +118,7 @@ def test_selsync_takes_the_same_branch_on_all_ranks(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("who", ["all", "lead"])
-@every_peer
+@every_collective
 def test_evaluating_the_mean_disturbs_nothing(lab: Lab, protocol: str, who: str) -> None:
     workers = 4 if protocol == "ds_sync" else 3
     dials: dict[str, Any] = {"workers": workers, "protocol": protocol, "settings": TIGHT.get(protocol, {})}
@@ -168,14 +146,14 @@ def test_a_stopped_run_saves_the_mean(lab: Lab, protocol: str) -> None:
     run = lab.finish(running)
     assert run.result.status == "stopped", run.end.detail
     assert "not the mean" not in str(run.trace)
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in run.weights.values())
+    assert_finite(run.weights)
 
 
 # -- trouble ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(3))
-@every_peer
+@every_collective
 def test_a_killed_worker_ends_the_run_with_its_rank_named(lab: Lab, protocol: str, seed: int) -> None:
     random = Random(f"{protocol}/{seed}")
     dials: dict[str, Any] = {"workers": 4, "device_time_s": 0.003, "fabric": "gloo"}
@@ -190,7 +168,7 @@ def test_a_killed_worker_ends_the_run_with_its_rank_named(lab: Lab, protocol: st
     assert run.result.status == "failed"
     assert f"rank {victim} was lost" in run.end.detail
     assert run.ended.statuses == {rank: -signal.SIGKILL if rank == victim else 0 for rank in range(4)}
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in run.weights.values())
+    assert_finite(run.weights)
 
 
 def test_a_script_that_fails_ends_the_run_with_its_rank_named(lab: Lab) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 from random import Random
@@ -100,8 +98,7 @@ def test_a_host_that_is_killed_takes_its_workers_along_and_the_run_goes_on(
     apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, here=2, protocol="ssp", **DIALS)
     apart.host(2)
     apart.running.until_pushes(8)
-    for pid in (apart.relay_pid, *apart.pids.values()):
-        os.kill(pid, signal.SIGKILL)
+    apart.kill_host()
     run = apart.finish()
     assert run.result.status == "finished", run.end.detail
     assert run.used() == once(EPOCHS, SAMPLES)
@@ -113,8 +110,7 @@ def test_a_second_host_takes_the_places_of_one_that_was_killed(lab: Lab, elsewhe
     apart = Apart(lab, elsewhere, "train.py", "momentum", *sizes, here=2, protocol="ssp", **DIALS)
     apart.host(2)
     apart.running.until_pushes(8)
-    for pid in (apart.relay_pid, *apart.pids.values()):
-        os.kill(pid, signal.SIGKILL)
+    apart.kill_host()
     assert elsewhere.wait(30) is not None
     wait_until(lambda: apart.running.events(WorkerLeft) == 2, "the loss is noticed")
     apart.host(2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,33 +9,19 @@ from random import Random
 from typing import Any
 
 import pytest
-import torch
 
 from paceline.engines.local import LocalEngine
 from paceline.errors import ConfigError
-from paceline.protocols import PEERS
 from paceline.protocols.peer import settles
 from paceline.protocols.settings import make_peer
 from paceline.trace.events import Evaluated, Exchanged, Reported, WorkerLeft
 from support.hosts import Apart
 from support.runs import Lab, Run, once, wait_until
-from support.tensors import assert_equal
+from support.tensors import assert_equal, assert_finite
+from support.tight import TIGHT, every_peer, every_repeating
 
 SAMPLES, BATCH, EPOCHS = 50, 4, 3
 SIZES = ("--samples", SAMPLES, "--batch", BATCH, "--epochs", EPOCHS)
-TIGHT: dict[str, dict[str, Any]] = {
-    "diloco": {"period": 3},
-    "easgd": {"period": 2},
-    "fedavg": {"period": 3},
-    "hpsgd": {"round_length": 2},
-    "local_sgd": {"period": 3},
-    "osp": {"overlap": 0.6, "ramp": "constant", "rank_every": 2, "small_bytes": 0},
-    "selsync": {"window": 2, "delta": 0.02},
-}
-every_peer = pytest.mark.parametrize("protocol", sorted(PEERS))
-every_repeating = pytest.mark.parametrize(
-    "protocol", [name for name in sorted(PEERS) if make_peer(name, TIGHT.get(name, {})).repeats]
-)
 pytestmark = pytest.mark.timeout(120)
 
 
@@ -229,7 +213,7 @@ def test_a_worker_killed_on_another_host_is_named_and_the_others_do_its_work(
     assert run.used() == once(3, 240)
     assert [failure.worker for failure in run.result.failures] == [3]
     assert "on host" in run.result.failures[0].detail
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in run.weights.values())
+    assert_finite(run.weights)
 
 
 @every_peer
@@ -239,8 +223,7 @@ def test_a_host_that_is_killed_takes_its_workers_along_and_the_others_go_on(
     apart = Apart(lab, elsewhere, "train.py", "momentum", *LONGER, here=2, **slowly(protocol))
     apart.host(2)
     apart.running.until_pushes(8)
-    for pid in (apart.relay_pid, *apart.pids.values()):
-        os.kill(pid, signal.SIGKILL)
+    apart.kill_host()
     run = trained(apart)
     assert run.used() == once(3, 240)
     assert {failure.worker for failure in run.result.failures} == {2, 3}
@@ -274,8 +257,7 @@ def test_peers_that_have_begun_take_no_second_host_in_and_go_on(lab: Lab, elsewh
     apart = Apart(lab, elsewhere, "train.py", "momentum", *sizes, here=2, **slowly("local_sgd"))
     apart.host(2)
     apart.running.until_pushes(8)
-    for pid in (apart.relay_pid, *apart.pids.values()):
-        os.kill(pid, signal.SIGKILL)
+    apart.kill_host()
     assert elsewhere.wait(30) is not None
     wait_until(lambda: apart.running.events(WorkerLeft) == 2, "the loss is noticed")
     with pytest.raises(ConfigError, match="take nobody in"):
@@ -324,7 +306,7 @@ def test_where_nobody_waits_a_stopped_run_saves_the_mean_of_all_hosts(
     assert run.result.status == "stopped"
     assert apart.statuses == {1: 0}
     assert not list(run.folder.glob("checkpoint*"))
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in run.weights.values())
+    assert_finite(run.weights)
 
 
 def test_gloo_is_refused_between_hosts_with_the_reason(lab: Lab, elsewhere: LocalEngine) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
-import torch
 
 from paceline.protocols import PROTOCOLS
 from paceline.trace.events import WorkerLeft
 from support.command import error_lines, start_command
-from support.runs import SCRIPTS, Lab, Run, Running, children, once, wait_until
+from support.runs import SCRIPTS, Lab, Running, children, once, wait_until
+from support.tensors import assert_finite
 
 WORKERS, SAMPLES, BATCH, EPOCHS = 4, 240, 4, 3
 SIZES = ("--samples", SAMPLES, "--batch", BATCH, "--epochs", EPOCHS)
@@ -35,10 +35,6 @@ def kill_some(running: Running, random: Random) -> set[int]:
     return set(victims)
 
 
-def assert_finite(run: Run) -> None:
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in run.weights.values())
-
-
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
 def test_whoever_is_killed_whenever_every_position_is_used_exactly_once(
@@ -52,7 +48,7 @@ def test_whoever_is_killed_whenever_every_position_is_used_exactly_once(
     assert run.died <= victims
     assert {failure.worker for failure in run.result.failures} == run.died
     assert all(run.ended.statuses[rank] == -signal.SIGKILL for rank in run.died)
-    assert_finite(run)
+    assert_finite(run.weights)
 
 
 @pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
@@ -92,7 +88,7 @@ def test_on_failure_stop_ends_the_run_and_leaves_a_checkpoint(lab: Lab) -> None:
     assert "rank 2 died" in run.end.detail
     assert not run.end.user_mistake
     assert (run.folder / "checkpoint" / "state.json").is_file()
-    assert_finite(run)
+    assert_finite(run.weights)
 
 
 def test_when_all_workers_are_killed_the_run_fails_and_says_so(lab: Lab) -> None:
@@ -104,7 +100,7 @@ def test_when_all_workers_are_killed_the_run_fails_and_says_so(lab: Lab) -> None
     assert run.result.status == "failed"
     assert run.end.detail == "every worker failed"
     assert {failure.worker for failure in run.result.failures} == set(range(WORKERS))
-    assert_finite(run)
+    assert_finite(run.weights)
 
 
 def test_a_worker_killed_before_training_begins_fails_the_run_by_name(lab: Lab, tmp_path: Path) -> None:

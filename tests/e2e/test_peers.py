@@ -1,75 +1,18 @@
-"""Peers as real processes: the same numbers as in one process, whoever is fast, whoever dies."""
+"""Peers as real processes: the same numbers as in one process, whoever is fast."""
 
 from __future__ import annotations
 
-import signal
-import time
-from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from e2e.scripts.cases import CASES, in_rounds, large_batch
-from paceline.protocols import PEERS
-from paceline.protocols.settings import make_peer
-from paceline.trace.events import Decided, Evaluated, Exchanged, Note, Reported
-from support.peers import Crew
-from support.runs import Lab, Run, once, wait_until
+from paceline.trace.events import Evaluated, Exchanged, Reported
+from support.driven import BATCH, EPOCHS, SAMPLES, SIZES, driven, vector_of
+from support.runs import Lab, once
 from support.tensors import assert_close, assert_equal
-
-SAMPLES, BATCH, EPOCHS = 48, 4, 3
-SIZES = ("--samples", SAMPLES, "--batch", BATCH, "--epochs", EPOCHS)
-TIGHT: dict[str, dict[str, Any]] = {
-    "diloco": {"period": 3},
-    "easgd": {"period": 2},
-    "fedavg": {"period": 3},
-    "hpsgd": {"round_length": 2},
-    "local_sgd": {"period": 3},
-    "osp": {"overlap": 0.6, "ramp": "constant", "rank_every": 2, "small_bytes": 0},
-    "selsync": {"window": 2, "delta": 0.02},
-}
-every_peer = pytest.mark.parametrize("protocol", sorted(PEERS))
-every_repeating = pytest.mark.parametrize(
-    "protocol", [name for name in sorted(PEERS) if make_peer(name, TIGHT.get(name, {})).repeats]
-)
-
-
-def driven(protocol: str, settings: dict[str, Any], workers: int, case: str = "momentum") -> Tensor:
-    """The same run in one process: the case's gradients, batches dealt in turn, the mean in the end."""
-    chosen = CASES[case]
-    model, _ = chosen.build()
-    x, y = chosen.samples(SAMPLES)
-    rounds = in_rounds(SAMPLES, BATCH, 1, EPOCHS)
-
-    def gradient(rank: int, iteration: int, at: Tensor) -> Tensor:
-        vector_to_parameters(at, model.parameters())
-        model.zero_grad()
-        indices = rounds[iteration * workers + rank]
-        torch.nn.functional.cross_entropy(model(x[indices]), y[indices]).backward()
-        return parameters_to_vector([p.grad for p in model.parameters()])  # type: ignore[misc]
-
-    start = parameters_to_vector(model.parameters()).detach()
-    crew = Crew(
-        make_peer(protocol, settings),
-        workers,
-        gradient,
-        initial=lambda rank: start,
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3),
-        tensors=[p.numel() for p in model.parameters()],
-    )
-    crew.run(len(rounds) // workers)
-    crew.settle()
-    return torch.stack(crew.models()).mean(0)
-
-
-def weights(run: Run, case: str = "momentum") -> Tensor:
-    model, _ = CASES[case].build()
-    model.load_state_dict(run.weights, strict=True)
-    return parameters_to_vector(model.parameters()).detach()
+from support.tight import TIGHT, every_model, every_repeating
 
 
 @pytest.mark.parametrize("workers", [2, 4])
@@ -93,7 +36,7 @@ def test_real_processes_arrive_where_the_driver_does(lab: Lab, protocol: str) ->
     run = lab.trained(
         "train.py", "momentum", *SIZES, workers=4, protocol=protocol, settings=settings, **dials
     )
-    torch.testing.assert_close(weights(run), driven(protocol, settings, 4), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(vector_of(run), driven(protocol, settings, 4), rtol=1e-10, atol=1e-10)
     assert run.used() == once(EPOCHS, SAMPLES)
     assert run.result.samples == EPOCHS * SAMPLES
 
@@ -120,7 +63,7 @@ def test_who_has_done_its_share_counts_however_long_ago(lab: Lab, fabric: str) -
     slow: dict[str, Any] = {"device_time_s": 0.002, "slow": {1: 20.0}}
     run = lab.trained("train.py", "momentum", *SIZES, fabric=fabric, **dials, **slow)
     mean = driven("local_sgd", {"period": 100}, 3)
-    torch.testing.assert_close(weights(run), mean, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(vector_of(run), mean, rtol=1e-10, atol=1e-10)
 
 
 def test_local_sgd_with_a_period_of_one_is_allreduce(lab: Lab) -> None:
@@ -130,21 +73,7 @@ def test_local_sgd_with_a_period_of_one_is_allreduce(lab: Lab) -> None:
     assert_close(other.weights, one.weights, 1e-11)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "tied",
-        "frozen",
-        "two_types",
-        "zero_first",
-        "zero_between",
-        "accumulated",
-        "groups",
-        "outside",
-        "closure",
-        "scaled",
-    ],
-)
+@every_model
 def test_allreduce_equals_the_large_batch_whatever_the_model(lab: Lab, name: str) -> None:
     run = lab.trained("train.py", name, *SIZES, workers=2, protocol="allreduce")
     reference = large_batch(CASES[name], SAMPLES, in_rounds(SAMPLES, BATCH, 2, EPOCHS))
@@ -157,99 +86,6 @@ def test_clipping_equals_clipping_the_large_batch(lab: Lab) -> None:
     sizes = ("--samples", 48, "--batch", 4, "--epochs", 2)
     run = lab.trained("train.py", "momentum", *sizes, workers=2, protocol="allreduce", clip_norm=0.05)
     assert_close(run.weights, clipped_large_batch(0.05), 1e-10)
-
-
-# -- overlap ------------------------------------------------------------------------------------------
-
-
-def overlapped(run: Run) -> bool:
-    """Whether there was an average while several of its workers computed.
-
-    By the order of the trace: one that all wait for comes when all but the last have pushed and sleep.
-    """
-    computing, last, found = set(range(run.config.workers)), run.pushes[-1], False
-    for event in run.trace:
-        if event is last:
-            break
-        if isinstance(event, Decided):
-            computing = (computing - {event.pushed}) | set(event.release)
-        elif isinstance(event, Exchanged):
-            found = found or (event.operation == "average" and len(computing.intersection(event.workers)) > 1)
-    return found
-
-
-@pytest.mark.parametrize("length", [0, 1, 3])
-def test_hpsgd_applies_every_gradient_exactly_once_while_averages_travel(lab: Lab, length: int) -> None:
-    """Whole numbers and quarters add up exactly: the weights are the start minus the mean of all sums."""
-    dials: dict[str, Any] = {"device_time_s": 0.004, "jitter": 0.5, "settings": {"round_length": length}}
-    run = lab.trained("train.py", "exact", *SIZES, workers=4, protocol="hpsgd", **dials)
-    model, _ = CASES["exact"].build()
-    x, _ = CASES["exact"].samples(SAMPLES)
-    assert torch.equal(run.weights["w"], model.state_dict()["w"] - EPOCHS * x.sum(0) / 4)
-    assert overlapped(run)
-
-
-@pytest.mark.parametrize("overlap", [0.0, 1.0])
-def test_osp_applies_every_gradient_exactly_once_while_averages_travel(lab: Lab, overlap: float) -> None:
-    settings = {"overlap": overlap, "ramp": "constant", "rank_every": 1, "small_bytes": 0}
-    dials: dict[str, Any] = {"device_time_s": 0.004, "jitter": 0.5, "settings": settings}
-    run = lab.trained("train.py", "exact", *SIZES, workers=4, protocol="osp", **dials)
-    model, _ = CASES["exact"].build()
-    x, _ = CASES["exact"].samples(SAMPLES)
-    assert torch.equal(run.weights["w"], model.state_dict()["w"] - EPOCHS * x.sum(0) / 4)
-    assert overlapped(run) == bool(overlap)
-
-
-@pytest.mark.parametrize("name", ["momentum", "adamw"])
-def test_osp_with_nothing_put_off_is_allreduce_bit_for_bit(lab: Lab, name: str) -> None:
-    """Fifty samples in fours: the last round is not full, and who came furthest is the model.
-
-    Where all have one model, which a faster kernel steps, it is to rounding.
-    """
-    args = ("train.py", name, "--samples", 50, "--batch", 4, "--epochs", 3)
-    each = lab.trained(*args, workers=4, protocol="allreduce", private_weights=True)
-    one = lab.trained(*args, workers=4, protocol="allreduce")
-    other = lab.trained(*args, workers=4, protocol="osp", settings={"overlap": 0.0})
-    assert_equal(each.weights, other.weights)
-    assert_close(one.weights, other.weights, 1e-10)
-
-
-@pytest.mark.parametrize("name", ["tied", "frozen", "two_types", "groups", "outside", "scaled", "adamw"])
-def test_osp_puts_off_tensors_of_any_model(lab: Lab, name: str) -> None:
-    """All ranks end in one agreed model, near to that of the large batch."""
-    settings = {**TIGHT["osp"], "overlap": 1.0}
-    run = lab.trained("train.py", name, *SIZES, workers=2, protocol="osp", settings=settings)
-    reference = large_batch(CASES[name], SAMPLES, in_rounds(SAMPLES, BATCH, 2, EPOCHS))
-    start = CASES[name].build()[0].state_dict()
-    assert run.used() == once(EPOCHS, SAMPLES)
-    moved = sum(float((reference[key].double() - start[key].double()).norm()) for key in start)
-    apart = sum(float((run.weights[key].double() - reference[key].double()).norm()) for key in start)
-    assert apart < 0.5 * moved
-
-
-def test_osp_follows_the_loss_a_script_reports_and_says_so_when_there_is_none(lab: Lab) -> None:
-    settings = {**TIGHT["osp"], "ramp": "loss", "ramp_length": 2, "overlap": 1.0}
-    told = lab.trained("train.py", "momentum", *SIZES, workers=2, protocol="osp", settings=settings)
-    sizes = {event.bytes for event in told.of(Exchanged) if event.operation == "average"}
-    assert len(sizes) > 1, "nothing was put off as the loss fell"
-    silent = lab.run("peers.py", "momentum", workers=2, protocol="osp", settings=settings)
-    assert silent.end.user_mistake
-    assert "pace.report(loss=...)" in silent.end.detail
-
-
-def test_osp_with_a_measured_budget_trains_to_the_end(lab: Lab) -> None:
-    settings = {**TIGHT["osp"], "budget": "measured"}
-    run = lab.trained("train.py", "adamw", *SIZES, workers=3, protocol="osp", settings=settings)
-    assert run.used() == once(EPOCHS, SAMPLES)
-
-
-def test_dpsgd_mixed_beside_the_gradient_arrives_at_the_same_bits(lab: Lab) -> None:
-    args = ("train.py", "momentum", *SIZES)
-    one, other = (
-        lab.trained(*args, workers=4, protocol="dpsgd", settings={"overlap": overlap})
-        for overlap in (False, True)
-    )
-    assert_equal(one.weights, other.weights)
 
 
 # -- some of the clients ------------------------------------------------------------------------------
@@ -306,64 +142,6 @@ def test_without_a_loader_nothing_can_be_measured(lab: Lab) -> None:
     run = lab.run("peers.py", "momentum", "--unprepared", workers=2, protocol="dpsgd", settings=settings)
     assert run.end.user_mistake
     assert "no prepared loader" in run.end.detail
-
-
-# -- one-sided ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("topology", ["ring", "complete"])
-def test_ad_psgd_loses_no_step_and_lets_the_fast_do_more(lab: Lab, topology: str) -> None:
-    """Averaging pairs keeps the sum: the mean has moved by the mean of all gradients, to rounding."""
-    dials: dict[str, Any] = {"device_time_s": 0.003, "slow": {0: 6.0}, "settings": {"topology": topology}}
-    run = lab.trained("train.py", "exact", *SIZES, workers=3, protocol="ad_psgd", **dials)
-    model, _ = CASES["exact"].build()
-    x, _ = CASES["exact"].samples(SAMPLES)
-    torch.testing.assert_close(run.weights["w"], model.state_dict()["w"] - EPOCHS * x.sum(0) / 3)
-    assert run.used() == once(EPOCHS, SAMPLES)
-    done = [sum(push.pushed == rank for push in run.pushes) for rank in range(3)]
-    assert done[0] < min(done[1:])
-    assert run.result.waiting_share == pytest.approx([0, 0, 0], abs=0.05)
-
-
-def test_asynchronous_easgd_saves_its_centre(lab: Lab) -> None:
-    """With beta 0 the centre stays where it began, however far the replicas go."""
-    dials: dict[str, Any] = {"workers": 3, "protocol": "easgd"}
-    still = {"mode": "asynchronous", "beta": 0.0, "period": 2}
-    run = lab.trained("peers.py", "momentum", settings=still, **dials)
-    model, _ = CASES["momentum"].build()
-    assert_close(run.weights, model.state_dict(), 1e-15)
-    assert all(event.values["consensus_distance"] > 0 for event in run.of(Evaluated))
-    moved = lab.trained("peers.py", "momentum", settings={"mode": "asynchronous", "period": 2}, **dials)
-    assert not torch.equal(moved.weights["0.weight"], model.state_dict()["0.weight"])
-
-
-STEADY = """
-import torch, paceline
-from torch.utils.data import DataLoader, TensorDataset
-
-pace = paceline.join()
-model = torch.nn.Linear(3, 1)
-loader = DataLoader(TensorDataset(torch.ones(120, 3)), batch_size=2)
-model, optimizer, loader = pace.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
-for (x,) in loader:
-    model(x).mean().backward()
-    pace.report(loss=0.5)
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-
-
-def test_deepspark_exchanges_as_often_as_the_reported_loss_says(lab: Lab) -> None:
-    """With constant loss: after a period, then every period + 1 iterations, and what is left at the end."""
-    period = 3
-    settings = {"mode": "asynchronous", "adaptive": True, "period": period}
-    dials: dict[str, Any] = {"device_time_s": 0.003, "slow": {0: 3.0}, "settings": settings}
-    run = lab.trained(lab.script(STEADY), workers=3, protocol="easgd", **dials)
-    for rank in range(3):
-        iterations = sum(push.pushed == rank for push in run.pushes)
-        rounds, rest = divmod(iterations - period, period + 1)
-        assert sum(event.workers == (rank,) for event in run.of(Exchanged)) == 1 + rounds + (rest > 0)
-    assert run.result.waiting_share == pytest.approx([0, 0, 0], abs=0.05)
 
 
 # -- evaluation and what is saved -------------------------------------------------------------------
@@ -459,106 +237,3 @@ def test_what_cannot_mix_is_refused_before_anything_is_trained(
     assert run.end.user_mistake
     assert words in run.end.detail
     assert not run.pushes
-
-
-# -- trouble ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(2))
-@every_peer
-def test_whoever_is_killed_whenever_the_others_finish_all_the_work(
-    lab: Lab, protocol: str, seed: int
-) -> None:
-    random = Random(f"{protocol}/{seed}")
-    dials: dict[str, Any] = {"workers": 4, "device_time_s": 0.003, "slow": {3: 2.0}}
-    sizes = ("--samples", 240, "--batch", 4, "--epochs", 3)
-    settings = TIGHT.get(protocol, {})
-    running = lab.start("train.py", "momentum", *sizes, protocol=protocol, settings=settings, **dials)
-    running.until_training()
-    for rank in random.sample(range(4), random.randint(1, 3)):
-        time.sleep(random.uniform(0, 0.1))
-        running.kill(rank)
-    run = lab.finish(running)
-    assert run.result.status == "finished", run.end.detail
-    assert run.used() == once(3, 240)
-    assert all(run.ended.statuses[rank] == -signal.SIGKILL for rank in run.died)
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in run.weights.values())
-
-
-@every_peer
-def test_who_waits_in_a_meeting_goes_on_when_those_it_waits_for_are_killed(
-    lab: Lab, protocol: str, tmp_path: Path
-) -> None:
-    """One batch each; three never finish theirs and die over it, and the last one does all the work."""
-    settings = TIGHT.get(protocol, {}) | ({"period": 1} if "period" in TIGHT.get(protocol, {}) else {})
-    running = lab.start("stall.py", tmp_path, workers=4, protocol=protocol, settings=settings)
-    wait_until(lambda: len(list(tmp_path.glob("stalled*"))) == 3, "three have stalled")
-    running.until_pushes(1)
-    for rank in (0, 1, 2):
-        running.kill(rank)
-    run = lab.finish(running)
-    assert run.result.status == "finished", run.end.detail
-    assert run.used() == once(1, 16)
-    assert run.died == {0, 1, 2}
-
-
-def test_workers_that_name_different_families_are_told_so(lab: Lab, in_scripts: Any) -> None:
-    script = in_scripts(
-        "import os, sys, paceline\n"
-        "from cases import CASES\n"
-        "pace = paceline.join(*(['local_sgd'] if paceline.runtime.seat.mine().rank else []))\n"
-        "model, optimizer = CASES['momentum'].build()\n"
-        "pace.prepare(model, optimizer)\n"
-    )
-    run = lab.run(script, workers=2)
-    assert run.end.user_mistake
-    assert "rank 0 does not run protocol 'local_sgd' as the others do" in run.end.detail
-
-
-def test_a_flag_that_means_nothing_to_peers_is_told(lab: Lab) -> None:
-    run = lab.trained("train.py", "momentum", workers=2, protocol="allreduce", weighting="sum")
-    assert "--weighting is ignored: under 'allreduce' every worker steps by itself" in str(run.of(Note))
-
-
-@pytest.mark.parametrize("protocol", ["allreduce", "local_sgd", "dpsgd"])
-def test_on_failure_stop_ends_the_run_with_the_rank_named(lab: Lab, protocol: str) -> None:
-    sizes = ("--epochs", 100_000)
-    dials: dict[str, Any] = {"workers": 3, "device_time_s": 0.003, "on_failure": "stop"}
-    running = lab.start("train.py", "momentum", *sizes, protocol=protocol, **dials)
-    running.until_pushes(10)
-    running.kill(2)
-    run = lab.finish(running)
-    assert run.result.status == "failed"
-    assert "rank 2 died" in run.end.detail
-
-
-@pytest.mark.parametrize("protocol", ["allreduce", "local_sgd"])
-def test_a_gradient_that_is_not_finite_stops_the_run_with_rank_and_parameter_named(
-    lab: Lab, protocol: str
-) -> None:
-    run = lab.run("peers.py", "momentum", "--bad", 1, workers=3, protocol=protocol)
-    assert run.result.status == "failed"
-    assert "rank 1" in run.end.detail
-    assert "NaN or infinity" in run.end.detail
-    assert "'0.weight'" in run.end.detail
-
-
-@pytest.mark.parametrize("protocol", ["allreduce", "local_sgd"])
-def test_or_is_skipped_and_counted(lab: Lab, protocol: str) -> None:
-    run = lab.trained("peers.py", "momentum", "--bad", 1, workers=3, protocol=protocol, bad_gradient="skip")
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in run.weights.values())
-    assert "rank 1: 1 gradients were not finite and were skipped" in str(run.trace)
-
-
-def test_a_stopped_run_saves_the_mean_beside_its_checkpoint(lab: Lab) -> None:
-    running = lab.start("train.py", "momentum", "--epochs", 100_000, workers=2, protocol="local_sgd")
-    running.until_pushes(10)
-    running.stop()
-    run = lab.finish(running)
-    assert run.result.status == "stopped"
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in run.weights.values())
-    assert {path.name for path in (run.folder / "checkpoint").glob("rank*.json")} == {
-        "rank0.json",
-        "rank1.json",
-    }
-    assert not list(run.folder.glob("*.partial"))

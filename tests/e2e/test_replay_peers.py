@@ -12,35 +12,24 @@ from paceline.protocols import PEERS
 from paceline.trace.events import Came, Decided, Evaluated, Exchanged, Rested
 from support.runs import Lab, Run
 from support.tensors import assert_equal
+from support.tight import TIGHT
+from support.variants import label
 
 WORKERS, SEED = 4, 11
 SIZES = ("--samples", 90, "--batch", 4, "--epochs", 2, "--shuffle")
 UNEQUAL: dict[str, Any] = {"device_time_s": 0.003, "jitter": 0.5, "slow": {2: 2.0}}
-TIGHT: dict[str, dict[str, Any]] = {
-    "diloco": {"period": 3},
-    "easgd": {"period": 2},
+FOLLOWING_TIMES: dict[str, dict[str, Any]] = TIGHT | {
     "fedavg": {"period": 3, "fraction": 0.5},
-    "local_sgd": {"period": 3},
-    "osp": {
-        "overlap": 0.6,
-        "ramp": "constant",
-        "rank_every": 2,
-        "small_bytes": 0,
-        "budget": "measured",
-    },
-    "selsync": {"window": 2, "delta": 0.02},
+    "hpsgd": {},
+    "osp": {**TIGHT["osp"], "budget": "measured"},
 }
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    *((name, TIGHT.get(name, {})) for name in sorted(PEERS)),
+    *((name, FOLLOWING_TIMES.get(name, {})) for name in sorted(PEERS)),
     ("dpsgd", {"topology": "matching"}),
     ("dpsgd", {"overlap": True, "topology": "one_peer"}),
     ("easgd", {"mode": "asynchronous", "period": 2}),
     ("easgd", {"mode": "asynchronous", "period": 2, "adaptive": True}),
 ]
-
-
-def label(variant: tuple[str, dict[str, Any]]) -> str:
-    return "-".join([variant[0], *map(str, variant[1].values())])
 
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=label)

@@ -11,7 +11,7 @@ import torch
 from e2e.scripts.cases import CASES
 from paceline.protocols import PROTOCOLS
 from support.runs import Lab, Run, Running, once
-from support.tensors import assert_equal
+from support.tensors import assert_equal, assert_finite
 
 SAMPLES, BATCH, EPOCHS = 90, 4, 3
 SIZES = ("--samples", SAMPLES, "--batch", BATCH, "--epochs", EPOCHS)
@@ -64,7 +64,7 @@ def test_every_position_is_used_exactly_once_over_both_runs(lab: Lab, protocol: 
     first, second = in_two_parts(lab, "momentum", waiting=1, workers=4, protocol=protocol, slow={3: 3.0})
     assert first.used() + second.used() == once(EPOCHS, SAMPLES)
     assert first.result.samples + second.result.samples == EPOCHS * SAMPLES
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in second.weights.values())
+    assert_finite(second.weights)
 
 
 def test_what_was_applied_before_the_stop_stays_applied(lab: Lab) -> None:

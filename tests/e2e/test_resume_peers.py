@@ -11,16 +11,8 @@ from paceline.protocols import PEERS
 from paceline.protocols.settings import make_peer
 from support.runs import Lab, once
 from support.tensors import assert_close, assert_equal
+from support.tight import TIGHT
 
-TIGHT: dict[str, dict[str, Any]] = {
-    "diloco": {"period": 3},
-    "easgd": {"period": 2},
-    "fedavg": {"period": 3},
-    "hpsgd": {"round_length": 2},
-    "local_sgd": {"period": 4},
-    "osp": {"overlap": 0.6, "ramp": "constant", "rank_every": 2, "small_bytes": 0},
-    "selsync": {"window": 2, "delta": 0.02},
-}
 RESUMABLE = [name for name in sorted(PEERS) if make_peer(name, TIGHT.get(name, {})).resumable]
 FLUSHED = {"hpsgd", "fedavg", "osp"}
 """A stop brings what these have under way to an early end: they go on, but not as if nothing had been."""

@@ -24,6 +24,7 @@ SECRET = "the secret of a run on a testbed"
 PORT = 29600
 SAMPLES, BATCH, EPOCHS = 400, 4, 2
 SIZES = ("--samples", str(SAMPLES), "--batch", str(BATCH), "--epochs", str(EPOCHS))
+ONE_EACH = ("--device-time", "0.02", "--workers", "2", "--here", "1")
 pytestmark = pytest.mark.timeout(180)
 
 
@@ -97,12 +98,8 @@ def two_hosts(testbeds: Testbeds, tmp_path: Path) -> Hosts:
     return Hosts(testbeds("a", "b", link_mbit=400), tmp_path)
 
 
-def test_a_link_cut_for_ten_seconds_delays_a_run_and_changes_nothing_else(
-    testbeds: Testbeds, tmp_path: Path
-) -> None:
-    hosts = two_hosts(testbeds, tmp_path)
-    slow = ("--device-time", "0.02", "--workers", "2", "--here", "1", "-p", "dssp")
-    hosts.train("a", *slow)
+def survive_a_cut(hosts: Hosts) -> None:
+    """Host b joins, is cut off for ten seconds, and nothing is lost."""
     hosts.join("b", "a", 1)
     wait_until(lambda: hosts.events("a", Decided) >= 10, "the run goes on", 90)
     hosts.bed["b"].cut()
@@ -111,9 +108,17 @@ def test_a_link_cut_for_ten_seconds_delays_a_run_and_changes_nothing_else(
     hosts.bed["b"].heal()
     assert hosts.wait() == [0, 0], hosts.said()
     assert hosts.events("a", Decided) > seen
-    assert hosts.events("a", WorkerLeft) == 2  # both finished; nobody was lost
     assert hosts.result("a").failures == []
     assert used(hosts.folder("a")) == once(EPOCHS, SAMPLES)
+
+
+def test_a_link_cut_for_ten_seconds_delays_a_run_and_changes_nothing_else(
+    testbeds: Testbeds, tmp_path: Path
+) -> None:
+    hosts = two_hosts(testbeds, tmp_path)
+    hosts.train("a", *ONE_EACH, "-p", "dssp")
+    survive_a_cut(hosts)
+    assert hosts.events("a", WorkerLeft) == 2  # both finished; nobody was lost
 
 
 @pytest.mark.parametrize(
@@ -126,41 +131,17 @@ def test_a_link_cut_for_ten_seconds_changes_no_weight_of_peers(
     near = lab.trained("train.py", "momentum", *SIZES, workers=2, protocol=protocol, settings=asked)
     hosts = two_hosts(testbeds, tmp_path)
     flags = [word for each in settings for word in ("--set", each)]
-    hosts.train("a", "--device-time", "0.02", "--workers", "2", "--here", "1", "-p", protocol, *flags)
-    hosts.join("b", "a", 1)
-    wait_until(lambda: hosts.events("a", Decided) >= 10, "the run goes on", 90)
-    hosts.bed["b"].cut()
-    time.sleep(10)
-    seen = hosts.events("a", Decided)
-    hosts.bed["b"].heal()
-    assert hosts.wait() == [0, 0], hosts.said()
-    assert hosts.events("a", Decided) > seen
-    assert hosts.result("a").failures == []
-    assert used(hosts.folder("a")) == once(EPOCHS, SAMPLES)
+    hosts.train("a", *ONE_EACH, "-p", protocol, *flags)
+    survive_a_cut(hosts)
     assert_equal(load_file(hosts.folder("a") / "weights.safetensors"), near.weights)
 
 
-def test_a_host_of_peers_that_loses_power_is_given_up_and_named(testbeds: Testbeds, tmp_path: Path) -> None:
-    hosts = two_hosts(testbeds, tmp_path)
-    flags = ("--device-time", "0.02", "--workers", "2", "--here", "1", "-p", "selsync")
-    first = hosts.train("a", *flags, "--host-patience", "4")
-    hosts.join("b", "a", 1)
-    wait_until(lambda: hosts.events("a", Decided) >= 10, "the run goes on", 90)
-    hosts.bed["b"].cut()
-    hosts.bed["b"].kill()
-    assert first.wait(timeout=120) == 0, hosts.said()
-    failures = hosts.result("a").failures
-    assert [failure.worker for failure in failures] == [1]
-    assert "out of reach" in failures[0].detail
-    assert used(hosts.folder("a")) == once(EPOCHS, SAMPLES)
-
-
+@pytest.mark.parametrize("protocol", ["selsync", "ssp"])
 def test_a_host_that_loses_power_is_given_up_and_its_work_is_done_by_others(
-    testbeds: Testbeds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    testbeds: Testbeds, tmp_path: Path, protocol: str
 ) -> None:
     hosts = two_hosts(testbeds, tmp_path)
-    flags = ("--device-time", "0.02", "--workers", "2", "--here", "1", "-p", "ssp")
-    first = hosts.train("a", *flags, "--host-patience", "4")
+    first = hosts.train("a", *ONE_EACH, "-p", protocol, "--host-patience", "4")
     hosts.join("b", "a", 1)
     wait_until(lambda: hosts.events("a", Decided) >= 10, "the run goes on", 90)
     hosts.bed["b"].cut()

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from random import Random
 
 import pytest
@@ -32,14 +33,7 @@ def ends() -> Iterator[Ends]:
 
 
 def test_memory_arrives_before_the_message_that_speaks_of_it(ends: Ends) -> None:
-    size = len(ends.here.memory[1])
-    data = memoryview(bytes(i % 251 for i in range(size)))
-    ends.dialer.session.send_memory(1, 0, data, 0, size)
-    ends.dialer.session.send(1, b"pushed")
-    ends.here.wait(1)
-    assert ends.here.messages == [(1, b"pushed")]
-    assert ends.here.memory[1] == data
-    assert ends.here.seen == [bytes(data[-8:])]
+    ends.check_a_push()
 
 
 def test_a_small_message_overtakes_the_large_tensor_of_another_lane(ends: Ends) -> None:
@@ -59,28 +53,8 @@ def test_a_small_message_overtakes_the_large_tensor_of_another_lane(ends: Ends) 
     )
 )
 def test_every_frame_arrives_exactly_once_and_in_order_whatever_is_cut(script: list[str]) -> None:
-    ends = Ends(3 * PIECE_BYTES)
-    sent: dict[str, list[tuple[int, bytes]]] = {"here": [], "there": []}
-    try:
-        for number, act in enumerate(script):
-            if act == "cut":
-                ends.cut()
-            elif act == "tensor":
-                data = memoryview(bytes([number % 256]) * (2 * PIECE_BYTES + 17))
-                ends.dialer.session.send_memory(1, 0, data, 0, len(data))
-            else:
-                session = ends.session if act == "here" else ends.dialer.session
-                sent[act].append((1, b"%d" % number))
-                session.send(1, b"%d" % number)
-        ends.here.wait(len(sent["there"]))
-        ends.there.wait(len(sent["here"]))
-        assert ends.dialer.session.drain(20)
-        assert ends.session.drain(20)
-        assert ends.here.messages == sent["there"]
-        assert ends.there.messages == sent["here"]
-        assert not ends.gave_up
-    finally:
-        ends.close()
+    with closing(Ends(3 * PIECE_BYTES)) as ends:
+        ends.check_a_conversation(script)
 
 
 def test_a_caller_with_a_wrong_secret_is_refused_and_the_others_go_on(ends: Ends) -> None:

@@ -6,6 +6,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -57,40 +58,14 @@ def refused(ends: Ends, trust: Trust | None, why: str, secret: bytes = SECRET) -
 
 
 def test_memory_arrives_before_the_message_that_speaks_of_it(ends: Ends) -> None:
-    size = len(ends.here.memory[1])
-    data = memoryview(bytes(i % 251 for i in range(size)))
-    ends.dialer.session.send_memory(1, 0, data, 0, size)
-    ends.dialer.session.send(1, b"pushed")
-    ends.here.wait(1)
-    assert ends.here.messages == [(1, b"pushed")]
-    assert ends.here.memory[1] == data
-    assert ends.here.seen == [bytes(data[-8:])]
+    ends.check_a_push()
 
 
 @settings(max_examples=10, deadline=None)
 @given(script=st.lists(st.sampled_from(["here", "there", "cut", "tensor"]), min_size=4, max_size=30))
 def test_every_frame_arrives_exactly_once_and_in_order_whatever_is_cut(seal: Seal, script: list[str]) -> None:
-    ends = Ends(3 * PIECE_BYTES, seal, Trust())
-    sent: dict[str, list[tuple[int, bytes]]] = {"here": [], "there": []}
-    try:
-        for number, act in enumerate(script):
-            if act == "cut":
-                ends.cut()
-            elif act == "tensor":
-                data = memoryview(bytes([number % 256]) * (2 * PIECE_BYTES + 17))
-                ends.dialer.session.send_memory(1, 0, data, 0, len(data))
-            else:
-                session = ends.session if act == "here" else ends.dialer.session
-                sent[act].append((1, b"%d" % number))
-                session.send(1, b"%d" % number)
-        ends.here.wait(len(sent["there"]))
-        ends.there.wait(len(sent["here"]))
-        assert ends.dialer.session.drain(20)
-        assert ends.session.drain(20)
-        assert ends.here.messages == sent["there"]
-        assert ends.there.messages == sent["here"]
-    finally:
-        ends.close()
+    with closing(Ends(3 * PIECE_BYTES, seal, Trust())) as ends:
+        ends.check_a_conversation(script)
 
 
 def test_both_directions_at_once_are_read_as_they_were_written(ends: Ends) -> None:

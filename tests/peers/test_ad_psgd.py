@@ -15,7 +15,7 @@ from paceline.protocols.easgd import EASGD
 from paceline.protocols.peer import CENTRE, Me, Rule
 from paceline.store.cells import Cells
 from paceline.store.vector import FlatVector
-from support.peers import SIZE, Crew, large_batch, momentum, noisy, nothing, sgd
+from support.peers import SIZE, Crew, Gradient, large_batch, momentum, noisy, nothing, sgd
 
 close = torch.testing.assert_close
 seeds = st.integers(0, 99)
@@ -45,18 +45,24 @@ def test_an_elastic_exchange_leaves_replica_and_centre_together_where_they_were(
     assert ((x[0] - answer[0]) + cells[CENTRE][0]).tolist() == [6, 2]
 
 
-@given(workers=st.integers(1, 6), seed=seeds, topology=topologies)
-def test_the_sum_of_all_models_changes_by_the_workers_own_steps_only(
-    workers: int, seed: int, topology: Any
-) -> None:
+def counted(seed: int) -> tuple[Gradient, Tensor]:
+    """Noisy gradients, and the sum of all that were asked for."""
     total = torch.zeros(SIZE, dtype=torch.float64)
 
-    def counted(rank: int, iteration: int, x: Tensor) -> Tensor:
+    def gradient(rank: int, iteration: int, x: Tensor) -> Tensor:
         value = noisy(seed)(rank, iteration, x)
         total.add_(value)
         return value
 
-    crew = Crew(ADPSGD(topology=topology), workers, counted, seed=seed).run(9)
+    return gradient, total
+
+
+@given(workers=st.integers(1, 6), seed=seeds, topology=topologies)
+def test_the_sum_of_all_models_changes_by_the_workers_own_steps_only(
+    workers: int, seed: int, topology: Any
+) -> None:
+    gradient, total = counted(seed)
+    crew = Crew(ADPSGD(topology=topology), workers, gradient, seed=seed).run(9)
     close(torch.stack(crew.models()).sum(0), workers * START - 0.1 * total)
 
 
@@ -100,14 +106,8 @@ def test_one_worker_alone_is_plain_sgd(optimizer: Any) -> None:
 def test_replicas_and_centre_together_change_by_gradients_only(
     workers: int, seed: int, beta: float, period: int
 ) -> None:
-    total = torch.zeros(SIZE, dtype=torch.float64)
-
-    def counted(rank: int, iteration: int, x: Tensor) -> Tensor:
-        value = noisy(seed)(rank, iteration, x)
-        total.add_(value)
-        return value
-
-    crew = Crew(EASGD(period=period, beta=beta, mode="asynchronous"), workers, counted, seed=seed).run(9)
+    gradient, total = counted(seed)
+    crew = Crew(EASGD(period=period, beta=beta, mode="asynchronous"), workers, gradient, seed=seed).run(9)
     together = torch.stack(crew.parameters()).sum(0) + crew.cells[CENTRE][0]
     close(together, (workers + 1) * START - 0.1 * total)
     assert all(torch.equal(model, crew.cells[CENTRE][0]) for model in crew.models())

@@ -19,24 +19,17 @@ from paceline.runtime.compressing import Packing
 from paceline.store.compression import Matrix
 from paceline.store.vector import FlatVector
 from support.peers import SIZE, Crew, large_batch, noisy, nothing
+from support.tight import TIGHT
 
 WAYS = ["fp16", "bf16", "int8", "topk:0.34", "powersgd:1"]
 MATRICES = [[Matrix(0, 2, 3)]]
 MIXING = {"dpsgd", "ds_sync"}
 AVERAGING = PEERS.keys() - {"ad_psgd"}
-TIGHT: dict[str, dict[str, Any]] = {
-    "diloco": {"period": 3, "momentum": 0.5},
-    "easgd": {"period": 2},
-    "fedavg": {"period": 3},
-    "hpsgd": {"round_length": 2},
-    "local_sgd": {"period": 3},
-    "osp": {"overlap": 0.6, "ramp": "constant", "rank_every": 2, "small_bytes": 0},
-    "selsync": {"window": 2, "delta": 0.02},
-}
+SETTINGS: dict[str, dict[str, Any]] = TIGHT | {"diloco": {"period": 3, "momentum": 0.5}}
 
 
 def crew(protocol: str, compress: str, workers: int = 4, gradient: Any = None, **more: Any) -> Crew:
-    made = make_peer(protocol, TIGHT.get(protocol, {}))
+    made = make_peer(protocol, SETTINGS.get(protocol, {}))
     asked = noisy(3) if gradient is None else gradient
     return Crew(made, workers, asked, compress=compress, matrices=MATRICES, **more)
 

@@ -17,15 +17,9 @@ from paceline.sim import Cluster, Fixed, Link, Lognormal, Membership, simulate_p
 from paceline.sim.costs import ring_s
 from paceline.trace.events import AnyEvent, Exchanged, WorkerLeft
 from support.peers import Crew, nothing
+from support.tight import TIGHT
 
 TIMED = sorted(PEERS.keys() - {"selsync"})
-TIGHT: dict[str, dict[str, Any]] = {
-    "hpsgd": {"round_length": 2},
-    "diloco": {"period": 3},
-    "easgd": {"period": 2},
-    "local_sgd": {"period": 3},
-    "osp": {"overlap": 0.6, "ramp": "constant", "rank_every": 2, "small_bytes": 0},
-}
 LINK = Link(latency_s=0.001, bandwidth_bytes_per_s=1e6)
 
 

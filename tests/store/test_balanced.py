@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -15,27 +13,16 @@ from paceline.store.balanced import BalancedBudget, check_divisible
 from paceline.store.budget import Batch, Budget, Source
 from paceline.store.recorded import AFTER_THE_END, RecordedBudget
 from paceline.trace.events import Decided
-
-EPOCHS = 3
-Action = tuple[str, int]
-
-actions = st.lists(
-    st.tuples(
-        st.sampled_from(["draw", "draw", "draw", "finish", "finish", "die", "resume", "without"]),
-        st.integers(0, 4),
-    ),
-    max_size=60,
-)
+from support.budgets import Action, Drawers, schedules
 
 
-class Crew:
-    """Unequal workers that draw, finish and die; what they finish is counted here."""
+class Crew(Drawers):
+    """Workers of unequal speed."""
 
     def __init__(self, source: Source, workers: int, pace: list[float]) -> None:
-        self.source, self.workers, self.pace = source, workers, pace
-        self.holds: dict[int, list[Batch]] = {rank: [] for rank in range(workers)}
-        self.done: Counter[tuple[int, int]] = Counter()
-        self.budget: Budget = self.balanced()
+        super().__init__(source, workers)
+        self.pace = pace
+        self.budget = self.balanced()
 
     def balanced(self) -> Budget:
         self.balancer = Balancer(self.source.batch)
@@ -43,53 +30,30 @@ class Crew:
             self.balancer.join(rank)
         return BalancedBudget(self.source, self.workers, self.balancer)
 
-    def act(self, action: str, rank: int) -> None:
-        if rank in self.holds:
-            getattr(self, action)(rank)
-
     def draw(self, rank: int) -> None:
-        batch = self.budget.draw(rank)
+        super().draw(rank)
+        batch = self.holds[rank][-1]
         assert batch.count >= 1
         if isinstance(self.budget, BalancedBudget):
             assert batch.count <= self.balancer.size(rank)
-        self.holds[rank].append(batch)
 
     def finish(self, rank: int) -> None:
-        """The batch drawn last first: not always in order."""
-        if self.holds[rank]:
-            batch = self.holds[rank].pop()
-            assert self.budget.finish(rank, [batch]) == (batch,)
-            self.done.update((batch.epoch, position) for position in range(batch.first, batch.end))
+        finished = self.holds[rank][-1:]
+        super().finish(rank)
+        for batch in finished:
             self.balancer.measured(rank, batch.count, batch.count * self.pace[rank])
 
     def die(self, rank: int) -> None:
-        if len(self.holds) > 1:
-            held = self.holds.pop(rank)
-            assert sorted(self.budget.give_back(rank), key=repr) == sorted(held, key=repr)
+        super().die(rank)
+        if rank not in self.holds:
             self.balancer.leave(rank)
 
     def resume(self, rank: int) -> None:
-        self.again(self.balanced)
+        self.go_on_with(self.balanced())
 
     def without(self, rank: int) -> None:
         """Resumed with balance off; then back on, by the next resume."""
-        self.again(lambda: Budget(self.source, self.workers))
-
-    def again(self, make: object) -> None:
-        """A checkpoint on the way, through JSON."""
-        state = msgspec.json.decode(msgspec.json.encode(self.budget.state()))
-        self.budget = make()  # type: ignore[operator]
-        self.budget.load(state)
-        self.holds = {rank: [] for rank in self.holds}
-
-    def to_the_end(self) -> None:
-        """Whoever is left works through the planned epochs."""
-        for rank in self.holds:
-            while not self.holds[rank] or min(b.epoch for b in self.holds[rank]) < EPOCHS:
-                self.draw(rank)
-                self.holds[rank].sort(key=lambda batch: -batch.epoch)
-                while self.holds[rank] and self.holds[rank][-1].epoch < EPOCHS:
-                    self.finish(rank)
+        self.go_on_with(Budget(self.source, self.workers))
 
 
 @settings(max_examples=300)
@@ -99,7 +63,7 @@ class Crew:
     workers=st.integers(1, 5),
     pace=st.lists(st.sampled_from([0.1, 1.0, 2.5, 9.0]), min_size=5, max_size=5),
     drop_last=st.booleans(),
-    schedule=actions,
+    schedule=schedules("without"),
 )
 def test_every_position_is_finished_exactly_once(
     units: int, batch: int, workers: int, pace: list[float], drop_last: bool, schedule: list[Action]
@@ -107,13 +71,7 @@ def test_every_position_is_finished_exactly_once(
     source = Source(units, batch, drop_last)
     if source.batches < workers:
         return
-    crew = Crew(source, workers, pace)
-    for action, rank in schedule:
-        crew.act(action, rank)
-    crew.to_the_end()
-    kept = units // batch * batch if drop_last else units
-    planned = {place: times for place, times in crew.done.items() if place[0] < EPOCHS}
-    assert planned == Counter((epoch, i) for epoch in range(EPOCHS) for i in range(kept))
+    Crew(source, workers, pace).check(schedule)
 
 
 def unequal(source: Source) -> BalancedBudget:

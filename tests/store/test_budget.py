@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Literal
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,68 +12,26 @@ from paceline.config import RunConfig
 from paceline.errors import ConfigError
 from paceline.store.budget import Batch, Budget, Source
 from paceline.store.chunks import shards_of
+from support.budgets import Action, Drawers, schedules
 
 Shards = Literal["shared", "equal", "own", "rotating"]
-Action = tuple[str, int]
-EPOCHS = 3
-
-actions = st.lists(
-    st.tuples(
-        st.sampled_from(["draw", "draw", "draw", "finish", "finish", "die", "resume"]), st.integers(0, 4)
-    ),
-    max_size=60,
-)
 
 
-def budget(source: Source, workers: int, shards: Shards) -> Budget:
-    return shards_of(source, RunConfig(run="", folder="", workers=workers, shards=shards))
-
-
-class Crew:
-    """Workers that draw, finish and die; what they finish is counted here."""
-
+class Crew(Drawers):
     def __init__(self, source: Source, workers: int, shards: Shards) -> None:
-        self.source, self.shards, self.workers = source, shards, workers
-        self.budget = budget(source, workers, shards)
-        self.holds: dict[int, list[Batch]] = {rank: [] for rank in range(workers)}
-        self.done: Counter[tuple[int, int]] = Counter()
+        super().__init__(source, workers)
+        self.shards = shards
+        self.budget = self.fresh()
 
-    def act(self, action: str, rank: int) -> None:
-        if rank in self.holds:
-            getattr(self, action)(rank)
-
-    def draw(self, rank: int) -> None:
-        self.holds[rank].append(self.budget.draw(rank))
-
-    def finish(self, rank: int, number: int = 1) -> None:
-        """Not always the batch that was drawn first."""
-        used = [self.holds[rank].pop() for _ in range(min(number, len(self.holds[rank])))]
-        assert self.budget.finish(rank, used) == tuple(used)
-        for batch in used:
-            self.done.update((batch.epoch, batch.first + i) for i in range(batch.count))
-
-    def die(self, rank: int) -> None:
-        if len(self.holds) > 1:
-            held = self.holds.pop(rank)
-            assert sorted(self.budget.give_back(rank), key=repr) == sorted(held, key=repr)
+    def fresh(self) -> Budget:
+        return shards_of(self.source, RunConfig(run="", folder="", workers=self.workers, shards=self.shards))
 
     def resume(self, rank: int) -> None:
-        """A checkpoint on the way, through JSON, with as many workers as there are now."""
-        state = msgspec.json.decode(msgspec.json.encode(self.budget.state()))
-        self.budget = budget(self.source, self.workers, self.shards)
+        """With as many workers as there are now."""
+        budget = self.fresh()
         for absent in set(range(self.workers)) - set(self.holds):
-            self.budget.give_back(absent)
-        self.budget.load(state)
-        self.holds = {rank: [] for rank in self.holds}
-
-    def to_the_end(self) -> None:
-        """Whoever is left works through the planned epochs."""
-        for rank in self.holds:
-            while not self.holds[rank] or min(b.epoch for b in self.holds[rank]) < EPOCHS:
-                self.draw(rank)
-                self.holds[rank].sort(key=lambda batch: -batch.epoch)
-                while self.holds[rank] and self.holds[rank][-1].epoch < EPOCHS:
-                    self.finish(rank)
+            budget.give_back(absent)
+        self.go_on_with(budget)
 
 
 @settings(max_examples=300)
@@ -85,7 +41,7 @@ class Crew:
     workers=st.integers(1, 5),
     shards=st.sampled_from(["shared", "equal", "own", "rotating"]),
     drop_last=st.booleans(),
-    schedule=actions,
+    schedule=schedules(),
 )
 def test_every_position_is_finished_exactly_once(
     units: int, batch: int, workers: int, shards: Shards, drop_last: bool, schedule: list[Action]
@@ -93,13 +49,7 @@ def test_every_position_is_finished_exactly_once(
     source = Source(units, batch, drop_last)
     if source.batches < workers:
         return
-    crew = Crew(source, workers, shards)
-    for action, rank in schedule:
-        crew.act(action, rank)
-    crew.to_the_end()
-    kept = units // batch * batch if drop_last else units
-    planned = {place: times for place, times in crew.done.items() if place[0] < EPOCHS}
-    assert planned == Counter((epoch, i) for epoch in range(EPOCHS) for i in range(kept))
+    Crew(source, workers, shards).check(schedule)
 
 
 def test_batches_come_in_order_and_the_last_may_be_short() -> None:

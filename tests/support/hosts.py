@@ -83,6 +83,18 @@ class Wire:
         thread.start()
 
 
+def listening(
+    lab: Lab, script: str | Path, *args: object, here: int, **dials: Any
+) -> tuple[Running, tuple[str, int]]:
+    """Begin a run that lets other hosts in, with so many workers here; and where it can be reached."""
+    config = lab.config(script, *args, listen="127.0.0.1:0", here=here, **dials)
+    lab._running = running = Running(lab.engine, config, SECRET)
+    where = config.path / "address"
+    wait_until(lambda: where.exists() and where.read_text().endswith("\n"), "the run listens")
+    host, _, port = where.read_text().strip().rpartition(":")
+    return running, (host, int(port))
+
+
 class Apart:
     """A run whose first workers are here, and whose others come through a wire."""
 
@@ -91,12 +103,7 @@ class Apart:
     ) -> None:
         self.lab, self.engine = lab, engine
         self.trust = Trust() if dials.get("tls") else None
-        config = lab.config(script, *args, listen="127.0.0.1:0", here=here, **dials)
-        self.running = lab._running = Running(lab.engine, config, SECRET)
-        where = config.path / "address"
-        wait_until(lambda: where.exists() and where.read_text().endswith("\n"), "the run listens")
-        host, _, port = where.read_text().strip().rpartition(":")
-        self.address = host, int(port)
+        self.running, self.address = listening(lab, script, *args, here=here, **dials)
         self.wire = Wire(self.address)
 
     def host(self, workers: int) -> None:
@@ -118,11 +125,16 @@ class Apart:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pids[rank], signal.SIGKILL)
 
+    def kill_host(self) -> None:
+        """SIGKILL everything on the second host."""
+        for pid in (self.relay_pid, *self.pids.values()):
+            os.kill(pid, signal.SIGKILL)
+
     def finish(self) -> Run:
         """Wait for both hosts."""
         run = self.lab.finish(self.running)
         ended = self.engine.wait(LONGEST_S)
         assert isinstance(ended, Ended), "the second host hangs"
-        self.statuses, self.relay_status = ended.statuses, ended.store_status
+        self.statuses = ended.statuses
         self.wire.close()
         return run

@@ -11,7 +11,7 @@ from paceline.fabric.dialer import Dialer
 from paceline.fabric.door import Door, Enter
 from paceline.fabric.session import Session
 from paceline.fabric.tls import Seal, Trust
-from paceline.fabric.wire import check_secret
+from paceline.fabric.wire import PIECE_BYTES, check_secret
 
 SECRET = check_secret("a secret of more than sixteen characters")
 
@@ -52,6 +52,38 @@ class Ends:
         hello = Enter("one", "test")
         self.dialer = Dialer(self.door.address, SECRET, hello, self.there, self.gave_up.append, 10, trust)
         assert self.dialer.open() == b"letter"
+
+    def check_a_push(self) -> None:
+        """Memory arrives before the message that speaks of it."""
+        size = len(self.here.memory[1])
+        data = memoryview(bytes(i % 251 for i in range(size)))
+        self.dialer.session.send_memory(1, 0, data, 0, size)
+        self.dialer.session.send(1, b"pushed")
+        self.here.wait(1)
+        assert self.here.messages == [(1, b"pushed")]
+        assert self.here.memory[1] == data
+        assert self.here.seen == [bytes(data[-8:])]
+
+    def check_a_conversation(self, script: list[str]) -> None:
+        """Every frame arrives exactly once and in order, both ways, whatever is cut."""
+        sent: dict[str, list[tuple[int, bytes]]] = {"here": [], "there": []}
+        for number, act in enumerate(script):
+            if act == "cut":
+                self.cut()
+            elif act == "tensor":
+                data = memoryview(bytes([number % 256]) * (2 * PIECE_BYTES + 17))
+                self.dialer.session.send_memory(1, 0, data, 0, len(data))
+            else:
+                session = self.session if act == "here" else self.dialer.session
+                sent[act].append((1, b"%d" % number))
+                session.send(1, b"%d" % number)
+        self.here.wait(len(sent["there"]))
+        self.there.wait(len(sent["here"]))
+        assert self.dialer.session.drain(20)
+        assert self.session.drain(20)
+        assert self.here.messages == sent["there"]
+        assert self.there.messages == sent["here"]
+        assert not self.gave_up
 
     def cut(self) -> None:
         sock = self.dialer.session._sock

@@ -15,8 +15,8 @@ from paceline.engines.control import Ended
 from paceline.engines.hosting import enrol
 from paceline.engines.local import LocalEngine
 from paceline.fabric.tls import Trust
-from support.hosts import SECRET, Wire
-from support.runs import LONGEST_S, Lab, Run, Running, children, wait_until
+from support.hosts import SECRET, Wire, listening
+from support.runs import LONGEST_S, Lab, Run, children
 
 
 class Spread:
@@ -27,12 +27,8 @@ class Spread:
     ) -> None:
         self.lab, self.engines = lab, engines
         self.trust = Trust() if dials.get("tls") else None
-        config = lab.config(script, *args, listen="127.0.0.1:0", here=here, **dials)
-        self.running = lab._running = Running(lab.engine, config, SECRET)
-        where = config.path / "address"
-        wait_until(lambda: where.exists() and where.read_text().endswith("\n"), "the run listens")
-        host, _, port = where.read_text().strip().rpartition(":")
-        self.wires = [Wire((host, int(port))) for _ in engines]
+        self.running, address = listening(lab, script, *args, here=here, **dials)
+        self.wires = [Wire(address) for _ in engines]
         self.doors = [Wire(("127.0.0.1", free_port())) for _ in engines]
         """The ways to the coordinator, and those to the other hosts' portions."""
 

@@ -28,6 +28,12 @@ def assert_equal(ours: Weights, theirs: Weights) -> None:
         assert torch.equal(ours[name], tensor), f"{name} differs"
 
 
+def assert_finite(weights: Weights) -> None:
+    """Neither NaN nor infinity in any of them."""
+    spoilt = [name for name, tensor in weights.items() if not bool(torch.isfinite(tensor).all())]
+    assert not spoilt, f"not finite: {spoilt}"
+
+
 @contextmanager
 def threads(number: int) -> Iterator[None]:
     """Sums are split among threads, so bits depend on their number."""
