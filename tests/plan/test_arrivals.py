@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.plan.staleness.arrivals import Crew, capped_rate, queued_rate, saturation
+from paceline.plan.staleness.arrivals import Crew, queued_rate, saturation
 from paceline.plan.staleness.delays import Constant, Samples
 from paceline.protocols import PROTOCOLS
 from paceline.sim import Cluster, Exponential, simulate
@@ -22,7 +22,8 @@ def test_two_workers_queue_as_the_textbook_says():
 
 def test_queueing_never_beats_the_cap_and_reaches_it():
     for workers in (1, 5, 10, 20, 100):
-        assert queued_rate(workers, 0.9, 0.1) <= capped_rate(workers, 0.9, 0.1) + 1e-12
+        unqueued = workers / (0.9 + 0.1)
+        assert queued_rate(workers, 0.9, 0.1) <= min(unqueued, 1 / 0.1) + 1e-12
     assert queued_rate(100, 0.9, 0.1) == pytest.approx(10.0)
     assert saturation(0.9, 0.1) == pytest.approx(10.0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import e, inf, pi, sqrt
+from math import e, inf, pi, sin, sqrt
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from paceline.plan.staleness.delays import (
     Smeared,
     pool,
 )
-from paceline.plan.staleness.discrete import decay_per_update, stable_below
+from paceline.plan.staleness.discrete import decay_per_update
 from paceline.plan.staleness.roots import (
     SAFE_LOAD,
     critical_load,
@@ -166,9 +166,11 @@ def test_one_worker_decays_as_plain_descent():
     ("staleness", "bound"), [(0, 2.0), (1, 1.0), (2, 0.618), (3, 0.445), (7, 0.209), (15, 0.101)]
 )
 def test_round_robin_is_stable_up_to_the_discrete_bound(staleness, bound):
-    assert stable_below(staleness) == pytest.approx(bound, abs=5e-4)
-    assert decay_per_update(0.999 * stable_below(staleness), staleness) > 0
-    assert decay_per_update(1.001 * stable_below(staleness), staleness) < 0
+    """Levin and May 1976."""
+    exact = 2 * sin(pi / (2 * (2 * staleness + 1)))
+    assert exact == pytest.approx(bound, abs=5e-4)
+    assert decay_per_update(0.999 * exact, staleness) > 0
+    assert decay_per_update(1.001 * exact, staleness) < 0
 
 
 def test_pooling_keeps_the_mean_and_the_weights():

@@ -20,12 +20,6 @@ from paceline.errors import ConfigError
 from paceline.plan.staleness.delays import DelayLaw, Mixture, Samples, pool
 
 
-def capped_rate(workers: int, off_s: float, shared_s: float) -> float:
-    """Arrivals per second if nobody ever queued: workers / cycle, and never more than the resource serves."""
-    free = workers / (off_s + shared_s)
-    return min(free, 1 / shared_s) if shared_s > 0 else free
-
-
 def queued_rate(workers: int, off_s: float, shared_s: float) -> float:
     """Arrivals per second by mean-value analysis: a cycle is `off_s` off the resource, `shared_s` on it."""
     rate = queue = 0.0

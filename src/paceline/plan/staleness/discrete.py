@@ -6,14 +6,9 @@ coarsest (one worker, long steps), and it is what the tests hold the approximati
 
 from __future__ import annotations
 
-from math import inf, log, pi, sin
+from math import inf, log
 
 import numpy as np
-
-
-def stable_below(staleness: int) -> float:
-    """Step * curvature below which a constant staleness is stable (Levin and May 1976)."""
-    return 2 * sin(pi / (2 * (2 * staleness + 1)))
 
 
 def decay_per_update(step_curvature: float, staleness: int, momentum: float = 0.0) -> float:
