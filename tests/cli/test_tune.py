@@ -24,7 +24,7 @@ class Lab:
     def __init__(self) -> None:
         self.runs: list[RunConfig] = []
 
-    def conduct(self, engine: Any, config: RunConfig, title: str = "") -> Result:
+    def conduct(self, engine: Any, config: RunConfig) -> Result:
         self.runs.append(config)
         share = parse_phases(config.settings["phases"])[0].end or 0.0
         tally = Tally()

@@ -39,10 +39,7 @@ def staleness(
     workers: Annotated[
         int | None, typer.Option("--workers", "-n", help="How many there are.", rich_help_panel=WORKERS)
     ] = None,
-    slow: Annotated[
-        list[str] | None,
-        typer.Option(metavar="RANK:FACTOR", help="A rank that computes slower.", rich_help_panel=WORKERS),
-    ] = None,
+    slow: o.Slow = None,
     compute_time: Annotated[
         float, typer.Option(help="Seconds of an iteration, without --run.", rich_help_panel=WORKERS)
     ] = 0.1,

@@ -53,15 +53,7 @@ def compare(
             rich_help_panel=o.NUMBERS,
         ),
     ] = False,
-    compress: Annotated[
-        str,
-        typer.Option(
-            metavar="HOW,...",
-            help="Peer protocols only: one or several ways to compress, comma separated, for instance "
-            "none,fp16,topk:0.01; every protocol runs with each (see train --help).",
-            rich_help_panel=o.NUMBERS,
-        ),
-    ] = "none",
+    compress: o.EachCompress = "none",
     bad_gradient: o.BadGradient = "stop",
     on_failure: o.OnFailure = "continue",
     report: Annotated[Path | None, typer.Option(help="Where to write the HTML report.")] = None,

@@ -15,25 +15,26 @@ from paceline.engines.engine import Engine
 from paceline.errors import ConfigError, RunError, RunStopped
 from paceline.trace import Result, TraceTail, read_trace, tally
 from paceline.trace.events import Planned
+from paceline.trace.files import LineTail
 from paceline.trace.tally import Failure
 from paceline.view.progress import RunProgress, live
 
 LOOK_S = 0.1
 
 
-def conduct(engine: Engine, config: RunConfig, title: str = "", secret: str = "") -> Result:
+def conduct(engine: Engine, config: RunConfig, secret: str = "") -> Result:
     """Run to the end. Ctrl-C asks the run to save itself; a second one ends it at once."""
     folder = config.path
     (folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)))
     progress = RunProgress()
-    trace, output = TraceTail(folder / "trace.jsonl"), LogTail(folder / "logs" / "rank0.log")
+    trace, output = TraceTail(folder / "trace.jsonl"), LineTail(folder / "logs" / "rank0.log")
     with live(progress):
         engine.launch(config, secret)
-        ended, door = None, LogTail(folder / "address")
+        ended, door = None, LineTail(folder / "address")
         while ended is None:
             ended = _wait(engine, progress)
             _show(progress, trace, output)
-            for address in door.new_lines() if config.near < config.workers else ():
+            for address in _new_text(door) if config.near < config.workers else ():
                 progress.print(_invitation(config, address))
     return _finish(config, ended)
 
@@ -43,24 +44,6 @@ def write_result(folder: Path) -> Result:
     result = tally(read_trace(folder)).result()
     (folder / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)))
     return result
-
-
-class LogTail:
-    """New lines of a growing text file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._offset = path, 0
-
-    def new_lines(self) -> list[str]:
-        """What was completed since the last call."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        end = data.rfind(b"\n") + 1
-        self._offset += end
-        return data[:end].decode(errors="replace").splitlines()
 
 
 def _invitation(config: RunConfig, address: str) -> str:
@@ -86,14 +69,18 @@ def _wait(engine: Engine, progress: RunProgress) -> Ended | None:
         return None
 
 
-def _show(progress: RunProgress, trace: TraceTail, output: LogTail) -> None:
-    for line in output.new_lines():
+def _show(progress: RunProgress, trace: TraceTail, output: LineTail) -> None:
+    for line in _new_text(output):
         progress.print(line)
     for event in trace.new_events():
         progress.add(event)
         if isinstance(event, Planned) and progress.tally.model is not None:
             epoch = progress.tally.model.samples_per_epoch
             progress.total_samples = None if epoch is None else epoch * event.epochs
+
+
+def _new_text(tail: LineTail) -> list[str]:
+    return [line.decode(errors="replace") for line in tail.new_lines()]
 
 
 def _finish(config: RunConfig, ended: Ended) -> Result:

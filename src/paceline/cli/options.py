@@ -12,9 +12,18 @@ NUMBERS = "What a gradient counts"
 TROUBLE = "When something goes wrong"
 
 Script = Annotated[
-    Path, typer.Argument(help="Your training script; it calls paceline.join() and pace.prepare().")
+    Path,
+    typer.Argument(
+        metavar="SCRIPT", help="Your training script; it calls paceline.join() and pace.prepare()."
+    ),
 ]
-Args = Annotated[list[str] | None, typer.Argument(help="Arguments for the script, after --.")]
+Args = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments for the script, after --.")]
+ClusterFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster", help="A TOML file that describes the cluster, such as examples/clusters/spot.toml."
+    ),
+]
 Workers = Annotated[int, typer.Option("--workers", "-n", help="Worker processes to start.")]
 Seed = Annotated[int, typer.Option(help="Seed of data order, jitter and random number generators.")]
 Target = Annotated[
@@ -104,6 +113,16 @@ Compress = Annotated[
         help="Peer protocols only: compress what is averaged. On one host nothing gets faster; the numbers "
         "are those of a compressed exchange, and bytes are counted as they would be sent. In a simulation "
         "slow links get faster. int8, topk and powersgd feed back what they leave out.",
+        rich_help_panel=NUMBERS,
+    ),
+]
+EachCompress = Annotated[
+    str,
+    typer.Option(
+        "--compress",
+        metavar="HOW,...",
+        help="Peer protocols only: one or several ways to compress, comma separated, for instance "
+        "none,fp16,topk:0.01; every protocol runs with each (see train --help).",
         rich_help_panel=NUMBERS,
     ),
 ]

@@ -15,6 +15,7 @@ from paceline.cli.common import (
     check_script,
     errors_for_people,
     new_run,
+    parse_settings,
     parse_slow,
     parse_weighting,
     print_json,
@@ -22,6 +23,8 @@ from paceline.cli.common import (
 
 if TYPE_CHECKING:
     from paceline.cli.compare import Wanted
+    from paceline.protocols import Pacing, Peer
+    from paceline.sim import Cluster
     from paceline.sim.request import ClusterRequest
     from paceline.trace import Result
 
@@ -31,7 +34,9 @@ CLUSTER = "The cluster"
 def simulate(
     script: Annotated[
         Path | None,
-        typer.Argument(help="Train this script for real, in virtual time. Without it: timing only."),
+        typer.Argument(
+            metavar="SCRIPT", help="Train this script for real, in virtual time. Without it: timing only."
+        ),
     ] = None,
     args: o.Args = None,
     protocol: Annotated[
@@ -48,17 +53,12 @@ def simulate(
         int | None, typer.Option("--workers", "-n", help="Workers. Default: the cluster's, or 4.")
     ] = None,
     iterations: Annotated[int, typer.Option(help="Iterations per worker, on average (timing only).")] = 100,
-    cluster: Annotated[
-        Path | None, typer.Option(help="A TOML file that describes it.", rich_help_panel=CLUSTER)
-    ] = None,
+    cluster: o.ClusterFile = None,
     like: Annotated[
         Path | None,
         typer.Option(metavar="RUN", help="Draw compute times from a recorded run.", rich_help_panel=CLUSTER),
     ] = None,
-    slow: Annotated[
-        list[str] | None,
-        typer.Option(metavar="RANK:FACTOR", help="A rank that computes slower.", rich_help_panel=CLUSTER),
-    ] = None,
+    slow: o.Slow = None,
     compute_time: Annotated[
         float, typer.Option(help="Seconds of an iteration.", rich_help_panel=CLUSTER)
     ] = 0.1,
@@ -84,7 +84,7 @@ def simulate(
     damping: o.Damping = "none",
     shards: o.Shards = "shared",
     balance: o.Balance = False,
-    compress: o.Compress = "none",
+    compress: o.EachCompress = "none",
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report.")] = None,
     runs: o.Runs = Path("runs"),
     json: o.Json = False,
@@ -97,8 +97,6 @@ def simulate(
     Example: paceline simulate --protocol bsp,ssp,dssp,asp --workers 8 --slow 1:3
     """
     with errors_for_people():
-        from paceline.cli.common import parse_settings
-        from paceline.cli.compare import Wanted, parse_protocol, with_each
         from paceline.sim.request import ClusterRequest
 
         request = ClusterRequest(
@@ -114,11 +112,8 @@ def simulate(
             model_bytes=model_bytes,
             batch=batch,
         )
-        extra = parse_settings(set_ or [])
         named = protocol or ("dssp" if script is None else "")
-        wanted = [parse_protocol(text) for text in named.split(",") if text.strip()] or [Wanted(None, {})]
-        wanted = [Wanted(x.name, x.settings | extra, x.balance or balance) for x in wanted]
-        wanted = with_each(wanted, compress)
+        wanted = _wanted(named, parse_settings(set_ or []), balance, compress)
         common = {"seed": seed, "shards": shards, "target": target, "damping": damping}
         common["weighting"] = parse_weighting(weighting)
         if script is None:
@@ -128,6 +123,15 @@ def simulate(
         _answer(done, report, json)
 
 
+def _wanted(named: str, settings: dict[str, Any], balance: bool, compress: str) -> list[Wanted]:
+    """The runs that were asked for; one under the script's own protocol, if none is named."""
+    from paceline.cli.compare import Wanted, parse_protocol, with_each
+
+    wanted = [parse_protocol(text) for text in named.split(",") if text.strip()] or [Wanted(None, {})]
+    wanted = [Wanted(x.name, x.settings | settings, x.balance or balance) for x in wanted]
+    return with_each(wanted, compress)
+
+
 def _timing_only(
     request: ClusterRequest,
     wanted: list[Wanted],
@@ -135,15 +139,9 @@ def _timing_only(
     common: dict[str, Any],
     runs: Path,
 ) -> list[tuple[Result, Path]]:
-    from paceline.cli.conduct import write_result
-    from paceline.cli.virtual_bar import virtual_bar
-    from paceline.protocols import Peer
     from paceline.protocols.compression import check_family, parse_compression
     from paceline.protocols.settings import make_any
-    from paceline.sim import simulate as run_simulation
-    from paceline.sim import simulate_peers
     from paceline.sim.balanced import check_balance
-    from paceline.trace import TraceWriter
 
     cluster = request.cluster()
     if any(each.balance for each in wanted):
@@ -152,29 +150,45 @@ def _timing_only(
     for each, protocol in protocols:
         parse_compression(each.compress)
         check_family(each.compress, each.name or "", protocol)
-    done = []
-    for each, protocol in protocols:
-        run, folder = new_run(runs, f"sim-{each.name}")
-        with (
-            closing(TraceWriter(folder / "trace.jsonl")) as trace,
-            virtual_bar(f"simulating {each.title}") as progress,
-        ):
-            told: dict[str, Any] = {
-                "iterations": iterations,
-                "seed": common["seed"],
-                "trace": trace.write,
-                "progress": progress,
-                "run": run,
-                "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            }
-            if isinstance(protocol, Peer):
-                compress = parse_compression(each.compress)
-                simulate_peers(protocol, cluster, compress=compress, **told)
-            else:
-                equal = common["shards"] != "shared"
-                run_simulation(protocol, cluster, equal_shards=equal, balance=each.balance, **told)
-        done.append((write_result(folder), folder))
-    return done
+    return [_simulated(each, protocol, cluster, iterations, common, runs) for each, protocol in protocols]
+
+
+def _simulated(
+    each: Wanted,
+    protocol: Pacing | Peer,
+    cluster: Cluster,
+    iterations: int,
+    common: dict[str, Any],
+    runs: Path,
+) -> tuple[Result, Path]:
+    """One run of sizes alone."""
+    from paceline.cli.conduct import write_result
+    from paceline.cli.virtual_bar import virtual_bar
+    from paceline.protocols import Peer
+    from paceline.protocols.compression import parse_compression
+    from paceline.sim import simulate as run_simulation
+    from paceline.sim import simulate_peers
+    from paceline.trace import TraceWriter
+
+    run, folder = new_run(runs, f"sim-{each.name}")
+    with (
+        closing(TraceWriter(folder / "trace.jsonl")) as trace,
+        virtual_bar(f"simulating {each.title}") as progress,
+    ):
+        told: dict[str, Any] = {
+            "iterations": iterations,
+            "seed": common["seed"],
+            "trace": trace.write,
+            "progress": progress,
+            "run": run,
+            "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        if isinstance(protocol, Peer):
+            simulate_peers(protocol, cluster, compress=parse_compression(each.compress), **told)
+        else:
+            equal = common["shards"] != "shared"
+            run_simulation(protocol, cluster, equal_shards=equal, balance=each.balance, **told)
+    return write_result(folder), folder
 
 
 def _exact(

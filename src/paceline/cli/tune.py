@@ -49,13 +49,8 @@ def switch(
     real: Annotated[
         bool, typer.Option("--real", help="Real runs instead of exact simulation.", rich_help_panel=SEARCH)
     ] = False,
-    cluster: Annotated[
-        Path | None, typer.Option(help="A TOML file that describes it.", rich_help_panel=CLUSTER)
-    ] = None,
-    slow: Annotated[
-        list[str] | None,
-        typer.Option(metavar="RANK:FACTOR", help="A rank that computes slower.", rich_help_panel=CLUSTER),
-    ] = None,
+    cluster: o.ClusterFile = None,
+    slow: o.Slow = None,
     compute_time: Annotated[
         float | None,
         typer.Option(

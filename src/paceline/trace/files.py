@@ -48,27 +48,35 @@ class TraceWriter:
         self._file.close()
 
 
-class TraceTail:
-    """Reads a trace while it grows."""
+class LineTail:
+    """Reads the lines of a file while it grows."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._lines = 0
+        self._path, self._offset = path, 0
 
-    def new_events(self) -> list[AnyEvent]:
-        """The events that were completed since the last call."""
+    def new_lines(self) -> list[bytes]:
+        """Those that were completed since the last call."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
             file.seek(self._offset)
             data = file.read()
         end = data.rfind(b"\n") + 1
-        lines = data[:end].splitlines()
-        events = [_decode(self._path, number, line) for number, line in enumerate(lines, self._lines + 1)]
         self._offset += end
-        self._lines += len(lines)
-        return events
+        return data[:end].splitlines()
+
+
+class TraceTail:
+    """Reads a trace while it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._tail, self._read = path, LineTail(path), 0
+
+    def new_events(self) -> list[AnyEvent]:
+        """The events that were completed since the last call."""
+        lines = self._tail.new_lines()
+        first, self._read = self._read + 1, self._read + len(lines)
+        return [_decode(self._path, number, line) for number, line in enumerate(lines, first)]
 
 
 def read_trace(path: Path) -> Iterator[AnyEvent]:
