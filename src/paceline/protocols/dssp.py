@@ -86,10 +86,8 @@ class DSSP:
             self._forget(clocks, clocks.left)
         ok = () if pushed is None else self._answer(clocks, pushed)
         freed = clocks.waiting(up_to=clocks.slowest + self.lower)
-        if not ok:
+        if not ok or ok == freed:
             return Verdict(release=freed)
-        if len(ok) == 1 and not freed:
-            return Verdict(release=ok)
         return Verdict(release=tuple(dict.fromkeys((*freed, *ok))))
 
     def _answer(self, clocks: Clocks, pushed: int) -> tuple[int, ...]:

@@ -66,10 +66,11 @@ class ElasticBSP:
             )
 
     def decide(self, clocks: Clocks, pushed: int | None) -> Verdict:
+        if clocks.left is not None:
+            self._forget(clocks.left)
         if pushed is not None:
-            self._count(clocks, pushed)
-        monitoring = self.monitor == "free" and not self.predicted
-        if monitoring and self._all_pushed_twice(clocks, pushed):
+            self.since[pushed] = self.since.get(pushed, 0) + 1
+        if not self.predicted and self.monitor == "free" and self._all_pushed_twice(clocks, pushed):
             self.stops, self.predicted = self._predict(clocks), True
         if pushed is not None and not self._is_last(pushed):
             return Verdict(release=(pushed,))
@@ -79,19 +80,17 @@ class ElasticBSP:
         self._begin_superstep(clocks)
         return Verdict(fate=fate, flush=Flush.MEAN, release=clocks.waiting())
 
-    def _count(self, clocks: Clocks, worker: int) -> None:
-        since = self.since
-        if clocks.interval_s(worker) is None:  # its first push since it joined, or came back
-            since.pop(worker, None)
-            self.stops.pop(worker, None)
-        since[worker] = since.get(worker, 0) + 1
+    def _forget(self, worker: int) -> None:
+        self.since.pop(worker, None)
+        self.stops.pop(worker, None)
 
     def _is_last(self, worker: int) -> bool:
         made = self.since[worker]
         if self.max_superstep and made >= self.max_superstep:
             return True
-        monitoring = self.monitor == "free" and not self.predicted
-        return not monitoring and made >= self.stops.get(worker, 1)
+        if not self.predicted and self.monitor == "free":
+            return False
+        return made >= self.stops.get(worker, 1)
 
     def _begin_superstep(self, clocks: Clocks) -> None:
         self.since, self.predicted = {}, False

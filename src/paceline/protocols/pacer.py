@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import msgspec
 
-from paceline.protocols.base import Fate, Flush, Pacing
+from paceline.protocols.base import Fate, Flush, Pacing, Verdict
 from paceline.protocols.clocks import Clocks, ClockTable
 
 _APPLY, _HOLD = Fate.APPLY, Fate.HOLD  # an enum's member costs a tenth of a microsecond to look up
+_NOBODY: dict[int, float] = {}
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
@@ -73,27 +74,34 @@ class Pacer:
         """A worker begins to take part. It computes at once, on the current version."""
         self._table.now = now
         self._table.join(worker)
-        return self._decide(None)
+        return self._asked()
 
     def leave(self, worker: int, now: float) -> Decision:
         """A worker finished, died or stepped aside."""
         self._table.now = now
         self._table.leave(worker)
         self._table.left = worker
-        decision = self._decide(None)
+        decision = self._asked()
         self._table.left = None
         return decision
 
     def timer(self, now: float) -> Decision:
         """The time the protocol asked for has come."""
         self._table.now = now
-        return self._decide(None)
+        return self._asked()
 
     def push(self, worker: int, now: float, samples: int = 1, usable: bool = True) -> Decision:
         """A worker completed an iteration and waits. A gradient that is not usable is dropped."""
         table = self._table
-        table.now = now
-        return self._decide(worker, table.push(worker, samples), usable)
+        table.now, before = now, table.version
+        read = table.push(worker, samples)
+        verdict = self.protocol.decide(table, worker)
+        fate = verdict.fate if usable else Fate.DROP
+        if fate is _APPLY:
+            table.version = before + 1
+        elif fate is _HOLD:
+            table.hold(worker, verdict.weight)
+        return self._booked(verdict, worker, fate, read, before - read)
 
     def plan(self, samples: int | None) -> None:
         """The run is going to process this many samples in all."""
@@ -103,49 +111,43 @@ class Pacer:
         """Go on counting where a checkpoint was taken."""
         self._table.resume(version, samples, pushes)
 
-    def _decide(self, pushed: int | None, read: int | None = None, usable: bool = True) -> Decision:
-        table = self._table
-        before = table.version
-        verdict = self.protocol.decide(table, pushed)
-        fate: Fate | None = verdict.fate if usable else Fate.DROP
-        if pushed is None:
-            fate = None
-        elif fate is _APPLY:
-            table.version += 1
-        elif fate is _HOLD:
-            table.hold(pushed, verdict.weight)
-        flushed: dict[int, float] = {}
-        gradients = 0
-        if verdict.flush is not None:
-            gradients = table.held
-            flushed = table.flush()
+    def _asked(self) -> Decision:
+        """Judge what happened without a push."""
+        verdict = self.protocol.decide(self._table, None)
+        return self._booked(verdict, None, None, self._table.version, 0)
+
+    def _booked(
+        self, verdict: Verdict, pushed: int | None, fate: Fate | None, read: int, staleness: int
+    ) -> Decision:
+        table, flush, gradients, flushed = self._table, verdict.flush, 0, _NOBODY
+        if flush is not None:
+            gradients, flushed = table.held, table.flush()
+            flush = flush if flushed else None
             table.version += bool(flushed)
-        bench, rebase = verdict.bench, verdict.rebase
-        for worker in bench:
+        for worker in verdict.bench:
             table.bench(worker)
-        if rebase:
+        if verdict.rebase:
             table.rebase()
-        release, gap = verdict.release, 0
-        if release:
-            gap = table.let_go(release)
+        release = verdict.release
+        gap = table.let_go(release) if release else 0
         self._decisions = number = self._decisions + 1
         return Decision(
             number,
             pushed,
             fate,
-            verdict.flush if flushed else None,
+            flush,
             gradients,
             flushed,
             release,
             verdict.weight,
             verdict.lr_scale,
-            before if read is None else read,
-            0 if read is None else before - read,
+            read,
+            staleness,
             table.version,
             gap,
             verdict.ask_again_s,
-            bench,
-            rebase,
+            verdict.bench,
+            verdict.rebase,
             verdict.adjust,
             verdict.note,
         )
