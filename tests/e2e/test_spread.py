@@ -81,6 +81,32 @@ def test_bsp_with_a_spread_store_equals_bsp_on_one_host_bit_for_bit(
     assert all(ended.store_status == 0 and not any(ended.statuses.values()) for ended in spread.ended)
 
 
+def test_bsp_clips_a_spread_store_as_one_host_does_bit_for_bit(lab: Lab, others: list[LocalEngine]) -> None:
+    dials = {"workers": 3, "protocol": "bsp", "clip_norm": 0.05}
+    args = ("train.py", "two_types", *SIZES)
+    near = lab.trained(*args, **dials)
+    spread = Spread(lab, others, *args, here=1, store_hosts=3, **dials)
+    spread.hosts(1, 1)
+    far = spread.finish()
+    assert far.result.status == "finished", far.end.detail
+    assert_equal(far.weights, near.weights)
+
+
+@pytest.mark.parametrize(("protocol", "settings"), [("ssp", {}), *HELD])
+def test_a_clipped_run_on_several_hosts_is_replayed_on_one_to_the_same_bits(
+    lab: Lab, others: list[LocalEngine], protocol: str, settings: dict[str, Any]
+) -> None:
+    """Pushes that are applied alone, and sums of which some wait in copies."""
+    dials = DIALS | {"protocol": protocol, "settings": settings, "clip_norm": 0.05}
+    args = ("train.py", "momentum", *SIZES)
+    spread = Spread(lab, others, *args, store_hosts=3, **dials)
+    spread.hosts(1, 1)
+    far = spread.finish()
+    assert far.result.status == "finished", far.end.detail
+    again = lab.trained(*args, **dials | {"here": None, "replay": str(far.folder)})
+    assert_equal(again.weights, far.weights)
+
+
 @pytest.mark.parametrize("protocol", ["asp", "ssp", "dssp"])
 def test_wires_cut_again_and_again_lose_and_double_no_gradient_in_any_portion(
     lab: Lab, others: list[LocalEngine], protocol: str
@@ -114,9 +140,11 @@ def test_a_held_gradient_counts_once_in_every_portion_also_if_its_worker_runs_on
     assert_each_gradient_is_in_every_portion_once(run)
 
 
-@pytest.mark.parametrize("tls", [False, True])
-def test_cut_wires_change_no_bit_of_bsp(lab: Lab, others: list[LocalEngine], tls: bool) -> None:
-    dials = {"workers": 4, "protocol": "bsp"}
+@pytest.mark.parametrize(("tls", "clip_norm"), [(False, 0.05), (True, None)])
+def test_cut_wires_change_no_bit_of_bsp(
+    lab: Lab, others: list[LocalEngine], tls: bool, clip_norm: float | None
+) -> None:
+    dials = {"workers": 4, "protocol": "bsp", "clip_norm": clip_norm}
     near = lab.trained("train.py", "momentum", *SIZES, **dials)
     spread = Spread(lab, others, "train.py", "momentum", *SIZES, here=2, store_hosts=3, tls=tls, **dials)
     spread.hosts(1, 1)
@@ -180,11 +208,11 @@ def test_another_host_takes_the_places_of_one_that_held_nothing(lab: Lab, others
     assert [event.worker for event in run.of(WorkerJoined)].count(3) == 2
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "ssp"])
+@pytest.mark.parametrize(("protocol", "clip_norm"), [("bsp", 0.05), ("ssp", None)])
 def test_losing_a_holder_ends_the_run_and_names_it(
-    lab: Lab, others: list[LocalEngine], protocol: str
+    lab: Lab, others: list[LocalEngine], protocol: str, clip_norm: float | None
 ) -> None:
-    dials = DIALS | {"protocol": protocol, "store_hosts": 3}
+    dials = DIALS | {"protocol": protocol, "store_hosts": 3, "clip_norm": clip_norm}
     spread = Spread(lab, others, "train.py", "momentum", "--epochs", 100_000, **dials)
     spread.hosts(1, 1)
     spread.running.until_pushes(8)

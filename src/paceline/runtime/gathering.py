@@ -82,6 +82,8 @@ class Gathering:
         weights = Segment.create(layout.weights_bytes, "weights")
         weights.bytes.copy_(lead.initial.bytes[: layout.weights_bytes])
         store = ParameterStore(layout, lead.registered.optimizer, weights.bytes)
+        if self._config.clip_norm is not None:
+            store.norm_by_parameter()
         opening: list[Event] = []
         ledger = Ledger(self._config, name, protocol, opening.append, simulated=simulated)
         ledger.offer(lead.registered.source, {member.rank for member in members})
