@@ -14,7 +14,7 @@ import torch
 from e2e.scripts.cases import CASES
 from paceline.engines.local import LocalEngine
 from paceline.fabric.wire import TLS_MAGIC
-from paceline.trace.events import Evaluated, WorkerJoined, WorkerLeft
+from paceline.trace.events import Decided, Evaluated, WorkerJoined, WorkerLeft
 from support.runs import Lab, Run, once, wait_until
 from support.spread import Spread
 from support.tensors import assert_equal
@@ -266,23 +266,42 @@ def test_an_evaluation_sees_all_portions_at_one_version(
     assert_each_gradient_is_in_every_portion_once(run)
 
 
-@pytest.mark.parametrize("what", ["stop", "skip"])
+def applied(run: Run) -> Iterator[tuple[int, int, int]]:
+    """The work behind gradients that are in the weights: applied alone, or held and flushed."""
+    held: list[tuple[int, int, int]] = []
+    for event in run.trace:
+        match event:
+            case Decided(fate="apply"):
+                yield from event.work
+            case Decided(fate="hold"):
+                held += event.work
+            case WorkerLeft(reason="stopped"):  # what is decided from now on is carried out no more
+                return
+        if isinstance(event, Decided) and event.flush is not None:
+            yield from held
+            held = []
+
+
+@pytest.mark.parametrize(
+    ("what", "protocol", "rank", "parameter"),
+    [("stop", "asp", 1, 4), ("stop", "bsp", 2, 2), ("skip", "asp", 3, 0), ("skip", "bsp", 1, 4)],
+)
 def test_a_gradient_that_is_not_finite_in_one_portion_is_applied_in_none(
-    lab: Lab, others: list[LocalEngine], what: str
+    lab: Lab, others: list[LocalEngine], what: str, protocol: str, rank: int, parameter: int
 ) -> None:
-    sizes = ("--samples", SAMPLES, "--epochs", EPOCHS, "--bad", 1)
-    dials = DIALS | {"protocol": "asp", "weighting": "sum", "store_hosts": 3, "bad_gradient": what}
-    spread = Spread(lab, others, "spread.py", *sizes, **dials)
+    """The five parameters are two of the coordinator's and of each other host's, and one in between."""
+    args = ("--samples", SAMPLES, "--epochs", EPOCHS, "--bad", rank, "--bad-parameter", parameter)
+    dials = DIALS | {"protocol": protocol, "weighting": "sum", "store_hosts": 3, "bad_gradient": what}
+    spread = Spread(lab, others, "spread.py", *args, **dials)
     spread.hosts(1, 1)
     run = spread.finish()
     x, _ = CASES["exact_in_parts"].samples(SAMPLES)
-    applied = [push.work for push in run.pushes if push.fate == "apply"]
-    total = sum((x[first : first + size].sum(0) for work in applied for _, first, size in work), x[0] * 0)
+    total = sum((x[first : first + size].sum(0) for _, first, size in applied(run)), x[0] * 0)
     for tensor in run.weights.values():
-        assert torch.equal(tensor, torch.arange(5.0, dtype=total.dtype) - total)
-    assert all((push.fate == "skip") == (push.pushed == 1) for push in run.pushes)
+        torch.testing.assert_close(tensor, torch.arange(5.0, dtype=total.dtype) - total)
+    assert all((push.fate == "skip") == (push.pushed == rank) for push in run.pushes)
     if what == "stop":
-        assert "rank 1 pushed a gradient with NaN or infinity in 'parts.4'" in run.end.detail
+        assert f"rank {rank} pushed a gradient with NaN or infinity in 'parts.{parameter}'" in run.end.detail
     else:
         assert run.result.status == "finished", run.end.detail
 
