@@ -14,7 +14,7 @@ import msgspec
 
 from paceline.store.layout import Layout
 from paceline.store.optimizers import OptimizerSpec
-from paceline.store.portions import Keep, Portion, Step, Sum
+from paceline.store.portions import Keep, Portion, Step, Sum, used_of
 
 COORDINATOR = 0
 """Its number among the hosts; others count from 1."""
@@ -54,8 +54,7 @@ class Plan(msgspec.Struct, frozen=True, tag=True):
     @property
     def first_spans(self) -> list[tuple[int, int]]:
         """The coordinator's own weights, and those that nobody trains."""
-        trained = max(portion.weights[1] for portion in self.portions)
-        return [self.portions[0].weights, (trained, self.layout.weights_bytes)]
+        return used_of(self.layout, self.portions[0]).weights
 
 
 class Piece(msgspec.Struct, frozen=True, tag=True):

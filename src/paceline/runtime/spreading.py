@@ -137,6 +137,7 @@ class SpreadOwner(Owner):
         assert registered is not None
         portions = cut(registered.layout, self.config.store_hosts)
         shared = protocol.lockstep and not self.config.private_weights
+        self._gathering.portion = portions[0]
         model = registered.layout, registered.optimizer
         clip = self.config.clip_norm
         self._plan_ = Plan(COORDINATOR, shared, *model, portions, tuple(holders), clip)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from torch import Tensor
@@ -90,6 +90,29 @@ def cut(layout: Layout, count: int) -> tuple[Portion, ...]:
         bounds.append(min(possible, key=lambda i: abs(begins[i] - target)))
     bounds.append(len(trained))
     return tuple(_portion(layout, first, last) for first, last in pairwise(bounds))
+
+
+class Used(NamedTuple):
+    """What of a worker's memories is used where the store, or the first portion of it, is: from, to."""
+
+    weights: list[tuple[int, int]]
+    segment: list[tuple[int, int]]
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of weights and of segment."""
+        return sum(b - a for a, b in self.weights), sum(b - a for a, b in self.segment)
+
+
+def used_of(layout: Layout, first: Portion | None) -> Used:
+    """By the whole model's layout. All without portions; else what is trained of the first portion, and what
+    nobody trains."""
+    if first is None:
+        return Used([(0, layout.weights_bytes)], [(0, layout.segment_bytes)])
+    return Used(
+        [first.weights, (_trained_end(layout), layout.weights_bytes)],
+        [first.gradients, (layout.gradient_end, layout.segment_bytes)],
+    )
 
 
 def portion_layout(layout: Layout, portion: Portion) -> Layout:
