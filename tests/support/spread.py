@@ -27,7 +27,7 @@ class Spread:
     ) -> None:
         self.lab, self.engines = lab, engines
         self.trust = Trust() if dials.get("tls") else None
-        config = lab.config(script, *args, listen="127.0.0.1:0", here=here, **dials)
+        config = self.config = lab.config(script, *args, listen="127.0.0.1:0", here=here, **dials)
         self.running = lab._running = Running(lab.engine, config, SECRET)
         where = config.path / "address"
         wait_until(lambda: where.exists() and where.read_text().endswith("\n"), "the run listens")
