@@ -161,11 +161,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         for asked, why, instead in (
             (self.listen is None, "the run does not listen for any", "Name an address with --listen"),
             (self.engine != "local", f"engine {self.engine!r} does not place it", "Use --engine local"),
-            (
-                self.clip_norm is not None,
-                "--clip-norm needs the norm of a sum that no host has as a whole",
-                "Leave one of them out",
-            ),
         ):
             if asked:
                 raise ConfigError(f"the store is to lie on {self.store_hosts} hosts, but {why}. {instead}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
 import tomllib
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from paceline.doctor.installed import (
 )
 from paceline.doctor.machine import check_machine
 from paceline.doctor.reach import check_host
+from paceline.doctor.tls import check_certificate, check_tls
+from support.certificates import Authority
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,6 +84,35 @@ def test_a_name_that_does_not_resolve_is_a_problem() -> None:
     assert "/etc/hosts" in finding.advice
 
 
+def test_tls_is_tried_with_a_certificate_made_as_a_run_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_tls().seen == f"{ssl.OPENSSL_VERSION}, TLSv1.3"
+    assert not check_tls().advice
+    monkeypatch.setenv("PATH", "")
+    without = check_tls()
+    assert without.state == "ok"
+    assert "Only for --tls" in without.advice
+    assert "Install it" in without.advice
+
+
+def test_a_certificate_is_looked_at_before_a_run_needs_it(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    good, soon = authority.sign("good", "IP:127.0.0.1", 30), authority.sign("soon", "IP:127.0.0.1", 2)
+    late = authority.sign("late", "IP:127.0.0.1", -1)
+    states = [check_certificate(*map(Path, each)).state for each in (good, soon, late)]
+    assert states == ["ok", "warning", "problem"]
+    assert "for 127.0.0.1, until" in check_certificate(*map(Path, good)).seen
+    assert "expired" in check_certificate(*map(Path, late)).seen
+    for wrong in ((good[0], soon[1]), (str(tmp_path / "none.pem"), good[1])):
+        finding = check_certificate(*map(Path, wrong))
+        assert finding.state == "problem"
+        assert wrong[0] in finding.advice
+    done = CliRunner().invoke(app, ["doctor", "--tls-cert", late[0], "--tls-key", late[1], "--json"])
+    assert done.exit_code == 1
+    assert f"certificate {late[0]}" in {
+        item["check"] for item in msgspec.json.decode(done.stdout)["findings"]
+    }
+
+
 def test_one_problem_outweighs_all_else() -> None:
     fine, meh, bad = (Finding("x", state, "", "do") for state in ("ok", "warning", "problem"))
     assert [worst(each) for each in ([], [fine], [fine, meh], [meh, bad, fine])] == [
@@ -95,7 +127,9 @@ def test_the_command_ends_with_1_when_something_is_a_problem() -> None:
     done = CliRunner().invoke(app, ["doctor", "--json"])
     answer = msgspec.json.decode(done.stdout)
     assert done.exit_code == (1 if answer["state"] == "problem" else 0)
-    assert {"torch", "shared memory", "clock", "loopback"} <= {item["check"] for item in answer["findings"]}
+    assert {"torch", "shared memory", "clock", "loopback", "tls"} <= {
+        item["check"] for item in answer["findings"]
+    }
     broken = CliRunner().invoke(app, ["doctor", "--host", "no-such-host.invalid"])
     assert broken.exit_code == 1
     assert "no-such-host" in broken.stdout
@@ -107,6 +141,8 @@ def test_the_command_ends_with_1_when_something_is_a_problem() -> None:
         (["10.0.0.5"], "what of 10.0.0.5? Write --to, --host or --serve before it."),
         (["--once"], "--once says when --serve ends"),
         (["--serve", "--to", "a"], "different errands"),
+        (["--to", "a", "--tls-cert", "x", "--tls-key", "y"], "different errands"),
+        (["--tls-cert", "x"], "takes --tls-cert and --tls-key, and one is missing"),
         (["--to", "a:b", "--secret-file", "secret"], "an address is HOST or HOST:PORT, got 'a:b'"),
         (["--to", "a", "--secret-file", "none"], "cannot read the secret in none"),
         (["--to", "a"], "none was given. Make one with"),

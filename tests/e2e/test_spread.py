@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from e2e.scripts.cases import CASES
 from paceline.engines.local import LocalEngine
 from paceline.fabric.wire import TLS_MAGIC
-from paceline.trace.events import Evaluated, WorkerJoined, WorkerLeft
+from paceline.trace.events import Decided, Evaluated, WorkerJoined, WorkerLeft
 from support.runs import Lab, Run, once, wait_until
+from support.shell import Shell
 from support.spread import Spread
 from support.tensors import assert_equal
 
@@ -81,6 +83,33 @@ def test_bsp_with_a_spread_store_equals_bsp_on_one_host_bit_for_bit(
     assert all(ended.store_status == 0 and not any(ended.statuses.values()) for ended in spread.ended)
 
 
+def test_bsp_clips_a_spread_store_as_one_host_does_bit_for_bit(lab: Lab, others: list[LocalEngine]) -> None:
+    dials = {"workers": 3, "protocol": "bsp", "clip_norm": 0.05}
+    args = ("train.py", "two_types", *SIZES)
+    near = lab.trained(*args, **dials)
+    spread = Spread(lab, others, *args, here=1, store_hosts=3, **dials)
+    spread.hosts(1, 1)
+    far = spread.finish()
+    assert far.result.status == "finished", far.end.detail
+    assert_equal(far.weights, near.weights)
+
+
+@pytest.mark.parametrize(("protocol", "settings"), [("ssp", {}), *HELD])
+def test_a_clipped_run_on_several_hosts_is_replayed_on_one_to_the_same_bits(
+    lab: Lab, shell: Shell, others: list[LocalEngine], protocol: str, settings: dict[str, Any]
+) -> None:
+    """Pushes that are applied alone, and sums of which some wait in copies."""
+    dials = DIALS | {"protocol": protocol, "settings": settings, "clip_norm": 0.05}
+    args = ("train.py", "momentum", *SIZES)
+    spread = Spread(lab, others, *args, store_hosts=3, **dials)
+    spread.hosts(1, 1)
+    far = spread.finish()
+    assert far.result.status == "finished", far.end.detail
+    (far.folder / "config.json").write_bytes(msgspec.json.encode(spread.running.config))
+    again = shell("replay", far.folder, "--json")
+    assert again.json["verdict"] == "the same verdicts, the same weights bit for bit", again.err
+
+
 @pytest.mark.parametrize("protocol", ["asp", "ssp", "dssp"])
 def test_wires_cut_again_and_again_lose_and_double_no_gradient_in_any_portion(
     lab: Lab, others: list[LocalEngine], protocol: str
@@ -114,9 +143,11 @@ def test_a_held_gradient_counts_once_in_every_portion_also_if_its_worker_runs_on
     assert_each_gradient_is_in_every_portion_once(run)
 
 
-@pytest.mark.parametrize("tls", [False, True])
-def test_cut_wires_change_no_bit_of_bsp(lab: Lab, others: list[LocalEngine], tls: bool) -> None:
-    dials = {"workers": 4, "protocol": "bsp"}
+@pytest.mark.parametrize(("tls", "clip_norm"), [(False, 0.05), (True, None)])
+def test_cut_wires_change_no_bit_of_bsp(
+    lab: Lab, others: list[LocalEngine], tls: bool, clip_norm: float | None
+) -> None:
+    dials = {"workers": 4, "protocol": "bsp", "clip_norm": clip_norm}
     near = lab.trained("train.py", "momentum", *SIZES, **dials)
     spread = Spread(lab, others, "train.py", "momentum", *SIZES, here=2, store_hosts=3, tls=tls, **dials)
     spread.hosts(1, 1)
@@ -180,11 +211,11 @@ def test_another_host_takes_the_places_of_one_that_held_nothing(lab: Lab, others
     assert [event.worker for event in run.of(WorkerJoined)].count(3) == 2
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "ssp"])
+@pytest.mark.parametrize(("protocol", "clip_norm"), [("bsp", 0.05), ("ssp", None)])
 def test_losing_a_holder_ends_the_run_and_names_it(
-    lab: Lab, others: list[LocalEngine], protocol: str
+    lab: Lab, others: list[LocalEngine], protocol: str, clip_norm: float | None
 ) -> None:
-    dials = DIALS | {"protocol": protocol, "store_hosts": 3}
+    dials = DIALS | {"protocol": protocol, "store_hosts": 3, "clip_norm": clip_norm}
     spread = Spread(lab, others, "train.py", "momentum", "--epochs", 100_000, **dials)
     spread.hosts(1, 1)
     spread.running.until_pushes(8)
@@ -238,23 +269,42 @@ def test_an_evaluation_sees_all_portions_at_one_version(
     assert_each_gradient_is_in_every_portion_once(run)
 
 
-@pytest.mark.parametrize("what", ["stop", "skip"])
+def applied(run: Run) -> Iterator[tuple[int, int, int]]:
+    """The work behind gradients that are in the weights: applied alone, or held and flushed."""
+    held: list[tuple[int, int, int]] = []
+    for event in run.trace:
+        match event:
+            case Decided(fate="apply"):
+                yield from event.work
+            case Decided(fate="hold"):
+                held += event.work
+            case WorkerLeft(reason="stopped"):  # what is decided from now on is carried out no more
+                return
+        if isinstance(event, Decided) and event.flush is not None:
+            yield from held
+            held = []
+
+
+@pytest.mark.parametrize(
+    ("what", "protocol", "rank", "parameter"),
+    [("stop", "asp", 1, 4), ("stop", "bsp", 2, 2), ("skip", "asp", 3, 0), ("skip", "bsp", 1, 4)],
+)
 def test_a_gradient_that_is_not_finite_in_one_portion_is_applied_in_none(
-    lab: Lab, others: list[LocalEngine], what: str
+    lab: Lab, others: list[LocalEngine], what: str, protocol: str, rank: int, parameter: int
 ) -> None:
-    sizes = ("--samples", SAMPLES, "--epochs", EPOCHS, "--bad", 1)
-    dials = DIALS | {"protocol": "asp", "weighting": "sum", "store_hosts": 3, "bad_gradient": what}
-    spread = Spread(lab, others, "spread.py", *sizes, **dials)
+    """The five parameters are two of the coordinator's and of each other host's, and one in between."""
+    args = ("--samples", SAMPLES, "--epochs", EPOCHS, "--bad", rank, "--bad-parameter", parameter)
+    dials = DIALS | {"protocol": protocol, "weighting": "sum", "store_hosts": 3, "bad_gradient": what}
+    spread = Spread(lab, others, "spread.py", *args, **dials)
     spread.hosts(1, 1)
     run = spread.finish()
     x, _ = CASES["exact_in_parts"].samples(SAMPLES)
-    applied = [push.work for push in run.pushes if push.fate == "apply"]
-    total = sum((x[first : first + size].sum(0) for work in applied for _, first, size in work), x[0] * 0)
+    total = sum((x[first : first + size].sum(0) for _, first, size in applied(run)), x[0] * 0)
     for tensor in run.weights.values():
-        assert torch.equal(tensor, torch.arange(5.0, dtype=total.dtype) - total)
-    assert all((push.fate == "skip") == (push.pushed == 1) for push in run.pushes)
+        torch.testing.assert_close(tensor, torch.arange(5.0, dtype=total.dtype) - total)
+    assert all((push.fate == "skip") == (push.pushed == rank) for push in run.pushes)
     if what == "stop":
-        assert "rank 1 pushed a gradient with NaN or infinity in 'parts.4'" in run.end.detail
+        assert f"rank {rank} pushed a gradient with NaN or infinity in 'parts.{parameter}'" in run.end.detail
     else:
         assert run.result.status == "finished", run.end.detail
 

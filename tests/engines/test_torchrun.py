@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -24,15 +25,34 @@ SIZES = ("--samples", "80", "--batch", "4", "--epochs", "2")
 pytestmark = pytest.mark.timeout(150)
 
 
+LAUNCH = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
 def torchrun(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """Run it in a folder; whatever it started is gone afterwards."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    token = {"PACELINE_TEST_FOLDER": str(folder)}
-    done = subprocess.run(
-        [*launch, *command], cwd=folder, env=os.environ | token, capture_output=True, text=True, timeout=140
-    )
+    dials: dict[str, Any] = {"cwd": folder, "env": environment(folder), "timeout": 140}
+    done = subprocess.run([*LAUNCH, *command], **dials, capture_output=True, text=True)
     wait_until(lambda: not strays(folder), "the store's process has ended", 20)
     return done
+
+
+def torchrun_at_a_terminal(folder: Path, *command: str) -> tuple[int, str]:
+    """The same, with a terminal for standard error; the status, and what stands there."""
+    master, slave = os.openpty()
+    process = subprocess.Popen([*LAUNCH, *command], cwd=folder, env=environment(folder), stderr=slave)
+    os.close(slave)
+    shown = b""
+    with contextlib.suppress(OSError):  # so a terminal ends, when nobody has it any more
+        while data := os.read(master, 4096):
+            shown += data
+    os.close(master)
+    status = process.wait(60)
+    wait_until(lambda: not strays(folder), "the store's process has ended", 20)
+    return status, shown.decode()
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return os.environ | {"PACELINE_TEST_FOLDER": str(folder), "TERM": "xterm"}
 
 
 def strays(folder: Path) -> list[Path]:
@@ -53,17 +73,20 @@ def events(folder: Path, kind: type[Event]) -> list[Event]:
 
 def test_a_script_under_torchrun_is_a_run_and_equals_the_local_engine(lab: Lab, tmp_path: Path) -> None:
     near = lab.trained("train.py", "momentum", *SIZES, workers=2, protocol="bsp")
-    script = ("train", str(SCRIPTS / "train.py"), "--protocol", "bsp", "--", "momentum", *SIZES)
-    done = torchrun(tmp_path, "-m", "paceline", *script)
-    assert done.returncode == 0, done.stderr
+    status, shown = torchrun_at_a_terminal(tmp_path, str(SCRIPTS / "train.py"), "momentum", *SIZES)
+    assert status == 0, shown
+    assert shown.count("rank 0 is done: ") == 1, shown
+    assert " % of 160 · " in shown
     (folder,) = (tmp_path / "runs").glob("torchrun-*")
     assert len(events(folder, WorkerJoined)) == 2
     assert_equal(load_file(folder / "weights.safetensors"), near.weights)
 
 
 def test_after_a_restart_workers_go_on_from_what_the_failed_run_left(tmp_path: Path) -> None:
-    done = torchrun(tmp_path, "--max-restarts", "1", str(SCRIPTS / "breaks_once.py"))
+    script = ("-m", "paceline", "train", str(SCRIPTS / "breaks_once.py"))
+    done = torchrun(tmp_path, "--max-restarts", "1", *script)
     assert done.returncode == 0, done.stderr
+    assert "samples/s" not in done.stderr, "progress is for terminals"
     first, second = sorted((tmp_path / "runs").glob("torchrun-*"))
     assert "broken on purpose" in done.stderr
     ended = events(first, RunEnded)[0]

@@ -23,7 +23,7 @@ from paceline.runtime.holding import Holder
 from paceline.runtime.places import SEGMENT, WEIGHTS
 from paceline.store.layout import describe
 from paceline.store.optimizers import describe_optimizer
-from paceline.store.portions import Pushed, Step, cut
+from paceline.store.portions import Pushed, Step, Sum, cut
 
 SECRET = b"the secret of a run in the tests"
 WAIT_S = 20.0
@@ -56,14 +56,20 @@ class Host:
 
 
 @pytest.fixture
-def plan() -> p.Plan:
+def clip_norm() -> float | None:
+    """Most tests do not clip."""
+    return None
+
+
+@pytest.fixture
+def plan(clip_norm: float | None) -> p.Plan:
     model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(2)))
     parameters = list(model.parameters())
     layout = describe(model, parameters)
     optimizer = torch.optim.SGD(parameters, lr=1.0)
     spec = describe_optimizer(optimizer, {id(each): place for place, each in enumerate(parameters)})
     places = (p.HolderPlace(1, "there", ("127.0.0.1", 1)),)
-    return p.Plan(1, False, layout, spec, cut(layout, 2), places)
+    return p.Plan(1, False, layout, spec, cut(layout, 2), places, clip_norm)
 
 
 @pytest.fixture
@@ -109,10 +115,24 @@ def weights(host: Host, plan: p.Plan) -> torch.Tensor:
 def test_a_push_is_reported_and_applied_when_ordered(coordinator: Host, plan: p.Plan) -> None:
     push(coordinator, plan, 2.0, 1)
     staged = coordinator.hear()
-    assert (staged.host, staged.lane, staged.number, staged.square) == (0, 0, 1, 64.0)
+    assert (staged.host, staged.lane, staged.number, staged.squares) == (0, 0, 1, [64.0])
     coordinator.say(p.Order(1, [step(plan, 1), p.Wake(p.COORDINATOR, 0, 1)]))
     assert coordinator.hear() == p.Fresh()
     assert torch.equal(weights(coordinator, plan), torch.full((4, 4), -2.0))
+
+
+@pytest.mark.parametrize("clip_norm", [4.0])
+def test_what_was_added_up_is_stepped_once_and_clipped_to_the_norm_of_all_portions(
+    coordinator: Host, plan: p.Plan
+) -> None:
+    push(coordinator, plan, 2.0, 1)
+    coordinator.hear()
+    asked = msgspec.structs.replace(step(plan, 1), parts=[(Pushed(p.COORDINATOR, 0, 1), 0.5)], norm=16.0)
+    coordinator.say(p.Order(1, [Sum(asked.parts)]))
+    assert coordinator.hear() == p.Summed(1, [16.0])
+    coordinator.say(p.Order(2, [asked, p.Wake(p.COORDINATOR, 0, 1)]))
+    assert coordinator.hear() == p.Fresh()
+    torch.testing.assert_close(weights(coordinator, plan), torch.full((4, 4), -0.25))
 
 
 @pytest.mark.parametrize("number", [0, 2])

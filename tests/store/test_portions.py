@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -125,7 +127,7 @@ def test_portions_cover_every_trained_parameter_once_and_nothing_else(count: int
     assert sorted(names) == sorted(slot.name for slot in layout.parameters)
 
 
-def test_where_large_memory_is_cut_changes_no_bit() -> None:
+def large() -> tuple[Layout, OptimizerSpec, Tensor]:
     """Large enough for pieces of unequal sizes, in numbers that no vector register divides."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(1031, 1033) for _ in range(3)))
@@ -136,11 +138,40 @@ def test_where_large_memory_is_cut_changes_no_bit() -> None:
     memory = torch.zeros(layout.weights_bytes, dtype=torch.uint8)
     for view, parameter in zip(layout.weight_views(memory), parameters, strict=True):
         view.copy_(parameter.detach())
+    return layout, spec, memory
+
+
+def test_where_large_memory_is_cut_changes_no_bit() -> None:
+    layout, spec, memory = large()
     whole, stores = ParameterStore(layout, spec, memory.clone()), portioned(layout, spec, memory, 3)
     for seed in range(2):
         for store in (whole, *(store for _, store in stores)):
             step(store, spec, pushes(layout, seed))
     assert torch.equal(whole.weights, memory)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("model", [partial(build, "SGD"), large], ids=["small", "large"])
+def test_the_squares_that_make_a_norm_are_the_same_wherever_the_store_is_cut(
+    model: Callable[[], tuple[Layout, OptimizerSpec, Tensor]], count: int
+) -> None:
+    layout, spec, memory = model()
+    whole = ParameterStore(layout, spec, memory.clone())
+    stores = [store for _, store in portioned(layout, spec, memory, count)]
+    for store in (whole, *stores):
+        store.norm_by_parameter()
+    segments = pushes(layout, 0)
+    alone, together = squares(whole, segments)
+    parts = [squares(store, segments) for store in stores]
+    assert alone == [square for part, _ in parts for square in part]
+    assert together == [square for _, part in parts for square in part]
+
+
+def squares(store: ParameterStore, segments: list[Tensor]) -> tuple[list[float], list[float]]:
+    """Of one push alone, and of the mean of all."""
+    gradients = [Gradients(store.layout, segment.clone()) for segment in segments]
+    alone = store.squares(gradients[0])
+    return alone, store.add_up([(each, 1 / 3) for each in gradients])[1]
 
 
 def test_two_portions_of_equal_layers_are_equal() -> None:
@@ -181,9 +212,9 @@ def test_a_norm_counts_what_lies_elsewhere() -> None:
     layout, spec, memory = build("SGD")
     store = FirstPortion(layout, spec, cut(layout, 2)[0], memory)
     gradients = Gradients(store.layout, torch.zeros(layout.segment_bytes, dtype=torch.uint8))
-    store.elsewhere[gradients] = 9.0
+    store.elsewhere[gradients] = [4.0, 5.0]
     assert store.norm(gradients) == 3.0
-    store.elsewhere[gradients] = float("inf")
+    store.elsewhere[gradients] = [float("inf")]
     assert store.norm(gradients) == float("inf")
 
 

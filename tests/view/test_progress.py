@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
+from paceline.trace import TraceWriter
 from paceline.trace.events import (
     SCHEMA,
     AnyEvent,
@@ -20,6 +23,7 @@ from paceline.trace.events import (
     WorkerJoined,
     WorkerLeft,
 )
+from paceline.view.beside import watch
 from paceline.view.progress import RunProgress, live
 from view.synthetic import SyntheticRun
 
@@ -54,6 +58,28 @@ class Screen:
 
 def pushed(t: float, worker: int, clock: int, release: tuple[int, ...] = (), **more: Any) -> Decided:
     return Decided(t, 0, worker, clock, clock=clock, release=release, samples=10, **more)
+
+
+def test_told_beside_a_run_lines_stand_where_others_may_write_and_the_last_says_how_far_it_came(
+    tmp_path: Path,
+) -> None:
+    screen = Screen(terminal=True)
+    writer = TraceWriter(tmp_path / "trace.jsonl")
+    told = [START, WorkerJoined(0.0, 0), pushed(1.0, 0, 1), Note(2.0, "warning", "take care")]
+    for event in told:
+        writer.write(event)
+    writer.close()
+    watch(tmp_path, lambda within_s: True, screen.console)
+    note, last = (Text.from_ansi(line).plain for line in screen.out.getvalue().splitlines())
+    assert note == "warning: take care"
+    assert last.startswith("rank 0 is done: 0:02 · 10 samples")
+    assert "\x1b[1A" not in screen.out.getvalue(), "nothing is drawn over"
+
+
+def test_beside_a_run_without_a_trace_nothing_is_told(tmp_path: Path) -> None:
+    screen = Screen()
+    watch(tmp_path, lambda within_s: True, screen.console)
+    assert not screen.out.getvalue()
 
 
 def three_workers() -> Screen:

@@ -53,6 +53,13 @@ def doctor(
             rich_help_panel=BETWEEN,
         ),
     ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            help="A certificate of your own for --tls: is it readable, in date, and for which hosts?"
+        ),
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="File with the key of that certificate.")] = None,
     seconds: Annotated[
         float, typer.Option(min=0.05, max=60, help="Time for each measure.", rich_help_panel=BETWEEN)
     ] = 1.0,
@@ -69,33 +76,44 @@ def doctor(
     address, paceline doctor --to 10.0.0.5 on the other.
     """
     with errors_for_people():
-        _check_request(address, host, serve, to, once)
+        certificate = _certificate(tls_cert, tls_key)
+        _check_request(address, bool(host or certificate), serve, to, once)
         if serve:
             _serve(address or "127.0.0.1", secret_file, once, json)
         elif to is not None:
             _measure(to, secret_file, seconds, json)
         else:
-            _examine(host or [], json)
+            _examine(host or [], certificate, json)
 
 
-def _check_request(
-    address: str | None, host: list[str] | None, serve: bool, to: str | None, once: bool
-) -> None:
-    if serve + (to is not None) + bool(host) > 1:
-        raise ConfigError("--serve, --to and --host are different errands. Give one of them.")
+def _certificate(file: Path | None, key: Path | None) -> tuple[Path, Path] | None:
+    if file is None and key is None:
+        return None
+    if file is None or key is None:
+        raise ConfigError("a certificate of your own takes --tls-cert and --tls-key, and one is missing.")
+    return file, key
+
+
+def _check_request(address: str | None, examines: bool, serve: bool, to: str | None, once: bool) -> None:
+    if serve + (to is not None) + examines > 1:
+        raise ConfigError(
+            "--serve, --to, and a look at this machine (--host, --tls-cert) are different errands. Give one."
+        )
     if address is not None and not serve:
         raise ConfigError(f"what of {address}? Write --to, --host or --serve before it.")
     if once and not serve:
         raise ConfigError("--once says when --serve ends. Add --serve, or leave it out.")
 
 
-def _examine(hosts: list[str], json: bool) -> None:
+def _examine(hosts: list[str], certificate: tuple[Path, Path] | None, json: bool) -> None:
     from paceline.doctor.installed import check_installed
     from paceline.doctor.machine import check_machine
     from paceline.doctor.reach import check_host
+    from paceline.doctor.tls import check_certificate, check_tls
 
-    others = [check_host(each) for each in hosts]
-    _answer([*check_installed(), *check_machine(), *others], None, json)
+    asked = [check_host(each) for each in hosts]
+    asked += [check_certificate(*certificate)] if certificate is not None else []
+    _answer([*check_installed(), check_tls(), *check_machine(), *asked], None, json)
 
 
 def _measure(to: str, secret_file: Path | None, seconds: float, json: bool) -> None:

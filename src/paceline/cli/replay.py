@@ -13,6 +13,14 @@ from paceline.cli.common import errors_for_people, new_run, print_json
 if TYPE_CHECKING:
     from paceline.config import RunConfig
 
+HERE: dict[str, Any] = {
+    **dict.fromkeys(("address", "master", "listen", "here", "tls_cert", "tls_key")),
+    "engine": "local",
+    "store_hosts": 1,
+    "tls": False,
+}
+"""Wherever a run's workers and store were: its replay is on this machine."""
+
 
 def replay(
     run: Annotated[Path, typer.Argument(help="The folder of a recorded run, such as runs/latest.")],
@@ -68,7 +76,8 @@ def _config(run: Path, until: int | None, runs: Path) -> RunConfig:
     _check_peers(run, until)
     name, folder = new_run(runs, "replay")
     changes: dict[str, Any] = {"slow": {}, "device_time_s": None, "jitter": 0.0, "on_failure": "continue"}
-    return msgspec.structs.replace(old, run=name, folder=str(folder), replay=str(run), until=until, **changes)
+    changes |= {"run": name, "folder": str(folder), "replay": str(run), "until": until}
+    return msgspec.structs.replace(old, **changes, **HERE)
 
 
 def _check_peers(run: Path, until: int | None) -> None:

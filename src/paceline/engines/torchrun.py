@@ -6,14 +6,17 @@ starts the store beside itself and tells the others through torchrun's own key-v
 it is. The run's secret goes the same way, unless PACELINE_SECRET is set on every host: whoever can
 read torchrun's store can read it there. When torchrun starts all workers anew after a failure, the
 new ones go on from the checkpoint that the old run left; as long as it may do so, a failed
-worker ends the run, whose others are about to be killed anyway.
+worker ends the run, whose others are about to be killed anyway. If rank 0's standard error is a terminal, a
+process beside it says now and then how the run goes.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import socket
+import subprocess
 import sys
 import time
 from datetime import timedelta
@@ -24,13 +27,14 @@ from typing import Any
 import msgspec
 
 from paceline.config import RunConfig
-from paceline.engines.meeting import Meeting, open_store, take_seat
+from paceline.engines.meeting import Meeting, open_store, plain_environment, take_seat
 from paceline.errors import ConfigError, RunError
 from paceline.fabric.wire import new_secret
 from paceline.runtime import seat as seats
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PATIENCE_S = 300.0
+LAST_WORD_S = 2.0
 SAVING_S = 30.0
 """How long the store of a run that failed may take to save it."""
 
@@ -80,6 +84,8 @@ def take_part(asked: dict[str, Any], runs: Path) -> seats.Seat:
             raise
         board.set(key, msgspec.json.encode(_without_known_secret(meeting)))
         print(f"run {config.folder}", file=sys.stderr)
+        if sys.stderr.isatty():
+            _tell_progress(config.folder)
     try:
         told = board.get(key)
     except Exception as error:  # torch raises plain RuntimeError, DistStoreError and others
@@ -87,6 +93,22 @@ def take_part(asked: dict[str, Any], runs: Path) -> seats.Seat:
     if told.startswith(b"error "):
         raise ConfigError(told.removeprefix(b"error ").decode())
     return take_seat(_with_known_secret(msgspec.json.decode(told, type=Meeting)), rank(), config)
+
+
+def _tell_progress(folder: str) -> None:
+    """A process that says how the run goes, until this one has ended in whatever way."""
+    command = (sys.executable, "-m", "paceline.view.beside", folder)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, start_new_session=True, env=plain_environment()
+    )
+    atexit.register(_last_word, process)
+
+
+def _last_word(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(LAST_WORD_S)
 
 
 def _without_known_secret(meeting: Meeting) -> Meeting:

@@ -34,11 +34,11 @@ class Segment:
             self.bytes: Tensor = torch.frombuffer(self.map, dtype=torch.uint8)
 
     @classmethod
-    def create(cls, size_bytes: int, what: str) -> Segment:
-        """New zeroed memory, after a look whether there is room for it."""
+    def create(cls, size_bytes: int, what: str, used_bytes: int | None = None) -> Segment:
+        """New zeroed memory, after a look whether there is room for it, or for what will be used of it."""
         if not hasattr(os, "memfd_create"):
             raise ConfigError(f"the one-host store needs Linux (memfd), this is {sys.platform}.")
-        check_room(size_bytes, what)
+        check_room(size_bytes if used_bytes is None else used_bytes, what)
         fd = os.memfd_create(f"paceline-{what}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, size_bytes)

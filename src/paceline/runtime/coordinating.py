@@ -27,9 +27,10 @@ from paceline.runtime.portions import (
     Gather,
     Order,
     Plan,
+    Summed,
     Wake,
 )
-from paceline.store.portions import Keep, Step, of_whole, to_whole
+from paceline.store.portions import Keep, Step, Sum, of_whole, to_whole
 
 LOOK_S = 0.2
 LAST_WORD_S = 2.0
@@ -56,7 +57,10 @@ class Coordinator:
         self._changed = threading.Condition()
         self._values: dict[int, dict[str, Any]] = {}
         self._complete: set[int] = set()
+        self._sums: dict[int, Summed] = {}
         self._broken = ""
+        self.look: Callable[[], object] = lambda: None
+        """Called while the owner's loop waits here: whether a host has to be given up."""
 
     def fileno(self) -> int:
         """For the owner's epoll."""
@@ -93,11 +97,18 @@ class Coordinator:
             mesh.send_memory(number, MASTER, memoryview(weights.map), *strand.portion.weights)
             mesh.tell(number, Complete())
 
-    def order(self, deeds: list[Step | Keep | Wake]) -> None:
+    def order(self, deeds: list[Step | Keep | Sum | Wake]) -> None:
         """Tell all holders what to do next."""
         self._orders += 1
         for number in self.mesh.strands:
             self.mesh.tell(number, Order(self._orders, deeds))
+
+    def sums(self) -> list[float]:
+        """The squares of what the last order had added up, from one portion to the next."""
+        self._wait(self._not_added_up, "add up its portion of the gradients", self.look)
+        if self._broken:
+            raise RunError(self._broken)
+        return [square for number in self.mesh.strands for square in self._sums[number].squares]
 
     def gather(self, weights: Segment) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Get all portions of the weights back, into one memory; and of the optimizer's state."""
@@ -105,7 +116,7 @@ class Coordinator:
             for number, strand in self.mesh.strands.items():
                 strand.further[MASTER] = memoryview(weights.map)
                 self.mesh.tell(number, Gather())
-            self._wait()
+            self._wait(self._not_complete, "hand over its portion of the weights")
         if self._broken:
             raise RunError(self._broken)
         spec, tensors, values = self.mesh.plan.optimizer, dict[str, Tensor](), dict[str, Any]()
@@ -128,18 +139,26 @@ class Coordinator:
                 self._mesh.tell(number, Done())
             self._mesh.close(LAST_WORD_S)
 
-    def _wait(self) -> None:
-        """Until all contents are here, or nothing has come for too long."""
+    def _wait(
+        self, missing: Callable[[], list[int]], what: str, look: Callable[[], object] = lambda: None
+    ) -> None:
+        """Until no holder is missing any more, or one of them has been silent for too long."""
         heard, since = -1, time.monotonic()
         with self._changed:
-            while len(self._complete) < len(self.mesh.strands) and not self._broken:
+            while (late := missing()) and not self._broken:
                 self._changed.wait(LOOK_S)
-                if self.mesh.received_bytes() != heard:
-                    heard, since = self.mesh.received_bytes(), time.monotonic()
+                look()
+                if (now := self.mesh.received_bytes(late[0])) != heard:
+                    heard, since = now, time.monotonic()
                 elif time.monotonic() - since > self._patience_s:
-                    missing = set(self.mesh.strands) - self._complete
-                    names = [self.mesh.strands[number].place_of.name for number in sorted(missing)]
-                    self._broken = f"host {names[0]} did not hand over its portion of the weights"
+                    self._broken = f"host {self.mesh.strands[late[0]].place_of.name} did not {what}"
+
+    def _not_complete(self) -> list[int]:
+        return [number for number in self.mesh.strands if number not in self._complete]
+
+    def _not_added_up(self) -> list[int]:
+        sums, order = self._sums, self._orders
+        return [number for number in self.mesh.strands if number not in sums or sums[number].order != order]
 
     # -- called by reading threads ------------------------------------------------------------
 
@@ -150,9 +169,12 @@ class Coordinator:
             if message.size_bytes > 0:
                 strand.further[STATE] = memoryview(bytearray(message.size_bytes))
             self._values[number] = message.values
-        elif isinstance(message, Complete):
+        elif isinstance(message, Complete | Summed):
             with self._changed:
-                self._complete.add(number)
+                if isinstance(message, Summed):
+                    self._sums[number] = message
+                else:
+                    self._complete.add(number)
                 self._changed.notify_all()
         else:
             if isinstance(message, Broke):

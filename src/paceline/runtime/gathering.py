@@ -25,6 +25,7 @@ from paceline.store.checkpoint import Rule, RunState, load_checkpoint
 from paceline.store.layout import Layout
 from paceline.store.ledger import Ledger
 from paceline.store.parameters import Gradients, ParameterStore
+from paceline.store.portions import Portion, used_of
 from paceline.trace.events import Event
 
 
@@ -35,6 +36,8 @@ class Gathering:
         self._config = config
         self._name = config.protocol
         self._settings: dict[str, Any] = dict(config.settings)
+        self.portion: Portion | None = None
+        """What of the store will lie here, if other hosts hold the rest."""
         self.remarks: list[str] = []
         """What people should be told once there is a trace to write it to."""
 
@@ -78,16 +81,20 @@ class Gathering:
         name = self._name or "bsp"
         protocol = make(name, self._settings)
         shared = protocol.lockstep and not self._config.private_weights
-        _check_memory(layout, len(members), shared)
+        check_room(
+            memory_needed(layout, members, shared, self.portion), f"the store for {len(members)} workers"
+        )
         weights = Segment.create(layout.weights_bytes, "weights")
         weights.bytes.copy_(lead.initial.bytes[: layout.weights_bytes])
         store = ParameterStore(layout, lead.registered.optimizer, weights.bytes)
+        if self._config.clip_norm is not None:
+            store.norm_by_parameter()
         opening: list[Event] = []
         ledger = Ledger(self._config, name, protocol, opening.append, simulated=simulated)
         ledger.offer(lead.registered.source, {member.rank for member in members})
         buffers = _resume(self._config.resume, store, ledger)
         for member in members:
-            equip(member, store, lead.initial, shared, buffers)
+            equip(member, store, lead.initial, shared, buffers, self.portion)
         ledger.model(sum(v.numel() for v in store.views), layout.weights_bytes, layout.gradient_bytes)
         if shared:
             weights.seal_for_readers()
@@ -106,7 +113,7 @@ class Gathering:
         check_same(first, [first, member])
         values = run.store.layout.buffer_views(first.segment.bytes)
         buffers = {slot.name: view for slot, view in zip(run.store.layout.buffers, values, strict=True)}
-        equip(member, run.store, None, run.shared, buffers)
+        equip(member, run.store, None, run.shared, buffers, self.portion)
         member.initial = None
 
 
@@ -218,17 +225,29 @@ def check_same(lead: Member, members: list[Member]) -> None:
             )
 
 
-def _check_memory(layout: Layout, workers: int, shared: bool) -> None:
-    each = layout.segment_bytes + (0 if shared else layout.weights_bytes)
-    check_room(layout.weights_bytes + workers * each, f"the store for {workers} workers")
+def memory_needed(layout: Layout, members: list[Member], shared: bool, portion: Portion | None) -> int:
+    """Bytes of the weights, which begin and end here as a whole, and of all workers' memories. Of a worker on
+    another host only that is here which belongs to the portion."""
+    sizes = [used_of(layout, portion if member.far else None).sizes for member in members]
+    return layout.weights_bytes + sum(segment + (0 if shared else weights) for weights, segment in sizes)
 
 
 def equip(
-    member: Member, store: ParameterStore, initial: Segment | None, shared: bool, buffers: dict[str, Tensor]
+    member: Member,
+    store: ParameterStore,
+    initial: Segment | None,
+    shared: bool,
+    buffers: dict[str, Tensor],
+    portion: Portion | None = None,
 ) -> None:
-    """Give a worker its segment, with the given buffers (else rank 0's initial ones), and its weights."""
-    layout = store.layout
-    segment = member.segment = Segment.create(layout.segment_bytes, f"gradients of rank {member.rank}")
+    """Give a worker its segment, with the given buffers (else rank 0's initial ones), and its weights: of one
+    on another host only what is in the portion, if there is one."""
+    assert member.registered is not None
+    used = used_of(member.registered.layout, portion if member.far else None)
+    layout, (weights_bytes, segment_bytes) = store.layout, used.sizes
+    segment = member.segment = Segment.create(
+        layout.segment_bytes, f"gradients of rank {member.rank}", segment_bytes
+    )
     values = dict(buffers)
     if initial is not None:
         first = layout.buffer_views(initial.bytes[layout.weights_bytes :])
@@ -237,5 +256,6 @@ def equip(
         view.copy_(values[slot.name])
     member.gradients = Gradients(layout, segment.bytes)
     if not shared:
-        member.weights = Segment.create(layout.weights_bytes, f"weights of rank {member.rank}")
-        member.weights.bytes.copy_(store.weights)
+        member.weights = Segment.create(layout.weights_bytes, f"weights of rank {member.rank}", weights_bytes)
+        for start, stop in used.weights:
+            member.weights.bytes[start:stop].copy_(store.weights[start:stop])

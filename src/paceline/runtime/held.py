@@ -62,7 +62,7 @@ class HeldGradients:
 
     def _copy(self, gradients: Gradients) -> Gradients:
         if not self._spare:
-            check_room(self._layout.segment_bytes, "a gradient that is held while its worker runs on")
+            check_room(self._layout.gradient_bytes, "a gradient that is held while its worker runs on")
             memory = torch.zeros(self._layout.segment_bytes, dtype=torch.uint8)
             self._spare.append(Gradients(self._layout, memory))
             self._own.append(self._spare[-1])

@@ -31,7 +31,7 @@ from paceline.runtime.host_messages import SHARED
 from paceline.runtime.places import SEGMENT, WEIGHTS
 from paceline.store.optimizers import export_state, import_state
 from paceline.store.parameters import Gradients
-from paceline.store.portions import Keep, Portion, PortionStore, Pushed, Step
+from paceline.store.portions import Keep, Parts, Portion, PortionStore, Pushed, Step, Sum
 
 PLANNED_S = 4.0
 """How long who comes early is kept waiting; then it may call again."""
@@ -85,6 +85,8 @@ class Holder:
         self._numbers: dict[tuple[int, int], int] = {}
         self._kept: dict[Pushed, Gradients] = {}
         self._spare: list[Gradients] = []
+        self._total: Gradients | None = None
+        """What was added up for the next step."""
         self._orders = 0
         self._state: Memory | None = None
         self._values: dict[str, Any] = {}
@@ -108,6 +110,8 @@ class Holder:
         self._master = Memory(plan.layout.weights_bytes)
         self._store = PortionStore(plan.layout, plan.optimizer, portion, self._master.bytes)
         self._layout = self._store.layout
+        if plan.clip_norm is not None:
+            self._store.norm_by_parameter()
         self._weights, self._fresh, self._ended = weights, fresh, ended
         self._thread.start()
         self._planned.set()
@@ -216,31 +220,40 @@ class Holder:
             gradients = self._staged[key] = Gradients(self._layout, self._memory(*key).bytes)
         gradients.missing, self._numbers[key] = frozenset(piece.missing), piece.number
         self._use_cores()
-        norm = self._store.norm(gradients)
-        bad = None if math.isfinite(norm) else gradients.bad_parameter(self._layout)
-        self._tell(p.Staged(number, lane, piece.number, norm * norm, bad))
+        squares = self._store.squares(gradients)
+        bad = None if math.isfinite(sum(squares)) else gradients.bad_parameter(self._layout)
+        self._tell(p.Staged(number, lane, piece.number, squares, bad))
 
     def _obey(self, order: p.Order) -> None:
         if order.number != self._orders + 1:
             raise RunError(f"order {order.number} came after order {self._orders}.")
         self._orders = order.number
         for deed in order.deeds:
-            if isinstance(deed, Step):
-                self._step(deed)
-            elif isinstance(deed, Keep):
-                self._keep(deed.pushed)
-            else:
-                self._wake(deed)
+            match deed:
+                case Step():
+                    self._step(deed)
+                case Keep():
+                    self._keep(deed.pushed)
+                case Sum():
+                    self._tell(p.Summed(order.number, self._add_up(deed.parts)))
+                case p.Wake():
+                    self._wake(deed)
+
+    def _add_up(self, parts: Parts) -> list[float]:
+        """Make what the next step is made with; the squares of its norm."""
+        self._use_cores()
+        found = [(self._find(pushed), share) for pushed, share in parts]
+        self._total, squares = self._store.add_up(found)
+        return squares
 
     def _step(self, step: Step) -> None:
-        self._use_cores()
-        parts = [(self._find(pushed), share) for pushed, share in step.parts]
-        total, norm = self._store.reduce(parts)
-        if not math.isfinite(norm):
+        if self._total is None and not math.isfinite(sum(self._add_up(step.parts))):
             raise RunError("the sum of the workers' gradients overflows. Scale the loss down.")
+        total, self._total = self._total, None
+        assert total is not None
         if not step.whole:
             self._store.step_singly()
-        self._store.apply(total, step.settings, step.scale)
+        self._store.apply(total, step.settings, step.scale, step.norm, self.plan.clip_norm)
         for pushed, _ in step.parts:
             if pushed in self._kept:
                 self._spare.append(self._kept.pop(pushed))

@@ -14,7 +14,7 @@ import msgspec
 
 from paceline.store.layout import Layout
 from paceline.store.optimizers import OptimizerSpec
-from paceline.store.portions import Keep, Portion, Step
+from paceline.store.portions import Keep, Portion, Step, Sum, used_of
 
 COORDINATOR = 0
 """Its number among the hosts; others count from 1."""
@@ -43,6 +43,8 @@ class Plan(msgspec.Struct, frozen=True, tag=True):
     optimizer: OptimizerSpec
     portions: tuple[Portion, ...]
     holders: tuple[HolderPlace, ...]
+    clip_norm: float | None = None
+    """To which the norm of every step's gradient is clipped, over all portions."""
 
     def portion_of(self, number: int) -> Portion | None:
         """What a host holds."""
@@ -52,8 +54,7 @@ class Plan(msgspec.Struct, frozen=True, tag=True):
     @property
     def first_spans(self) -> list[tuple[int, int]]:
         """The coordinator's own weights, and those that nobody trains."""
-        trained = max(portion.weights[1] for portion in self.portions)
-        return [self.portions[0].weights, (trained, self.layout.weights_bytes)]
+        return used_of(self.layout, self.portions[0]).weights
 
 
 class Piece(msgspec.Struct, frozen=True, tag=True):
@@ -86,7 +87,7 @@ class Order(msgspec.Struct, frozen=True, tag=True):
     """What to do now, in this order; orders are numbered from 1 and none is left out."""
 
     number: int
-    deeds: list[Step | Keep | Wake]
+    deeds: list[Step | Keep | Sum | Wake]
 
 
 class Gather(msgspec.Struct, frozen=True, tag=True):
@@ -107,10 +108,18 @@ class Staged(msgspec.Struct, frozen=True, tag=True):
     host: int
     lane: int
     number: int
-    square: float
-    """Of its norm, in this portion."""
+    squares: list[float]
+    """What makes its norm, in this portion."""
     bad: str | None = None
     """A parameter whose gradient is not finite."""
+
+
+class Summed(msgspec.Struct, frozen=True, tag=True):
+    """What an order wanted to be added up is."""
+
+    order: int
+    squares: list[float]
+    """What makes its norm, in this portion."""
 
 
 class Broke(msgspec.Struct, frozen=True, tag=True):
@@ -120,6 +129,6 @@ class Broke(msgspec.Struct, frozen=True, tag=True):
 
 
 ToHolder = Piece | Contents | Complete | Order | Gather | Done
-FromHolder = Fresh | Staged | Contents | Complete | Broke
+FromHolder = Fresh | Staged | Summed | Contents | Complete | Broke
 to_holder: msgspec.msgpack.Decoder[ToHolder] = msgspec.msgpack.Decoder(ToHolder)
 from_holder: msgspec.msgpack.Decoder[FromHolder] = msgspec.msgpack.Decoder(FromHolder)

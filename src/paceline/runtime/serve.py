@@ -43,6 +43,7 @@ def serve(config: RunConfig, workers: list[tuple[Channel, int]], stop: int, secr
             guests = _guests(config, secret)
             if guests is not None and isinstance(owner, SpreadOwner):
                 guests.on_lost = owner.host_lost
+                owner.while_waiting(guests.overdue)
         except ConfigError as error:
             owner.halt("config", str(error))
             guests = None

@@ -34,7 +34,7 @@ from paceline.runtime.portions import COORDINATOR, Broke, Fresh, HolderPlace, Pl
 from paceline.runtime.remote_line import RemoteLine
 from paceline.store.optimizers import export_state, import_state
 from paceline.store.parameters import Gradients, ParameterStore
-from paceline.store.portions import FirstPortion, Keep, Pushed, cut, of_whole, to_whole
+from paceline.store.portions import FirstPortion, Keep, Parts, Pushed, Sum, cut, of_whole, to_whole
 
 Place = tuple[int, int]
 """Host and lane of a worker."""
@@ -110,6 +110,10 @@ class SpreadOwner(Owner):
             self._coordinator.give_up(text)
             self.halt("failed", text)
 
+    def while_waiting(self, look: Callable[[], object]) -> None:
+        """Have this called while the loop waits for holders: it may find that one is lost."""
+        self._coordinator.look = look
+
     def conclude(self) -> None:
         """The loop is over: get the weights back, to be saved."""
         if self._plan_ is not None:
@@ -133,9 +137,10 @@ class SpreadOwner(Owner):
         assert registered is not None
         portions = cut(registered.layout, self.config.store_hosts)
         shared = protocol.lockstep and not self.config.private_weights
-        self._plan_ = Plan(
-            COORDINATOR, shared, registered.layout, registered.optimizer, portions, tuple(holders)
-        )
+        self._gathering.portion = portions[0]
+        model = registered.layout, registered.optimizer
+        clip = self.config.clip_norm
+        self._plan_ = Plan(COORDINATOR, shared, *model, portions, tuple(holders), clip)
         super()._begin()
 
     def _choose_holders(self) -> list[HolderPlace]:
@@ -166,6 +171,9 @@ class SpreadOwner(Owner):
         own = FirstPortion(plan.layout, plan.optimizer, first, run.weights.bytes)
         import_state(own.optimizer, *(of_whole(plan.optimizer, first, part) for part in state))
         own.adjusted = whole.adjusted
+        if plan.clip_norm is not None:
+            own.norm_by_parameter()
+            own.others_add_up = self._others_add_up
         run.store = self._store = own
         run.held = PortionHeld(own)
         for member in members:
@@ -213,8 +221,9 @@ class SpreadOwner(Owner):
         coming, staged = self._coming.get(place), self._staged.get(place, {})
         if coming is None or coming.push is None or self.halted is not None:
             return
-        here = [each for each in staged.values() if each.number == coming.number]
-        if len(here) == len(self._coordinator.mesh.strands):
+        strands = self._coordinator.mesh.strands
+        here = [staged[x] for x in strands if x in staged and staged[x].number == coming.number]
+        if len(here) == len(strands):
             push, coming.push = coming.push, None
             self._guarded(partial(self._complete, coming.member, push, Pushed(*place, coming.number), here))
             if coming.lost is not None:
@@ -227,11 +236,12 @@ class SpreadOwner(Owner):
         if bad and self.config.bad_gradient == "stop":
             raise BadGradient(
                 f"rank {member.rank} pushed a gradient with NaN or infinity in {bad[0]!r}; nothing was "
-                "applied. Lower the learning rate, or use --bad-gradient skip."
+                "applied. Lower the learning rate, clip (--clip-norm), or use --bad-gradient skip."
             )
         member.asks, gradients = True, member.pushed
         store.pushed[gradients] = pushed
-        store.elsewhere[gradients] = math.fsum(each.square for each in staged) if not bad else math.inf
+        squares = [square for each in staged for square in each.squares]
+        store.elsewhere[gradients] = squares if not bad else [math.inf]
         super()._push(member, push)
 
     def _carry_out(self, decision: Decision) -> float:
@@ -241,6 +251,13 @@ class SpreadOwner(Owner):
         finally:
             self._deciding = False
             self._order()
+
+    def _others_add_up(self, parts: Parts) -> Callable[[], list[float]]:
+        """Let the holders begin; the loop then waits for them, as it can decide nothing before."""
+        assert self._store is not None
+        done, self._store.done = self._store.done, []
+        self._coordinator.order([*done, Sum(parts)])
+        return self._coordinator.sums
 
     def _order(self) -> None:
         """Let the holders do what was done here."""

@@ -51,6 +51,11 @@ class Region(msgspec.Struct, frozen=True):
     gradients: int
     size_bytes: int
 
+    @property
+    def item_bytes(self) -> int:
+        """Of one element."""
+        return _dtype(self.dtype).itemsize
+
     def flat(self, memory: Tensor, offset: int) -> Tensor:
         """The region as one flat vector."""
         return memory[offset : offset + self.size_bytes].view(_dtype(self.dtype))

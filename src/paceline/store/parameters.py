@@ -4,6 +4,9 @@ It knows no protocol, no process and no fabric: it is given flat memory and told
 the store writes weights. Gradients are reduced in rank order, chunk by chunk while a chunk is in
 cache, so a flush repeats bit for bit whatever the order of arrival, and its norm costs no extra
 pass over memory. Nothing is applied before it is known to be finite.
+
+A norm that decides how far weights move (clipping) has to be the same wherever a store is cut into
+portions: its squares are added up parameter by parameter, and chunks end at fixed places of a segment.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain, pairwise
 
 import torch
 from torch import Tensor
@@ -38,7 +42,11 @@ class Gradients:
     def __init__(self, layout: Layout, segment: Tensor) -> None:
         self.views = layout.gradient_views(segment)
         self.flats = [region.flat(segment, region.gradients) for region in layout.regions]
-        self.chunks = [chunk for flat in self.flats for chunk in _chunks(flat)]
+        self.chunks = [
+            chunk
+            for region, flat in zip(layout.regions, self.flats, strict=True)
+            for chunk in _chunks(flat, region.gradients // region.item_bytes)
+        ]
         self.missing: frozenset[int] = frozenset()
         """Trained parameters that have no gradient in this push."""
 
@@ -69,6 +77,8 @@ class ParameterStore:
         """Factors on the optimizer's settings that the protocol asked for."""
         self._even = fast and Pieces.suit(layout, spec)
         self._pieces: Pieces | None = None
+        self._lengths: dict[int, list[int]] = {}
+        """How chunks are cut for their squares, by number: where parameters begin, or not at all."""
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -81,6 +91,10 @@ class ParameterStore:
     def step_singly(self) -> None:
         """From now on every parameter is stepped by itself."""
         self._even = False
+
+    def norm_by_parameter(self) -> None:
+        """From now on a norm has the same bits wherever the store is cut; it takes a little longer."""
+        self._lengths = dict(enumerate(_lengths(self.layout)))
 
     def use_cores(self, idle: int) -> None:
         """Use the idle cores for a large model; one otherwise, where more only get in the way."""
@@ -127,19 +141,31 @@ class ParameterStore:
     def reduce(
         self, parts: Sequence[tuple[Gradients, float]], into: Gradients | None = None
     ) -> tuple[Gradients, float]:
-        """Weighted sum of several gradients, and its norm; into the first one's memory, or other memory.
+        """Weighted sum of several gradients, and its norm; into the first one's memory, or other memory."""
+        total, squares = self.add_up(parts, into)
+        return total, math.sqrt(sum(squares))
+
+    def add_up(
+        self, parts: Sequence[tuple[Gradients, float]], into: Gradients | None = None
+    ) -> tuple[Gradients, list[float]]:
+        """The same sum, and the squares that make its norm, in order.
 
         A parameter counts as missing only if it is missing from all.
         """
         total = into or parts[0][0]
-        work = partial(_reduce, parts, total)
+        work = partial(_reduce, parts, total, self._lengths)
         squares = self._lanes.map(work, range(len(total.chunks)))
         total.missing = frozenset.intersection(*(g.missing for g, _ in parts))
-        return total, math.sqrt(sum(squares))
+        return total, list(chain.from_iterable(squares))
 
     def norm(self, gradients: Gradients) -> float:
         """The gradient's norm; not finite exactly when some element is not (overflow aside)."""
-        return math.sqrt(sum(self._lanes.map(_square, gradients.chunks)))
+        return math.sqrt(sum(self.squares(gradients)))
+
+    def squares(self, gradients: Gradients) -> list[float]:
+        """What makes the gradient's norm, in order."""
+        work = partial(_chunk_squares, gradients, self._lengths)
+        return list(chain.from_iterable(self._lanes.map(work, range(len(gradients.chunks)))))
 
     def copy_weights(self, segment: Tensor) -> None:
         """Give a sleeping worker the current weights."""
@@ -159,8 +185,24 @@ class ParameterStore:
                 flat.mul_(clip / (norm + 1e-6))
 
 
-def _chunks(flat: Tensor) -> list[Tensor]:
-    return [flat[start : start + CHUNK] for start in range(0, flat.numel(), CHUNK)]
+def _chunks(flat: Tensor, place: int = 0) -> list[Tensor]:
+    """A vector that begins at this place, cut there where the whole memory would be."""
+    return [flat[start - place : stop - place] for start, stop in _bounds(place, flat.numel())]
+
+
+def _bounds(place: int, length: int) -> Iterator[tuple[int, int]]:
+    inner = range(place - place % CHUNK + CHUNK, place + length, CHUNK)
+    return pairwise([place, *inner, place + length] if length else [])
+
+
+def _lengths(layout: Layout) -> Iterator[list[int]]:
+    """How each chunk is cut where parameters begin."""
+    begins = [slot.gradient or 0 for slot in layout.trained]
+    for region in layout.regions:
+        size = region.item_bytes
+        for start, stop in _bounds(region.gradients // size, region.size_bytes // size):
+            inner = [begin // size for begin in begins if start * size < begin < stop * size]
+            yield [two - one for one, two in pairwise([start, *inner, stop])]
 
 
 def _step_piece(
@@ -175,15 +217,20 @@ def _copy(pair: tuple[Tensor, Tensor]) -> None:
     target.copy_(source)
 
 
-def _reduce(gradients: Sequence[tuple[Gradients, float]], target: Gradients, index: int) -> float:
-    """Accumulate one chunk; the sum of squares of the result."""
+def _reduce(
+    gradients: Sequence[tuple[Gradients, float]],
+    target: Gradients,
+    lengths: dict[int, list[int]],
+    index: int,
+) -> list[float]:
+    """Accumulate one chunk; the squares of the result."""
     into, parts = target.chunks[index], [(each.chunks[index], share) for each, share in gradients]
     if target is not gradients[0][0]:
         parts[0] = into.copy_(parts[0][0]), parts[0][1]
     total = _accumulate(parts, narrow=into.dtype in (torch.bfloat16, torch.float16))
     if total.data_ptr() != into.data_ptr():
         into.copy_(total)
-    return _square(total)
+    return _squares(total, lengths.get(index))
 
 
 def _accumulate(parts: list[tuple[Tensor, float]], narrow: bool) -> Tensor:
@@ -198,6 +245,16 @@ def _accumulate(parts: list[tuple[Tensor, float]], narrow: bool) -> Tensor:
         whole += share
         total.lerp_(part.to(total.dtype), share / whole if whole else 0.0)
     return total if math.isclose(whole, 1.0) else total.mul_(whole)
+
+
+def _chunk_squares(gradients: Gradients, lengths: dict[int, list[int]], index: int) -> list[float]:
+    return _squares(gradients.chunks[index], lengths.get(index))
+
+
+def _squares(chunk: Tensor, lengths: list[int] | None) -> list[float]:
+    """Of the whole chunk, or of each part of it."""
+    parts = [chunk] if lengths is None else torch.split_with_sizes(chunk, lengths)
+    return [_square(part) for part in parts]
 
 
 def _square(flat: Tensor) -> float:

@@ -5,16 +5,16 @@ keeps the places they have in the whole model's memory, so a portion's own layou
 everything else left out, and one class of store serves a portion and a whole. Parameters are
 not cut in two: so every optimizer works whose state belongs to single parameters.
 
-The first portion is the coordinator's. Its store writes down what is done to it (`Step`, `Keep`), in
+The first portion is the coordinator's. Its store writes down what is done to it (`Step`, `Keep`, `Sum`), in
 words that name gradients by who pushed them; whoever holds another portion does the same to it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from torch import Tensor
@@ -46,14 +46,26 @@ class Pushed(msgspec.Struct, frozen=True, array_like=True):
     number: int
 
 
+Parts = list[tuple[Pushed, float]]
+"""Gradients, each with its factor in a sum."""
+
+
+class Sum(msgspec.Struct, frozen=True, tag=True):
+    """Add these up, and tell what that makes of the norm: the next step is theirs."""
+
+    parts: Parts
+
+
 class Step(msgspec.Struct, frozen=True, tag=True):
     """One optimizer step with the weighted sum of these gradients."""
 
-    parts: list[tuple[Pushed, float]]
+    parts: Parts
     settings: list[GroupSettings]
     scale: float
     whole: bool
     """Whether no parameter of the whole model lacks a gradient."""
+    norm: float | None = None
+    """Of the sum, over all portions, if it is to be clipped."""
 
 
 class Keep(msgspec.Struct, frozen=True, tag=True):
@@ -78,6 +90,29 @@ def cut(layout: Layout, count: int) -> tuple[Portion, ...]:
         bounds.append(min(possible, key=lambda i: abs(begins[i] - target)))
     bounds.append(len(trained))
     return tuple(_portion(layout, first, last) for first, last in pairwise(bounds))
+
+
+class Used(NamedTuple):
+    """What of a worker's memories is used where the store, or the first portion of it, is: from, to."""
+
+    weights: list[tuple[int, int]]
+    segment: list[tuple[int, int]]
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of weights and of segment."""
+        return sum(b - a for a, b in self.weights), sum(b - a for a, b in self.segment)
+
+
+def used_of(layout: Layout, first: Portion | None) -> Used:
+    """By the whole model's layout. All without portions; else what is trained of the first portion, and what
+    nobody trains."""
+    if first is None:
+        return Used([(0, layout.weights_bytes)], [(0, layout.segment_bytes)])
+    return Used(
+        [first.weights, (_trained_end(layout), layout.weights_bytes)],
+        [first.gradients, (layout.gradient_end, layout.segment_bytes)],
+    )
 
 
 def portion_layout(layout: Layout, portion: Portion) -> Layout:
@@ -137,11 +172,13 @@ class FirstPortion(PortionStore):
         super().__init__(layout, spec, portion, weights)
         self.pushed: dict[Gradients, Pushed] = {}
         """Which gradient lies in which memory now."""
-        self.elsewhere: dict[Gradients, float] = {}
-        """The square of its norm in the other portions."""
+        self.elsewhere: dict[Gradients, list[float]] = {}
+        """The squares that make its norm in the other portions."""
+        self.others_add_up: Callable[[Parts], Callable[[], list[float]]] | None = None
+        """Lets the other holders add up as well, if the norm of sums is wanted; then tells their squares."""
         self.done: list[Step | Keep] = []
         """What was done since somebody took it from here."""
-        self._sum: tuple[Gradients, list[tuple[Pushed, float]]] | None = None
+        self._sum: tuple[Gradients, Parts] | None = None
 
     def apply(
         self,
@@ -152,26 +189,28 @@ class FirstPortion(PortionStore):
         clip: float | None = None,
     ) -> None:
         """One optimizer step, here and (by the record) elsewhere."""
-        assert clip is None, "a norm over all portions is not known when a sum is applied"
+        assert clip is None or norm is not None, "the norm over all portions is not known here"
         parts = [(self.pushed[gradients], 1.0)]
         if self._sum is not None and self._sum[0] is gradients:
             parts = self._sum[1]
         self._sum = None
-        self.done.append(Step(parts, adjust(settings, self.adjusted), scale, not gradients.missing))
-        super().apply(gradients, settings, scale, norm)
+        wanted = None if clip is None else norm
+        self.done.append(Step(parts, adjust(settings, self.adjusted), scale, not gradients.missing, wanted))
+        super().apply(gradients, settings, scale, norm, clip)
 
     def reduce(
         self, parts: Sequence[tuple[Gradients, float]], into: Gradients | None = None
     ) -> tuple[Gradients, float]:
-        """The weighted sum of this portion's gradients, to be applied next."""
-        total, norm = super().reduce(parts, into)
-        self._sum = total, [(self.pushed[gradients], share) for gradients, share in parts]
-        return total, norm
+        """The weighted sum of this portion's gradients, to be applied next; its norm here, or everywhere."""
+        named = [(self.pushed[gradients], share) for gradients, share in parts]
+        others = self.others_add_up(named) if self.others_add_up is not None else list[float]
+        total, squares = self.add_up(parts, into)
+        self._sum = total, named
+        return total, math.sqrt(sum([*squares, *others()]))
 
     def norm(self, gradients: Gradients) -> float:
         """The norm over all portions."""
-        own = super().norm(gradients)
-        return math.sqrt(own * own + self.elsewhere.get(gradients, 0.0))
+        return math.sqrt(sum([*self.squares(gradients), *self.elsewhere.get(gradients, [])]))
 
 
 def _portion(layout: Layout, first: int, last: int) -> Portion:

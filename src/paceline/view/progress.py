@@ -252,14 +252,14 @@ class _Rate:
 
 
 @contextmanager
-def live(progress: RunProgress) -> Iterator[RunProgress]:
-    """Keep a run's progress on the screen, or, without a terminal, say a line now and then.
+def live(progress: RunProgress, plain: bool = False) -> Iterator[RunProgress]:
+    """Keep a run's progress on the screen, or, without a terminal or `plain`, say a line now and then.
 
     The view disappears at the end, since a summary follows; after an exception its last state stays.
     Standard output is left alone, so that a command may print its JSON there.
     """
     console = progress.console
-    if not console.is_terminal or console.is_dumb_terminal:
+    if plain or not console.is_terminal or console.is_dumb_terminal:
         with progress._showing(plain=True):
             yield progress
         return

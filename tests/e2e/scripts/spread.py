@@ -21,7 +21,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--bad", type=int, help="the rank whose gradients are NaN in the last parameter")
+    parser.add_argument("--bad", type=int, help="the rank whose gradients are NaN in one parameter")
+    parser.add_argument("--bad-parameter", type=int, default=-1)
     options = parser.parse_args()
     pace = paceline.join()
     case = CASES["exact_in_parts"]
@@ -29,7 +30,9 @@ def main() -> None:
     loader = DataLoader(TensorDataset(*case.samples(options.samples)), batch_size=4)
     model, optimizer, loader = pace.prepare(model, optimizer, loader)
     if pace.rank == options.bad:
-        list(model.parameters())[-1].register_hook(lambda gradient: gradient * float("nan"))
+        list(model.parameters())[options.bad_parameter].register_hook(
+            lambda gradient: gradient * float("nan")
+        )
     for _ in pace.epochs(options.epochs):
         for x, y in loader:
             case.iteration(model, optimizer, x, y)

@@ -1,0 +1,47 @@
+"""How a run goes, in lines, for a terminal that others write to as well: torchrun and all its workers.
+
+A view that is drawn in place would wipe out what they say. `python -m paceline.view.beside FOLDER` tells
+until its standard input ends, and so with whoever started it.
+"""
+
+from __future__ import annotations
+
+import select
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from paceline.errors import TraceError
+from paceline.trace import TraceTail
+from paceline.view.progress import RunProgress, live
+
+LOOK_S = 0.5
+
+
+def watch(folder: Path, over: Callable[[float], bool], console: Console | None = None) -> None:
+    """Lines as they are due, and a last one; `over` waits so long at most, and tells whether it is."""
+    progress, trace = RunProgress(console=console), TraceTail(folder / "trace.jsonl")
+    try:
+        with live(progress, plain=True):
+            while not over(LOOK_S):
+                _take(progress, trace)
+            _take(progress, trace)
+    except (OSError, TraceError):  # the folder is gone: there is nothing more to tell
+        return
+    if progress.tally.start is not None:
+        progress.print(f"rank 0 is done: {progress.line()}")
+
+
+def _take(progress: RunProgress, trace: TraceTail) -> None:
+    for event in trace.new_events():
+        progress.add(event)
+
+
+def _input_ends(within_s: float) -> bool:
+    return bool(select.select([sys.stdin], [], [], within_s)[0])
+
+
+if __name__ == "__main__":
+    watch(Path(sys.argv[1]), _input_ends)
