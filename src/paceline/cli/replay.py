@@ -68,6 +68,7 @@ def _config(run: Path, until: int | None, runs: Path) -> RunConfig:
     _check_peers(run, until)
     name, folder = new_run(runs, "replay")
     changes: dict[str, Any] = {"slow": {}, "device_time_s": None, "jitter": 0.0, "on_failure": "continue"}
+    changes["checkpoint_every"] = None
     return msgspec.structs.replace(old, run=name, folder=str(folder), replay=str(run), until=until, **changes)
 
 

@@ -48,6 +48,7 @@ def train(
     compress: o.Compress = "none",
     bad_gradient: o.BadGradient = "stop",
     on_failure: o.OnFailure = "continue",
+    checkpoint_every: o.CheckpointEvery = None,
     private_weights: o.PrivateWeights = False,
     engine: o.Engine = "local",
     address: o.Address = None,
@@ -63,7 +64,8 @@ def train(
     resume: Annotated[
         Path | None,
         typer.Option(
-            metavar="RUN", help="Go on from a stopped run's checkpoint, with its flags unless given anew."
+            metavar="RUN",
+            help="Go on from the checkpoint of a run that did not finish, with its flags unless given anew.",
         ),
     ] = None,
     runs: o.Runs = Path("runs"),
@@ -107,6 +109,7 @@ def train(
             "compress": compress,
             "bad_gradient": bad_gradient,
             "on_failure": on_failure,
+            "checkpoint_every": checkpoint_every,
             "private_weights": private_weights,
             "slow": parse_slow(slow or []),
             "device_time_s": device_time,
@@ -242,12 +245,16 @@ def checked_protocol(
 def find_checkpoint(run: Path) -> Path:
     """The checkpoint of a run folder, or the folder itself."""
     from paceline.errors import ConfigError
+    from paceline.store.folders import is_checkpoint, saved_in
 
     run = run.resolve()  # `latest` is about to point elsewhere
-    for folder in (run / "checkpoint", run):
-        if (folder / "model.safetensors").is_file():
-            return folder
-    raise ConfigError(f"no checkpoint in {run}. Only a run that was stopped or failed leaves one.")
+    folder = run if is_checkpoint(run) else saved_in(run)
+    if folder is None:
+        raise ConfigError(
+            f"no checkpoint in {run}. Only a run that was stopped or failed leaves one, or one that was "
+            "killed and had --checkpoint-every."
+        )
+    return folder
 
 
 def warn_if_crowded(workers: int, device_time_s: float | None) -> None:

@@ -21,9 +21,9 @@ from paceline.protocols.settings import resolved
 from paceline.runtime.gathering import Assembly, Gathering, check_same, equip, resume_peers
 from paceline.runtime.member import Member
 from paceline.store.budget import Budget, Source
-from paceline.store.checkpoint import partial_of
 from paceline.store.chunks import CHUNKED, shards_of
 from paceline.store.dealt import Dealt
+from paceline.store.folders import partial_of
 from paceline.store.layout import Layout
 from paceline.store.ledger import Ledger
 from paceline.store.optimizers import Group, OptimizerSpec

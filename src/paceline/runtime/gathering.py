@@ -136,7 +136,7 @@ def run_state(ledger: Ledger, store: ParameterStore, peers: int | None, shared: 
         samples=ledger.samples,
         units=ledger.units - sum(batch.count for batch in ledger.unapplied),
         pushes=ledger.pacer.clocks.pushes,
-        rule=_rule(ledger.pacer.protocol) if peers is None else Rule(*ledger.named, {}),
+        rule=_rule(ledger.pacer.at_rest()) if peers is None else Rule(*ledger.named, {}),
         adjusted=store.adjusted,
         budget=ledger.budget.state(ledger.unapplied) if ledger.budget else None,
         optimizer={},

@@ -19,7 +19,7 @@ from paceline.runtime.randomness import Randomness
 from paceline.runtime.remembering import load_peer, save_peer
 from paceline.runtime.worker import WorkerPace
 from paceline.store.budget import Batch
-from paceline.store.checkpoint import partial_of
+from paceline.store.folders import partial_of
 
 
 class Resuming(WorkerPace):
