@@ -157,11 +157,16 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_checkpoints(self, every: str) -> None:
         parse_every(every)
-        if self.store_hosts > 1:
-            raise ConfigError(
-                f"--checkpoint-every {every} needs the whole store on one host, but it is to lie on "
-                f"{self.store_hosts}. Leave --checkpoint-every or --store-hosts out."
-            )
+        for asked, why, other in (
+            (self.store_hosts > 1, f"it is to lie on {self.store_hosts}", "--store-hosts"),
+            (self.connects, f"over {self.fabric!r} nobody has all replicas", "--fabric"),
+            (self.compress != "none", "what compression keeps back is not saved yet", "--compress"),
+        ):
+            if asked:
+                raise ConfigError(
+                    f"--checkpoint-every {every} needs all of the run's state in one place, but {why}. "
+                    f"Leave --checkpoint-every or {other} out."
+                )
 
     def _check_tls(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):

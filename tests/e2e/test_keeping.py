@@ -12,7 +12,9 @@ import torch
 
 from e2e.scripts.cases import CASES
 from e2e.test_resume import EPOCHS, SAMPLES, SIZES, paused
+from e2e.test_resume_peers import RESUMABLE, TIGHT
 from paceline.protocols import PROTOCOLS
+from paceline.protocols.settings import make_peer
 from paceline.store.folders import saved_in
 from paceline.trace.events import Kept, Note
 from support.runs import Lab, Places, Run, Running, children, once, wait_until
@@ -102,3 +104,42 @@ def test_a_run_that_is_stopped_leaves_the_newer_checkpoint(lab: Lab) -> None:
     version = msgspec.json.decode((run.folder / "checkpoint" / "state.json").read_bytes())["version"]
     assert version == run.pushes[-1].version > run.of(Kept)[-1].version
     assert [path.name for path in run.folder.glob("checkpoint*")] == ["checkpoint"]
+
+
+STEADY = [name for name in RESUMABLE if not make_peer(name, TIGHT.get(name, {})).sends_ahead]
+
+
+@pytest.mark.parametrize("name", ["noisy", "adamw"])
+@pytest.mark.parametrize("protocol", STEADY)
+def test_peers_killed_as_a_whole_and_resumed_equal_the_uninterrupted_run_bit_for_bit(
+    lab: Lab, protocol: str, name: str
+) -> None:
+    """Nothing is brought to an early end for a checkpoint on the way."""
+    dials: dict[str, Any] = {"workers": 3, "protocol": protocol, "settings": TIGHT.get(protocol, {})}
+    first, second = killed_and_resumed(lab, name, "--shuffle", checkpoint_every="3", before=8, **dials)
+    whole = lab.trained("train.py", name, *SIZES, "--shuffle", **dials)
+    assert_equal(second.weights, whole.weights)
+    assert kept(first) + second.used() == once(EPOCHS, SAMPLES)
+    assert {path.name for path in (first.folder / "checkpoint").glob("rank*.json")} == {
+        f"rank{rank}.json" for rank in range(3)
+    }
+
+
+@pytest.mark.parametrize("protocol", ["local_sgd", "allreduce"])
+def test_peers_that_took_checkpoints_arrive_where_they_do_without(lab: Lab, protocol: str) -> None:
+    """To the end of the run, where workers finish one after another; nobody waits for ever."""
+    dials: dict[str, Any] = {"workers": 3, "protocol": protocol, "slow": {1: 2.0}}
+    saving = lab.trained("train.py", "momentum", *SIZES, checkpoint_every="1", **dials)
+    assert len(saving.of(Kept)) > 3
+    assert_equal(saving.weights, lab.trained("train.py", "momentum", *SIZES, **dials).weights)
+
+
+def test_peers_go_on_when_one_is_killed_that_a_checkpoint_waited_for(lab: Lab) -> None:
+    dials: dict[str, Any] = {"workers": 3, "protocol": "local_sgd", "checkpoint_every": "1"}
+    running = paused(lab, "momentum", **dials)
+    wait_until(lambda: running.events(Kept) > 0, "a checkpoint is on the disk")
+    running.kill(1)
+    (lab.root / "go on").touch()
+    run = lab.finish(running)
+    assert run.result.status == "finished"
+    assert run.used() == once(EPOCHS, SAMPLES)

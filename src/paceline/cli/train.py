@@ -81,7 +81,8 @@ def train(
     with errors_for_people():
         check_script(script)
         settings = parse_settings(set_ or [])
-        checked_protocol(protocol, settings, compress, fabric)
+        every = None if workers == 1 else checkpoint_every
+        checked_protocol(protocol, settings, compress, fabric, every)
         asked = {
             "script": str(script),
             "args": tuple(args or ()),
@@ -228,18 +229,24 @@ def _check_words(asked: dict[str, Any]) -> None:
 
 
 def checked_protocol(
-    name: str | None, settings: dict[str, Any], compress: str = "none", fabric: str = "shared"
+    name: str | None,
+    settings: dict[str, Any],
+    compress: str = "none",
+    fabric: str = "shared",
+    every: str | None = None,
 ) -> None:
     """Find a misspelt protocol or setting, or what it cannot use, before anything is started."""
     from paceline.fabric.choice import check_fabric
     from paceline.protocols.compression import check_family, parse_compression
     from paceline.protocols.settings import make_any
+    from paceline.protocols.steady import check_steady
 
     parse_compression(compress)
     if name is not None:
         protocol = make_any(name, settings)
         check_family(compress, name, protocol)
         check_fabric(fabric, name, protocol, compress)
+        check_steady(every, name, protocol)
 
 
 def find_checkpoint(run: Path) -> Path:

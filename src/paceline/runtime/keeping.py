@@ -52,6 +52,12 @@ class Keeping:
         self._thread = Thread(target=self._write, args=(taken, kept), name="checkpoint")
         self._thread.start()
 
+    def fail(self, updates: int, why: str) -> None:
+        """One could not be taken."""
+        self._since, self._since_s = updates, self._now()
+        self._not_written(updates, why)
+        self._tell()
+
     @property
     def busy(self) -> bool:
         """Whether one is being written."""
@@ -64,6 +70,9 @@ class Keeping:
             return
         thread.join()
         self._thread = None
+        self._tell()
+
+    def _tell(self) -> None:
         if isinstance(self._outcome, events.Kept):
             self._kept, self._failed = self._outcome.version, False
             self._trace.write(self._outcome)
@@ -83,5 +92,7 @@ class Keeping:
             write_checkpoint(self._folder, taken)
             self._outcome = structs.replace(kept, write_s=time.perf_counter() - began)
         except Exception as error:  # whatever it is, it is no reason to stop training
-            what = f"checkpoint after {kept.version} updates"
-            self._outcome = f"the {what} could not be written: {error}"
+            self._not_written(kept.version, str(error))
+
+    def _not_written(self, updates: int, why: str) -> None:
+        self._outcome = f"the checkpoint after {updates} updates could not be written: {why}"
