@@ -21,7 +21,7 @@ from paceline.protocols.settings import make, make_any, resolved
 from paceline.runtime import messages as m
 from paceline.runtime.held import HeldGradients
 from paceline.runtime.member import Member
-from paceline.store.checkpoint import Rule, RunState, load_checkpoint
+from paceline.store.checkpoint import Rule, RunState, Snapshot, load_checkpoint, snapshot
 from paceline.store.layout import Layout
 from paceline.store.ledger import Ledger
 from paceline.store.parameters import Gradients, ParameterStore
@@ -119,6 +119,16 @@ class Assembly:
         self.weights = weights
         self.shared = shared
         self.held = HeldGradients(store.layout)
+
+    def snapshot(self, lead: Member, peers: int | None = None) -> Snapshot:
+        """What it takes to go on, with the buffers of a worker that sleeps."""
+        memory = lead.segment.bytes if lead.segment else None
+        return snapshot(self.store, memory, run_state(self.ledger, self.store, peers, self.shared))
+
+    def take(self, lead: Member) -> Callable[[], Snapshot]:
+        """The same while the run goes on; where not everything is here, it is complete when called."""
+        taken = self.snapshot(lead)
+        return lambda: taken
 
     def fds(self, member: Member) -> tuple[int, ...]:
         """What a worker is given: its segment, its weights."""

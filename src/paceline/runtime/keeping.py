@@ -16,6 +16,9 @@ from paceline.config import Every, RunConfig, parse_every
 from paceline.store.checkpoint import Snapshot, write_checkpoint
 from paceline.trace import TraceWriter, events
 
+Taken = Callable[[], Snapshot]
+"""A copy that was taken; the thread that writes it waits for what of it is still on its way."""
+
 
 class Keeping:
     """Knows when the next one is due, and writes one at a time."""
@@ -28,6 +31,7 @@ class Keeping:
         self._since, self._since_s = 0, 0.0
         self._kept: int | None = None
         self._failed = False
+        self._taken: tuple[Taken, events.Kept] | None = None
         self._thread: Thread | None = None
         self._outcome: events.Kept | str = ""
 
@@ -37,20 +41,19 @@ class Keeping:
 
     def due(self, updates: int) -> bool:
         """Whether it is time for one, and the last one is written."""
-        if self._thread is not None or updates == self._since:
+        if self.busy or updates == self._since:
             return False
         if self._every.updates is not None:
             return updates // self._every.updates > self._since // self._every.updates
         return self._every.seconds is not None and self._now() - self._since_s >= self._every.seconds
 
-    def keep(self, updates: int, samples: int, take: Callable[[], Snapshot]) -> None:
-        """Take a copy now, and write it meanwhile."""
+    def keep(self, updates: int, samples: int, take: Callable[[], Taken]) -> None:
+        """Take a copy now, to be written as soon as somebody wants to be told."""
         began = time.perf_counter()
         self._since, self._since_s = updates, self._now()
         taken = take()
         kept = events.Kept(self._since_s, updates, samples, time.perf_counter() - began)
-        self._thread = Thread(target=self._write, args=(taken, kept), name="checkpoint")
-        self._thread.start()
+        self._taken = taken, kept
 
     def fail(self, updates: int, why: str) -> None:
         """One could not be taken."""
@@ -60,11 +63,16 @@ class Keeping:
 
     @property
     def busy(self) -> bool:
-        """Whether one is being written."""
-        return self._thread is not None
+        """Whether one is taken and not written yet."""
+        return self._taken is not None or self._thread is not None
 
     def tell(self, wait: bool = False) -> None:
         """Put on record what became of the last one, once that is known."""
+        if self._taken is not None:
+            self._trace.flush()  # what is in a checkpoint is on record, whatever happens
+            self._thread = Thread(target=self._write, args=self._taken, name="checkpoint")
+            self._taken = None
+            self._thread.start()
         thread = self._thread
         if thread is None or (thread.is_alive() and not wait):
             return
@@ -86,10 +94,10 @@ class Keeping:
             return ". There is none so far; training goes on"
         return f". The one after {self._kept} updates remains; training goes on"
 
-    def _write(self, taken: Snapshot, kept: events.Kept) -> None:
+    def _write(self, taken: Taken, kept: events.Kept) -> None:
         began = time.perf_counter()
         try:
-            write_checkpoint(self._folder, taken)
+            write_checkpoint(self._folder, taken())
             self._outcome = structs.replace(kept, write_s=time.perf_counter() - began)
         except Exception as error:  # whatever it is, it is no reason to stop training
             self._not_written(kept.version, str(error))

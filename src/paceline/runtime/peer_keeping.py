@@ -14,7 +14,6 @@ import torch
 
 from paceline.runtime.assembling import PeerAssembly
 from paceline.runtime.messages import Met
-from paceline.runtime.saving import snapshot_of
 from paceline.runtime.standing import Standing
 from paceline.store.checkpoint import Snapshot
 from paceline.store.folders import partial_of
@@ -76,18 +75,19 @@ class PeerKeeping:
         if wrong:
             keeping.fail(version, wrong)
         else:
-            keeping.keep(version, ledger.samples, self._snapshot)
+            keeping.keep(version, ledger.samples, self._take)
             keeping.tell(wait=True)
 
-    def _snapshot(self) -> Snapshot:
+    def _take(self) -> Callable[[], Snapshot]:
         """With the mean of all models, unless there is one model anyway."""
         lead, layout = self._owner.living[0], self._run.store.layout
         assert lead.segment is not None
-        taken = snapshot_of(self._run, lead, self._owner.config.workers)
+        taken = self._run.snapshot(lead, self._owner.config.workers)
         if self._run.shared:
-            return taken
+            return lambda: taken
         weights = torch.empty_like(self._run.store.weights)
         buffers = [part.clone() for part in buffer_parts(layout, lead.segment.bytes)]
         self._mean(parameter_parts(layout, weights), buffers)
         named = zip(layout.parameters, layout.weight_views(weights), strict=True)
-        return taken._replace(model=taken.model | {slot.name: view.clone() for slot, view in named})
+        model = taken.model | {slot.name: view.clone() for slot, view in named}
+        return lambda: taken._replace(model=model)

@@ -6,16 +6,14 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from paceline.config import RunConfig
-from paceline.runtime.gathering import Assembly, run_state
+from paceline.runtime.gathering import Assembly
 from paceline.runtime.keeping import Keeping
 from paceline.runtime.member import Member
 from paceline.runtime.messages import Halt
 from paceline.store.checkpoint import (
-    Snapshot,
     model_state,
     remove_checkpoint,
     save_weights,
-    snapshot,
     write_checkpoint,
 )
 from paceline.store.ledger import Ledger
@@ -33,18 +31,12 @@ def save_run(
     """
     folder = config.path / "checkpoint"
     if whole and not finished:
-        write_checkpoint(folder, snapshot_of(run, lead, peers))
+        write_checkpoint(folder, run.snapshot(lead, peers))
     memory = lead.segment.bytes if lead.segment else None
     weights = model_state(run.store.layout, run.store.views, memory)
     save_weights(config.path / "weights.safetensors", weights)
     if finished:
         remove_checkpoint(folder)
-
-
-def snapshot_of(run: Assembly, lead: Member, peers: int | None = None) -> Snapshot:
-    """What it takes to go on, with the buffers of a worker that sleeps."""
-    memory = lead.segment.bytes if lead.segment else None
-    return snapshot(run.store, memory, run_state(run.ledger, run.store, peers, run.shared))
 
 
 def keep_if_due(keeping: Keeping, run: Assembly, members: Iterable[Member]) -> None:
@@ -59,7 +51,7 @@ def keep_if_due(keeping: Keeping, run: Assembly, members: Iterable[Member]) -> N
     there = (each for each in members if each.asks and not each.gone and each.segment is not None)
     lead = min(there, key=lambda each: each.rank, default=None)
     if lead is not None:
-        keeping.keep(clocks.version, run.ledger.samples, lambda: snapshot_of(run, lead))
+        keeping.keep(clocks.version, run.ledger.samples, lambda: run.take(lead))
 
 
 def last_remarks(ledger: Ledger, skipped: int, finished: bool) -> Iterator[str]:

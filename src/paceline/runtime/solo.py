@@ -202,7 +202,8 @@ class LonePace(Alone):
             raise RunStopped("interrupted")
         if self._keeping.due(self._steps):
             self._write_down()
-            self._keeping.keep(self._steps, self._ledger.samples, self._snapshot)
+            self._keeping.keep(self._steps, self._ledger.samples, self._take)
+            self._keeping.tell()
         return result
 
     def _check(self) -> bool:
@@ -296,6 +297,10 @@ class LonePace(Alone):
         assert self._model is not None
         named = self._model.state_dict().items()
         return {plain_name(name): t.detach().contiguous().clone() for name, t in named}
+
+    def _take(self) -> Callable[[], Snapshot]:
+        taken = self._snapshot()
+        return lambda: taken
 
     def _snapshot(self) -> Snapshot:
         assert self._optimizer is not None
