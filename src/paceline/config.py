@@ -158,7 +158,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     def _check_checkpoints(self, every: str) -> None:
         parse_every(every)
         for asked, why, other in (
-            (self.store_hosts > 1, f"it is to lie on {self.store_hosts}", "--store-hosts"),
             (self.connects, f"over {self.fabric!r} nobody has all replicas", "--fabric"),
             (self.compress != "none", "what compression keeps back is not saved yet", "--compress"),
         ):

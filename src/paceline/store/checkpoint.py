@@ -83,7 +83,14 @@ class Snapshot(NamedTuple):
 def snapshot(store: ParameterStore, segment: Tensor | None, state: RunState) -> Snapshot:
     """Everything needed to go on, as it stands now."""
     tensors, values = store.export()
-    model = {slot: t.contiguous().clone() for slot, t in store.named_weights()} | _buffers(store, segment)
+    model = {slot: t.contiguous().clone() for slot, t in store.named_weights()}
+    return pack(model | buffers_of(store.layout, segment), tensors, values, state)
+
+
+def pack(
+    model: dict[str, Tensor], tensors: dict[str, Tensor], values: dict[str, Any], state: RunState
+) -> Snapshot:
+    """Copies of weights, buffers and the optimizer's state, and the rest, as one."""
     whole = msgspec.structs.replace(state, optimizer=values)
     text = msgspec.json.format(msgspec.json.encode(whole))
     return Snapshot(model, tensors, "state.json", text, beside=state.peers is not None)
@@ -173,8 +180,9 @@ def _read(
         ) from None
 
 
-def _buffers(store: ParameterStore, segment: Tensor | None) -> dict[str, Tensor]:
+def buffers_of(layout: Layout, segment: Tensor | None) -> dict[str, Tensor]:
+    """A copy of a worker's buffers, by name."""
     if segment is None:
         return {}
-    views = store.layout.buffer_views(segment)
-    return {slot.name: v.contiguous().clone() for slot, v in zip(store.layout.buffers, views, strict=True)}
+    views = layout.buffer_views(segment)
+    return {slot.name: v.contiguous().clone() for slot, v in zip(layout.buffers, views, strict=True)}
