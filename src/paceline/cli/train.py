@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,9 @@ from paceline.cli.common import (
     print_json,
 )
 from paceline.cli.engines import check_engine, open_engine
+
+if TYPE_CHECKING:
+    from paceline.config import RunConfig
 
 
 def train(
@@ -183,18 +186,22 @@ def _was_typed(context: typer.Context, name: str) -> bool:
 
 def _as_before(run: Path, asked: dict[str, Any], typed: set[str]) -> dict[str, Any]:
     """A resumed run keeps its configuration, but for what was typed."""
+    checkpoint = find_checkpoint(run)
+    old = _config_of(run if (run / "config.json").is_file() else checkpoint.parent)
+    kept = {field: getattr(old, field) for field in asked if field not in typed}
+    return asked | kept | {"resume": str(checkpoint)}
+
+
+def _config_of(run: Path) -> RunConfig:
     import msgspec
 
     from paceline.config import RunConfig
     from paceline.errors import TraceError
 
-    checkpoint = find_checkpoint(run)
     try:
-        old = msgspec.json.decode((checkpoint.parent / "config.json").read_bytes(), type=RunConfig)
+        return msgspec.json.decode((run / "config.json").read_bytes(), type=RunConfig)
     except (OSError, msgspec.DecodeError) as error:
-        raise TraceError(f"cannot read the configuration of {checkpoint.parent}: {error}.") from None
-    kept = {field: getattr(old, field) for field in asked if field not in typed}
-    return asked | kept | {"resume": str(checkpoint)}
+        raise TraceError(f"cannot read the configuration of {run}: {error}.") from None
 
 
 def make_config(asked: dict[str, Any], runs: Path) -> Any:
@@ -255,13 +262,22 @@ def find_checkpoint(run: Path) -> Path:
     from paceline.store.folders import is_checkpoint, saved_in
 
     run = run.resolve()  # `latest` is about to point elsewhere
-    folder = run if is_checkpoint(run) else saved_in(run)
+    folder = run if is_checkpoint(run) else saved_in(run) or _began_with(run)
     if folder is None:
         raise ConfigError(
             f"no checkpoint in {run}. Only a run that was stopped or failed leaves one, or one that was "
             "killed and had --checkpoint-every."
         )
     return folder
+
+
+def _began_with(run: Path) -> Path | None:
+    """The checkpoint that a run went on from, if it was killed before it took one of its own."""
+    from paceline.store.folders import is_checkpoint
+
+    ended = (run / "weights.safetensors").exists() or not (run / "config.json").is_file()
+    resumed = None if ended else _config_of(run).resume
+    return Path(resumed) if resumed is not None and is_checkpoint(Path(resumed)) else None
 
 
 def warn_if_crowded(workers: int, device_time_s: float | None) -> None:

@@ -51,7 +51,11 @@ class Keeping:
         """Take a copy now, to be written as soon as somebody wants to be told."""
         began = time.perf_counter()
         self._since, self._since_s = updates, self._now()
-        taken = take()
+        try:
+            taken = take()
+        except Exception as error:  # no memory for a copy, say: no reason to stop training either
+            self.fail(updates, str(error))
+            return
         kept = events.Kept(self._since_s, updates, samples, time.perf_counter() - began)
         self._taken = taken, kept
 
