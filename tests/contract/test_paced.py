@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis.strategies import integers
 
 from paceline.protocols import Clocks, Decision, Fate, Pacer, Pacing, Verdict
@@ -122,6 +122,7 @@ def test_memory_survives_save_and_load_between_any_two_events(variant: Variant, 
 
 
 @every_protocol
+@settings(max_examples=10)
 @given(schedule=schedules())
 def test_a_look_at_how_it_would_be_at_rest_changes_nothing(variant: Variant, schedule: Schedule) -> None:
     def look(pacer: Pacer) -> None:
@@ -133,6 +134,7 @@ def test_a_look_at_how_it_would_be_at_rest_changes_nothing(variant: Variant, sch
 
 
 @every_protocol
+@settings(max_examples=10)
 @given(schedule=schedules(), moment=integers(0, 60))
 def test_workers_that_begin_anew_can_go_on_from_any_moment(
     variant: Variant, schedule: Schedule, moment: int
