@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -12,6 +12,13 @@ from paceline.errors import ConfigError
 from paceline.protocols.compression import parse_compression
 
 Weighting = Literal["mean", "sum"] | float
+
+
+class Every(NamedTuple):
+    """How often checkpoints are taken: after so many updates, or seconds."""
+
+    updates: int | None = None
+    seconds: float | None = None
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +101,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Relative spread of the padded compute time, seeded."""
     resume: str | None = None
     """Folder of a checkpoint to go on from."""
+    checkpoint_every: str | None = None
+    """How often a checkpoint is taken while the run goes on: 500 (updates), 60s, 10m or 1h; None: never."""
     cluster: dict[str, Any] | None = None
     """In an exact simulation: the cluster in whose virtual time the run takes place."""
 
@@ -139,10 +148,24 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             self._check_injection()
         if self.store_hosts != 1:
             self._check_store_hosts()
+        if self.checkpoint_every is not None:
+            self._check_checkpoints(self.checkpoint_every)
         if not 0 <= self.jitter < 1:
             raise ConfigError(f"jitter must be in [0, 1), got {self.jitter:g}.")
         if self.target is not None and not math.isfinite(self.target):
             raise ConfigError(f"target must be an accuracy such as 0.95, got {self.target:g}.")
+
+    def _check_checkpoints(self, every: str) -> None:
+        parse_every(every)
+        for asked, why, other in (
+            (self.connects, f"over {self.fabric!r} nobody has all replicas", "--fabric"),
+            (self.compress != "none", "what compression keeps back is not saved yet", "--compress"),
+        ):
+            if asked:
+                raise ConfigError(
+                    f"--checkpoint-every {every} needs all of the run's state in one place, but {why}. "
+                    f"Leave --checkpoint-every or {other} out."
+                )
 
     def _check_tls(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -217,6 +240,21 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             return 1.0 if whole else batches / max(active, 1)
         each = 1.0 if self.weighting == "sum" else float(self.weighting)
         return each if flush == "sum" else each * batches
+
+
+def parse_every(text: str) -> Every:
+    """`500`: updates; `60s`, `10m`, `1h`: time."""
+    number, unit = text[:-1], {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
+    try:
+        every = Every(updates=int(text)) if unit is None else Every(seconds=float(number) * unit)
+    except ValueError:
+        every = Every(updates=0)
+    if not 0 < (every.updates or every.seconds or 0) < math.inf:
+        raise ConfigError(
+            "--checkpoint-every takes a number of updates such as 500, or a time such as 60s, 10m or 1h, "
+            f"got {text!r}."
+        )
+    return every
 
 
 def parse_injection(text: str) -> tuple[float, float]:

@@ -10,12 +10,15 @@ import msgspec
 import pytest
 from safetensors.torch import load_file
 
+from paceline.cli.train import find_checkpoint
 from paceline.config import RunConfig
+from paceline.errors import ConfigError
 from paceline.trace import Result, read_trace, tally
 from paceline.trace.events import Decided
 from support.command import error_lines, run_command, start_command
 from support.runs import SCRIPTS, Lab, wait_until
 from support.shell import Shell
+from support.tensors import assert_equal
 
 SCRIPT = SCRIPTS / "train.py"
 ARGS = ("--", "momentum", "--samples", 32, "--epochs", 2)
@@ -70,6 +73,39 @@ def test_compare_prints_one_list_with_a_result_per_protocol(shell: Shell) -> Non
     ]
     assert {r["samples"] for r in done.json} == {64}
     assert (shell.runs / "report.html").is_file()
+
+
+def test_what_was_killed_as_a_whole_goes_on_from_its_last_checkpoint(
+    lab: Lab, shell: Shell, tmp_path: Path
+) -> None:
+    """Every process of a real command at once, in the middle of training."""
+    flags, training = ("--protocol", "bsp", "--workers", 2), ("--", "momentum", "--epochs", 6)
+    every = ("--checkpoint-every", 4, "--device-time", 0.02)
+    command = start_command("train", SCRIPT, *flags, *every, *training, cwd=tmp_path)
+    latest = tmp_path / "runs" / "latest"
+    trace = latest / "trace.jsonl"
+    wait_until(lambda: trace.exists() and b'"kept"' in trace.read_bytes(), "a checkpoint is on the disk")
+    for pid in lab.leftovers() - lab.idle:
+        os.kill(pid, signal.SIGKILL)
+    command.communicate(timeout=60)
+    done = shell("train", SCRIPT, "--resume", latest, "--json")
+    assert (done.code, done.json["protocol"], done.json["updates"]) == (0, "bsp", 48)
+    weights = load_file(shell.runs / "latest" / "weights.safetensors")
+    assert shell("train", SCRIPT, *flags, *training).code == 0
+    assert_equal(weights, load_file(shell.runs / "latest" / "weights.safetensors"))
+
+
+def test_a_run_killed_before_its_first_checkpoint_goes_on_from_the_one_it_began_with(tmp_path: Path) -> None:
+    older, newer = tmp_path / "older", tmp_path / "newer"
+    (older / "checkpoint").mkdir(parents=True)
+    (older / "checkpoint" / "model.safetensors").touch()
+    newer.mkdir()
+    config = RunConfig(run="newer", folder=str(newer), resume=str(older / "checkpoint"))
+    (newer / "config.json").write_bytes(msgspec.json.encode(config))
+    assert find_checkpoint(newer) == older / "checkpoint"
+    (newer / "weights.safetensors").touch()
+    with pytest.raises(ConfigError, match="no checkpoint in"):
+        find_checkpoint(newer)  # it has ended, and would be done again
 
 
 def test_ctrl_c_saves_the_run_and_the_command_it_names_finishes_it(lab: Lab, tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
+from hypothesis.strategies import integers
 
 from paceline.protocols import Clocks, Decision, Fate, Pacer, Pacing, Verdict
 from paceline.protocols.base import memory, restore
@@ -118,6 +119,41 @@ def test_memory_survives_save_and_load_between_any_two_events(variant: Variant, 
 
     swapped = [step.decision for step in drive(make(*variant), schedule, between=swap)]
     assert swapped == decisions(make(*variant), schedule)
+
+
+@every_protocol
+@settings(max_examples=10)
+@given(schedule=schedules())
+def test_a_look_at_how_it_would_be_at_rest_changes_nothing(variant: Variant, schedule: Schedule) -> None:
+    def look(pacer: Pacer) -> None:
+        if pacer.clocks.pushes % 7 == 3:
+            pacer.at_rest()
+
+    looked = [step.decision for step in drive(make(*variant), schedule, between=look)]
+    assert looked == decisions(make(*variant), schedule)
+
+
+@every_protocol
+@settings(max_examples=10)
+@given(schedule=schedules(), moment=integers(0, 60))
+def test_workers_that_begin_anew_can_go_on_from_any_moment(
+    variant: Variant, schedule: Schedule, moment: int
+) -> None:
+    """As after a checkpoint that was taken while others were under way, with clocks of their own."""
+    pacers: list[Pacer] = []
+    for step in islice(drive(make(*variant), schedule, between=pacers.append), moment, None):
+        if step.clocks.held == 0:
+            break
+    rest, clocks = pacers[-1].at_rest(), pacers[-1].clocks
+    again = make(variant[0], resolved(rest))
+    restore(again, msgspec.json.decode(msgspec.json.encode(memory(rest))))
+
+    def resume(pacer: Pacer) -> None:
+        if not pacer.clocks.active and not pacer.clocks.benched:
+            pacer.resume(clocks.version, clocks.total_samples, clocks.pushes)
+
+    for _ in drive(again, schedule, between=resume):  # fails when every worker waits
+        pass
 
 
 @every_protocol

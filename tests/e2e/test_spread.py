@@ -11,11 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from e2e.scripts.cases import CASES
 from paceline.engines.local import LocalEngine
 from paceline.fabric.wire import TLS_MAGIC
-from paceline.trace.events import Decided, Evaluated, WorkerJoined, WorkerLeft
+from paceline.store.folders import saved_in
+from paceline.trace.events import Decided, Evaluated, Kept, WorkerJoined, WorkerLeft
 from support.runs import Lab, Run, once, wait_until
 from support.shell import Shell
 from support.spread import Spread
@@ -253,6 +255,45 @@ def test_a_spread_run_stopped_and_resumed_equals_one_uninterrupted_bit_for_bit(
         run = lab.trained(*args, resume=resume, **dials)
     assert_equal(run.weights, lab.trained(*args, **dials).weights)
     assert stopped.used() + run.used() == once(EPOCHS, SAMPLES)
+
+
+def test_a_lost_portion_costs_no_more_than_what_came_after_the_last_checkpoint(
+    lab: Lab, others: list[LocalEngine]
+) -> None:
+    dials = {"workers": 3, "protocol": "bsp", "seed": 3}
+    args = ("train.py", "adamw", *SIZES)
+    pause = ("--pause", lab.root / "go on", "--before", 9)
+    first = Spread(lab, others, *args, *pause, here=1, store_hosts=3, checkpoint_every="3", **dials)
+    first.hosts(1, 1)
+    lab.until_paused(3)
+    wait_until(lambda: first.running.events(Kept) > 0, "a checkpoint is on the disk")
+    first.kill_host(0)
+    (lab.root / "go on").touch()
+    lost = first.finish()
+    assert lost.result.status == "failed"
+    assert "resume the last checkpoint" in lost.end.detail
+    run = lab.trained(*args, resume=str(saved_in(lost.folder)), **dials)
+    assert_equal(run.weights, lab.trained(*args, **dials).weights)
+
+
+@pytest.mark.parametrize("protocol", ["asp", "ssp"])
+def test_a_checkpoint_on_the_way_has_all_portions_at_one_version(
+    lab: Lab, others: list[LocalEngine], protocol: str
+) -> None:
+    dials = DIALS | {"protocol": protocol, "weighting": "sum", "store_hosts": 3, "checkpoint_every": "3"}
+    spread = Spread(lab, others, "train.py", "exact_in_parts", *SIZES[:4], "--epochs", 100_000, **dials)
+    spread.hosts(1, 1)
+    wait_until(lambda: spread.running.events(Kept) > 3, "some checkpoints are on the disk")
+    spread.kill_host(1)
+    run = spread.finish()
+    assert run.result.status == "failed"
+    folder = run.folder / "checkpoint"
+    version = msgspec.json.decode((folder / "state.json").read_bytes())["version"]
+    work = [part for push in run.pushes if push.version <= version for part in push.work]
+    x, _ = CASES["exact_in_parts"].samples(SAMPLES)
+    pushed = sum((x[first : first + size].sum(0) for _, first, size in work), x[0] * 0)
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        assert torch.equal(tensor, torch.arange(5.0, dtype=pushed.dtype) - pushed), name
 
 
 @pytest.mark.parametrize("protocol", ["bsp", "ssp"])

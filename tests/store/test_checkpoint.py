@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,16 @@ from safetensors.torch import load_file
 from torch import nn
 
 from paceline.errors import TraceError
-from paceline.store.checkpoint import RunState, load_checkpoint, model_state, save_checkpoint, save_weights
+from paceline.store.checkpoint import (
+    RunState,
+    Snapshot,
+    load_checkpoint,
+    model_state,
+    save_weights,
+    snapshot,
+    write_checkpoint,
+)
+from paceline.store.folders import saved_in
 from paceline.store.layout import describe
 from paceline.store.optimizers import describe_optimizer
 from paceline.store.parameters import Gradients, ParameterStore
@@ -48,11 +59,14 @@ class Desk:
             view.copy_(torch.randn(view.shape, generator=generator))
         self.store.apply(gradients, self.settings, 1.0)
 
-    def save(self, folder: Path) -> None:
+    def taken(self) -> Snapshot:
         state = RunState(
             digest=self.layout.digest(), version=7, samples=28, units=28, budget={"opened": 1}, optimizer={}
         )
-        save_checkpoint(folder, self.store, self.segment, state)
+        return snapshot(self.store, self.segment, state)
+
+    def save(self, folder: Path) -> None:
+        write_checkpoint(folder, self.taken())
 
 
 def test_a_store_that_was_saved_goes_on_bit_for_bit(tmp_path: Path) -> None:
@@ -106,6 +120,69 @@ def test_a_new_checkpoint_replaces_the_old_one_whole(tmp_path: Path) -> None:
         "state.json",
     }
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
+def test_whoever_is_killed_between_two_renames_leaves_the_checkpoint_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk, folder = Desk(Net()), tmp_path / "checkpoint"
+    desk.save(folder)
+    before = desk.store.weights.clone()
+    desk.step(0)
+    renamed: list[object] = []
+
+    def first_only(source: Path, target: Path) -> None:
+        if renamed:
+            raise KeyboardInterrupt
+        renamed.append(source.rename(target))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", first_only)
+        with pytest.raises(KeyboardInterrupt):
+            desk.save(folder)
+    found, again = saved_in(tmp_path), Desk(Net())
+    assert found is not None
+    assert not folder.exists()
+    load_checkpoint(found, again.store)
+    assert torch.equal(again.store.weights, before)
+    desk.save(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"], "the next one leaves nothing over"
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    desk, folder = Desk(Net()), tmp_path / "checkpoint"
+    desk.save(folder)
+    before = desk.store.weights.clone()
+    desk.step(0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))  # what is left of it, as far as this process goes
+    try:
+        with pytest.raises(Exception, match="too large"):
+            desk.save(folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    again = Desk(Net())
+    load_checkpoint(folder, again.store)
+    assert torch.equal(again.store.weights, before)
+
+
+def test_a_snapshot_is_of_one_moment_and_disturbs_nothing(tmp_path: Path) -> None:
+    """Whether the optimizer's state is in pieces or not."""
+    desk, undisturbed, again = Desk(Net()), Desk(Net()), Desk(Net())
+    undisturbed.store.weights.copy_(desk.store.weights)
+    for seed in range(3):
+        desk.step(seed)
+        undisturbed.step(seed)
+    taken = desk.taken()
+    for seed in range(3, 6):
+        desk.step(seed)
+        undisturbed.step(seed)
+    assert torch.equal(desk.store.weights, undisturbed.store.weights)
+    write_checkpoint(tmp_path / "checkpoint", taken)
+    load_checkpoint(tmp_path / "checkpoint", again.store)
+    for seed in range(3, 6):
+        again.step(seed)
+    assert torch.equal(desk.store.weights, again.store.weights)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])

@@ -14,7 +14,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -89,8 +89,13 @@ class Run:
 
     def used(self) -> Places:
         """Which positions of which epochs went into pushes, and how often."""
+        return self.used_by(self.pushes)
+
+    @staticmethod
+    def used_by(pushes: Iterable[Decided]) -> Places:
+        """The same, of some of them."""
         places: Places = Counter()
-        for push in self.pushes:
+        for push in pushes:
             for epoch, first, size in push.work:
                 places.update((epoch, position) for position in range(first, first + size))
         return places

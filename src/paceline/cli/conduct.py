@@ -13,6 +13,7 @@ from paceline.config import RunConfig
 from paceline.engines.control import Ended
 from paceline.engines.engine import Engine
 from paceline.errors import ConfigError, RunError, RunStopped
+from paceline.store.folders import saved_in
 from paceline.trace import Result, TraceTail, read_trace, tally
 from paceline.trace.events import Planned
 from paceline.trace.files import LineTail
@@ -89,6 +90,7 @@ def _finish(config: RunConfig, ended: Ended) -> Result:
     if total.end is None:
         raise RunError(
             f"the store ended with status {ended.store_status}. Read {config.path}/logs/store.log."
+            f"{_go_on(config)}"
         )
     places = _places(config, ended)
     if result.status == "finished":
@@ -99,13 +101,19 @@ def _finish(config: RunConfig, ended: Ended) -> Result:
     if total.end.user_mistake:
         raise ConfigError(total.end.detail)
     if result.status == "stopped":
-        go_on = f" Go on with: paceline train {config.script} --resume {config.path}"
-        raise RunStopped(f"{total.end.detail}.{go_on if (config.path / 'checkpoint').exists() else ''}")
+        raise RunStopped(f"{total.end.detail}.{_go_on(config)}")
     killed = "".join(f" Rank {rank} ended by {_signal_name(number)}." for rank, number in signals.items())
     why = _why(total.failures, total.end.detail)
-    raise RunError(
-        f"{total.end.detail.rstrip('.')}{why}.{killed} {' '.join(places) or f'Read {config.path}/logs/.'}"
-    )
+    read = " ".join(places) or f"Read {config.path}/logs/."
+    go_on = "" if config.checkpoint_every is None else _go_on(config)
+    raise RunError(f"{total.end.detail.rstrip('.')}{why}.{killed} {read}{go_on}")
+
+
+def _go_on(config: RunConfig) -> str:
+    """How to, if there is a checkpoint to go on from."""
+    if saved_in(config.path) is None:
+        return ""
+    return f" Go on with: paceline train {config.script} --resume {config.path}"
 
 
 def _places(config: RunConfig, ended: Ended) -> list[str]:

@@ -140,6 +140,16 @@ OnFailure = Annotated[
         rich_help_panel=TROUBLE,
     ),
 ]
+CheckpointEvery = Annotated[
+    str | None,
+    typer.Option(
+        metavar="UPDATES|TIME",
+        help="Take a checkpoint every so often, after so many updates (500) or so much time (60s, 10m, 1h), "
+        "so that --resume can go on even if everything is killed at once. Default: only when a run is "
+        "stopped or fails in good order.",
+        rich_help_panel=TROUBLE,
+    ),
+]
 PrivateWeights = Annotated[
     bool,
     typer.Option(

@@ -77,6 +77,7 @@ def _config(run: Path, until: int | None, runs: Path) -> RunConfig:
     name, folder = new_run(runs, "replay")
     changes: dict[str, Any] = {"slow": {}, "device_time_s": None, "jitter": 0.0, "on_failure": "continue"}
     changes |= {"run": name, "folder": str(folder), "replay": str(run), "until": until}
+    changes["checkpoint_every"] = None
     return msgspec.structs.replace(old, **changes, **HERE)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,9 @@ from paceline.cli.common import (
     print_json,
 )
 from paceline.cli.engines import check_engine, open_engine
+
+if TYPE_CHECKING:
+    from paceline.config import RunConfig
 
 
 def train(
@@ -48,6 +51,7 @@ def train(
     compress: o.Compress = "none",
     bad_gradient: o.BadGradient = "stop",
     on_failure: o.OnFailure = "continue",
+    checkpoint_every: o.CheckpointEvery = None,
     private_weights: o.PrivateWeights = False,
     engine: o.Engine = "local",
     address: o.Address = None,
@@ -63,7 +67,8 @@ def train(
     resume: Annotated[
         Path | None,
         typer.Option(
-            metavar="RUN", help="Go on from a stopped run's checkpoint, with its flags unless given anew."
+            metavar="RUN",
+            help="Go on from the checkpoint of a run that did not finish, with its flags unless given anew.",
         ),
     ] = None,
     runs: o.Runs = Path("runs"),
@@ -79,7 +84,8 @@ def train(
     with errors_for_people():
         check_script(script)
         settings = parse_settings(set_ or [])
-        checked_protocol(protocol, settings, compress, fabric)
+        every = None if workers == 1 else checkpoint_every
+        checked_protocol(protocol, settings, compress, fabric, every)
         asked = {
             "script": str(script),
             "args": tuple(args or ()),
@@ -107,6 +113,7 @@ def train(
             "compress": compress,
             "bad_gradient": bad_gradient,
             "on_failure": on_failure,
+            "checkpoint_every": checkpoint_every,
             "private_weights": private_weights,
             "slow": parse_slow(slow or []),
             "device_time_s": device_time,
@@ -179,18 +186,22 @@ def _was_typed(context: typer.Context, name: str) -> bool:
 
 def _as_before(run: Path, asked: dict[str, Any], typed: set[str]) -> dict[str, Any]:
     """A resumed run keeps its configuration, but for what was typed."""
+    checkpoint = find_checkpoint(run)
+    old = _config_of(run if (run / "config.json").is_file() else checkpoint.parent)
+    kept = {field: getattr(old, field) for field in asked if field not in typed}
+    return asked | kept | {"resume": str(checkpoint)}
+
+
+def _config_of(run: Path) -> RunConfig:
     import msgspec
 
     from paceline.config import RunConfig
     from paceline.errors import TraceError
 
-    checkpoint = find_checkpoint(run)
     try:
-        old = msgspec.json.decode((checkpoint.parent / "config.json").read_bytes(), type=RunConfig)
+        return msgspec.json.decode((run / "config.json").read_bytes(), type=RunConfig)
     except (OSError, msgspec.DecodeError) as error:
-        raise TraceError(f"cannot read the configuration of {checkpoint.parent}: {error}.") from None
-    kept = {field: getattr(old, field) for field in asked if field not in typed}
-    return asked | kept | {"resume": str(checkpoint)}
+        raise TraceError(f"cannot read the configuration of {run}: {error}.") from None
 
 
 def make_config(asked: dict[str, Any], runs: Path) -> Any:
@@ -225,29 +236,48 @@ def _check_words(asked: dict[str, Any]) -> None:
 
 
 def checked_protocol(
-    name: str | None, settings: dict[str, Any], compress: str = "none", fabric: str = "shared"
+    name: str | None,
+    settings: dict[str, Any],
+    compress: str = "none",
+    fabric: str = "shared",
+    every: str | None = None,
 ) -> None:
     """Find a misspelt protocol or setting, or what it cannot use, before anything is started."""
     from paceline.fabric.choice import check_fabric
     from paceline.protocols.compression import check_family, parse_compression
     from paceline.protocols.settings import make_any
+    from paceline.protocols.steady import check_steady
 
     parse_compression(compress)
     if name is not None:
         protocol = make_any(name, settings)
         check_family(compress, name, protocol)
         check_fabric(fabric, name, protocol, compress)
+        check_steady(every, name, protocol)
 
 
 def find_checkpoint(run: Path) -> Path:
     """The checkpoint of a run folder, or the folder itself."""
     from paceline.errors import ConfigError
+    from paceline.store.folders import is_checkpoint, saved_in
 
     run = run.resolve()  # `latest` is about to point elsewhere
-    for folder in (run / "checkpoint", run):
-        if (folder / "model.safetensors").is_file():
-            return folder
-    raise ConfigError(f"no checkpoint in {run}. Only a run that was stopped or failed leaves one.")
+    folder = run if is_checkpoint(run) else saved_in(run) or _began_with(run)
+    if folder is None:
+        raise ConfigError(
+            f"no checkpoint in {run}. Only a run that was stopped or failed leaves one, or one that was "
+            "killed and had --checkpoint-every."
+        )
+    return folder
+
+
+def _began_with(run: Path) -> Path | None:
+    """The checkpoint that a run went on from, if it was killed before it took one of its own."""
+    from paceline.store.folders import is_checkpoint
+
+    ended = (run / "weights.safetensors").exists() or not (run / "config.json").is_file()
+    resumed = None if ended else _config_of(run).resume
+    return Path(resumed) if resumed is not None and is_checkpoint(Path(resumed)) else None
 
 
 def warn_if_crowded(workers: int, device_time_s: float | None) -> None:

@@ -31,6 +31,7 @@ from paceline.engines.meeting import Meeting, open_store, plain_environment, tak
 from paceline.errors import ConfigError, RunError
 from paceline.fabric.wire import new_secret
 from paceline.runtime import seat as seats
+from paceline.store.folders import saved_in
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PATIENCE_S = 300.0
@@ -143,7 +144,8 @@ def _with_folder(config: RunConfig, runs: Path) -> RunConfig:
     count = _number("TORCHELASTIC_RESTART_COUNT", 0)
     name = f"torchrun-{os.environ.get('TORCHELASTIC_RUN_ID', 'none')}-{os.environ['MASTER_PORT']}"
     previous = [runs / f"{name}-{number}" for number in range(count - 1, -1, -1)]
-    resume = next((str(path / "checkpoint") for path in previous if _was_saved(path)), config.resume)
+    saved = (_saved(path) for path in previous)
+    resume = next((str(checkpoint) for checkpoint in saved if checkpoint is not None), config.resume)
     folder = runs / f"{name}-{count}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,12 +159,12 @@ def _with_folder(config: RunConfig, runs: Path) -> RunConfig:
     )
 
 
-def _was_saved(folder: Path) -> bool:
-    """Whether the run left a checkpoint; one that is just ending is waited for."""
+def _saved(folder: Path) -> Path | None:
+    """The checkpoint that a run left; one that is just ending is waited for."""
     until = time.monotonic() + SAVING_S
     while folder.is_dir() and not (folder / "result.json").exists() and time.monotonic() < until:
         time.sleep(0.05)
-    return (folder / "checkpoint" / "model.safetensors").is_file()
+    return saved_in(folder)
 
 
 def _own_address() -> str:

@@ -17,7 +17,9 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import defaultdict
 from collections.abc import Iterator, KeysView, Mapping
+from copy import deepcopy
 from math import inf
+from typing import Any
 
 
 class Member:
@@ -298,6 +300,14 @@ class ClockTable(Clocks):
         if waiting:
             self._waiting, self._waiting_clocks = {level: dict.fromkeys(waiting)}, [level]
         self._below, self._laggards = {}, None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ClockTable:
+        twin = ClockTable()
+        views = ("active", "benched")  # of dictionaries that the twin has its own of
+        own = {name: value for name, value in vars(self).items() if name not in views}
+        vars(twin).update(deepcopy(own, memo))
+        twin.active, twin.benched = twin._members.keys(), twin._benched.keys()
+        return twin
 
     def resume(self, version: int, samples: int, pushes: int) -> None:
         """Go on counting from a checkpoint."""

@@ -17,6 +17,7 @@ optimizer and schedule will do; and at the end what is under way is applied, the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from paceline.errors import ConfigError
 from paceline.protocols.outer import begin, take_mean
@@ -39,6 +40,8 @@ from paceline.protocols.peer import (
 
 @dataclass(frozen=True, slots=True)
 class HPSGD(Peer):
+    sends_ahead: ClassVar[bool] = True
+
     round_length: int = 0
     """Iterations of a round. 0: a round ends when the average of the last one has reached everybody."""
 

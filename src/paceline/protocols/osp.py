@@ -51,6 +51,7 @@ SHRINK, GROW = 0.9, 1.02
 @dataclass(frozen=True, slots=True)
 class OSP(Peer):
     agrees: ClassVar[bool] = True
+    sends_ahead: ClassVar[bool] = True
 
     overlap: float = 0.8
     """Largest share of the model's bytes that is averaged beside the next iteration; 0 is allreduce."""

@@ -6,6 +6,8 @@ keeps the clock table, asks the protocol, checks that the verdict is possible, a
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import msgspec
 
 from paceline.protocols.base import Fate, Flush, Pacing, Verdict
@@ -110,6 +112,16 @@ class Pacer:
     def resume(self, version: int, samples: int = 0, pushes: int = 0) -> None:
         """Go on counting where a checkpoint was taken."""
         self._table.resume(version, samples, pushes)
+
+    def at_rest(self) -> Pacing:
+        """A copy of the protocol as it would stand if everybody left now.
+
+        What a rule remembers of workers under way means nothing to those who begin anew later.
+        """
+        aside, clocks = deepcopy(self), self._table
+        for worker in (*clocks.active, *clocks.benched):
+            aside.leave(worker, clocks.now)
+        return aside.protocol
 
     def _asked(self) -> Decision:
         """Judge what happened without a push."""

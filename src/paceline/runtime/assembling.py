@@ -18,12 +18,13 @@ from paceline.protocols import Peer
 from paceline.protocols.compression import check_family
 from paceline.protocols.roll import Roll
 from paceline.protocols.settings import resolved
+from paceline.protocols.steady import check_steady
 from paceline.runtime.gathering import Assembly, Gathering, check_same, equip, resume_peers
 from paceline.runtime.member import Member
 from paceline.store.budget import Budget, Source
-from paceline.store.checkpoint import partial_of
 from paceline.store.chunks import CHUNKED, shards_of
 from paceline.store.dealt import Dealt
+from paceline.store.folders import partial_of
 from paceline.store.layout import Layout
 from paceline.store.ledger import Ledger
 from paceline.store.optimizers import Group, OptimizerSpec
@@ -95,6 +96,12 @@ def assemble(
     _check_possible(config, name, simulated)
     elsewhere = any(member.far for member in members)
     check_hosts(config.fabric, elsewhere)
+    check_steady(config.checkpoint_every, name, protocol)
+    if config.checkpoint_every is not None and elsewhere:
+        raise ConfigError(
+            f"--checkpoint-every {config.checkpoint_every} needs all peers on one host so far, but some are "
+            "on others. Leave it out, or use a paced protocol."
+        )
     if config.compress != "none" and elsewhere:
         gathering.remarks.append("--compress: vectors travel uncompressed between hosts, so far")
     protocol.check(config.workers)

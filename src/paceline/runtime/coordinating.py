@@ -113,10 +113,20 @@ class Coordinator:
     def gather(self, weights: Segment) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Get all portions of the weights back, into one memory; and of the optimizer's state."""
         if not self._broken:
-            for number, strand in self.mesh.strands.items():
-                strand.further[MASTER] = memoryview(weights.map)
-                self.mesh.tell(number, Gather())
-            self._wait(self._not_complete, "hand over its portion of the weights")
+            self.ask(memoryview(weights.map))
+        return self.arrived()
+
+    def ask(self, weights: memoryview) -> None:
+        """Have all portions sent to this memory, as the orders given so far make them."""
+        with self._changed:
+            self._complete.clear()
+        for number, strand in self.mesh.strands.items():
+            strand.further = {MASTER: weights}
+            self.mesh.tell(number, Gather())
+
+    def arrived(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Wait for what was asked for; the optimizer's state of all portions. Any thread may."""
+        self._wait(self._not_complete, "hand over its portion of the weights")
         if self._broken:
             raise RunError(self._broken)
         spec, tensors, values = self.mesh.plan.optimizer, dict[str, Tensor](), dict[str, Any]()

@@ -21,7 +21,7 @@ from paceline.protocols.settings import make, make_any, resolved
 from paceline.runtime import messages as m
 from paceline.runtime.held import HeldGradients
 from paceline.runtime.member import Member
-from paceline.store.checkpoint import Rule, RunState, load_checkpoint
+from paceline.store.checkpoint import Rule, RunState, Snapshot, load_checkpoint, snapshot
 from paceline.store.layout import Layout
 from paceline.store.ledger import Ledger
 from paceline.store.parameters import Gradients, ParameterStore
@@ -127,6 +127,16 @@ class Assembly:
         self.shared = shared
         self.held = HeldGradients(store.layout)
 
+    def snapshot(self, lead: Member, peers: int | None = None) -> Snapshot:
+        """What it takes to go on, with the buffers of a worker that sleeps."""
+        memory = lead.segment.bytes if lead.segment else None
+        return snapshot(self.store, memory, run_state(self.ledger, self.store, peers, self.shared))
+
+    def take(self, lead: Member) -> Callable[[], Snapshot]:
+        """The same while the run goes on; where not everything is here, it is complete when called."""
+        taken = self.snapshot(lead)
+        return lambda: taken
+
     def fds(self, member: Member) -> tuple[int, ...]:
         """What a worker is given: its segment, its weights."""
         assert member.segment is not None, "a worker is equipped before it is told"
@@ -143,7 +153,7 @@ def run_state(ledger: Ledger, store: ParameterStore, peers: int | None, shared: 
         samples=ledger.samples,
         units=ledger.units - sum(batch.count for batch in ledger.unapplied),
         pushes=ledger.pacer.clocks.pushes,
-        rule=_rule(ledger.pacer.protocol) if peers is None else Rule(*ledger.named, {}),
+        rule=_rule(ledger.pacer.at_rest()) if peers is None else Rule(*ledger.named, {}),
         adjusted=store.adjusted,
         budget=ledger.budget.state(ledger.unapplied) if ledger.budget else None,
         optimizer={},

@@ -29,7 +29,7 @@ from paceline.fabric.tls import Seal
 from paceline.runtime import portions as p
 from paceline.runtime.host_messages import SHARED
 from paceline.runtime.places import SEGMENT, WEIGHTS
-from paceline.store.optimizers import export_state, import_state
+from paceline.store.optimizers import import_state
 from paceline.store.parameters import Gradients
 from paceline.store.portions import Keep, Parts, Portion, PortionStore, Pushed, Step, Sum
 
@@ -299,13 +299,15 @@ class Holder:
         self._fresh(wake.lane)
 
     def _hand_over(self) -> None:
-        """All that the coordinator needs to save the run."""
-        tensors, values = export_state(self._store.optimizer)
+        """All that the coordinator needs to save the run, as it is now."""
+        tensors, values = self._store.export()
         state = save(tensors) if tensors else b""
         session = self._caller(p.COORDINATOR).session
         self._tell(p.Contents(len(state), values))
         session.send_memory(p.ASIDE, p.STATE, memoryview(state), 0, len(state))
-        session.send_memory(p.ASIDE, p.MASTER, memoryview(self._master.map), *self.portion.weights)
+        copy = Memory(self._layout.weights_bytes)  # training may go on
+        self._store.copy_weights(copy.bytes)
+        session.send_memory(p.ASIDE, p.MASTER, memoryview(copy.map), *self.portion.weights)
         self._tell(p.Complete())
 
     def _tell(self, message: msgspec.Struct) -> None:

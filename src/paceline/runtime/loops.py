@@ -122,7 +122,7 @@ class RealLoop:
 
     def _patience(self) -> float:
         """Sleep until somebody speaks, unless there is something to write, to ask or to end."""
-        busy = self._owner.trace.pending or self._owner.ending
+        busy = self._owner.trace.pending or self._owner.ending or self._owner.keeping.busy
         waits = [FLUSH_S] if busy else []
         if self._owner.ask_at is not None:
             waits.append(max(0.0, self._owner.ask_at - self._owner.now()))
@@ -232,6 +232,7 @@ class RealLoop:
 
     def _upkeep(self) -> None:
         now = time.monotonic()
+        self._owner.keeping.tell()
         if self._guests is not None:
             self._guests.closed = self._owner.closed
         if now >= self._flush_at:

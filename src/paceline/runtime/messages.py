@@ -132,6 +132,8 @@ class Meet(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Over a collective fabric: what else is to be known."""
     stage: int = 0
     """How far that model has come."""
+    saved: str | None = None
+    """That it has saved its state, and waits until all have: empty, or why it could not."""
 
 
 class Computed(msgspec.Struct, frozen=True, tag=True):
@@ -262,6 +264,8 @@ class Met(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Over a collective fabric: what is yours to do now."""
     until: int | None = None
     """After so many iterations of this run you are to save your state and end: it was stopped."""
+    save_at: int | None = None
+    """After so many you are to save it and go on."""
 
 
 class Elapsed(msgspec.Struct, frozen=True, tag=True):

@@ -27,17 +27,17 @@ from paceline.runtime.collecting import make_peering
 from paceline.runtime.dispensing import Dispenser
 from paceline.runtime.evaluating import Evaluating
 from paceline.runtime.gathering import Assembly, Gathering
+from paceline.runtime.keeping import Keeping
 from paceline.runtime.member import Member
 from paceline.runtime.peering import Peering
-from paceline.runtime.saving import run_ended, save_run
+from paceline.runtime.saving import NEVER_PREPARED, keep_if_due, last_remarks, run_ended, save_run
 from paceline.store.budget import Batch
-from paceline.store.ledger import run_started
+from paceline.store.ledger import run_not_begun
 from paceline.trace import TraceWriter, events
 
 if TYPE_CHECKING:
     from paceline.runtime.virtual import VirtualLoop
 
-NEVER_PREPARED = "the script ended without pace.prepare(model, optimizer, loader), so nothing was trained."
 NO_MORE_PEERS = "peers that have begun take nobody in: nobody could hand the state over that it needs."
 
 
@@ -63,6 +63,7 @@ class Owner:
         self._gathering = Gathering(config)
         self._run: Assembly | None = None
         self.peering: Peering | None = None
+        self.keeping = Keeping(config, self.trace, self.now)
         self._stopping: m.Halt | None = None
         self._planned_epochs: int | None = None
         self._skipped = 0
@@ -201,6 +202,7 @@ class Owner:
         if self._planned_epochs is not None:
             self._plan(self._planned_epochs)
         self._zero_s = self._clock()
+        self.keeping.begin(run.ledger.pacer.clocks.version)
         self._enlist(members)
 
     def _enlist(self, members: list[Member]) -> None:
@@ -256,6 +258,8 @@ class Owner:
         self.ask_at = None if again_s is None else self.now() + again_s
         run.store.use_cores(self._idle_cores(len(decision.release)))
         scale = Carrier(self.config, run, self.members).carry_out(decision)
+        if not self.ending:
+            keep_if_due(self.keeping, run, self.members.values())
         for rank in sorted(decision.release):
             run.held.set_aside(rank)
             self._release(self.members[rank])
@@ -338,29 +342,25 @@ class Owner:
 
     def close(self) -> None:
         """Write what remains of the run: weights, a checkpoint if it did not finish, the trace's end."""
-        run = self._run
-        self.halted = self.last_word
+        run, self.halted = self._run, self.last_word
         if self.halted is None and self.members and all(member.lost for member in self.members.values()):
             self.halted = m.Halt("failed", "every worker failed")
+        self.keeping.tell(wait=True)
         if run is not None:
             self._save(run)
         else:  # even a run that never began has a trace, so that every reader can say why
             self.halted = self.halted or m.Halt("config", NEVER_PREPARED)
-            name, settings = self.config.protocol or "unknown", self.config.settings
-            self.trace.write(run_started(self.config, name, settings, self._simulated))
+            self.trace.write(run_not_begun(self.config, self._simulated))
         self.trace.write(run_ended(self.now(), self.halted))
         self.trace.close()
 
     def _save(self, run: Assembly) -> None:
         lead = min(self.members.values(), key=lambda member: (member.lost, member.rank))
         peers = self.peering.conclude(lead) if self.peering is not None else None
-        unfinished = self.halted is not None and (self.peering is None or peers is not None)
-        save_run(self.config, run, lead, checkpoint=unfinished, peers=peers)
-        lost = run.ledger.abandoned()
-        if lost and self.halted is None:
-            self.note("warning", f"{lost} samples were left by workers that died when nobody else was there")
-        if self._skipped:
-            self.note("warning", f"{self._skipped} gradients were not finite and were skipped")
+        whole, finished = self.peering is None or peers is not None, self.halted is None
+        save_run(self.config, run, lead, peers, whole=whole, finished=finished)
+        for text in last_remarks(run.ledger, self._skipped, finished):
+            self.note("warning", text)
 
     # -- small things -------------------------------------------------------------------------
 

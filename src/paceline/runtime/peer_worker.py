@@ -337,7 +337,7 @@ class PeerPace(Wearing):
     def _meet(self, message: Meet) -> Met:
         met = self._say(message, self._link.meet)
         self._me.members = met.members
-        self._until = met.until
+        self._until, self._save_at = met.until, met.save_at
         if met.release is not None:
             self._position = met.release.position
         return met

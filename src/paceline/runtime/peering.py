@@ -26,6 +26,7 @@ from paceline.runtime import messages as m
 from paceline.runtime.assembling import PeerAssembly, saved_peers
 from paceline.runtime.held import Held
 from paceline.runtime.member import Member, bad_gradient
+from paceline.runtime.peer_keeping import PeerKeeping
 from paceline.runtime.peer_line import PeerLine
 from paceline.runtime.remote_line import RemoteLine
 from paceline.runtime.standing import Standing
@@ -91,6 +92,7 @@ class Peering:
         self._asking: dict[int, m.Away] = {}
         """Who wants to evaluate, or to know how far apart the replicas are."""
         self._standing = Standing(run, owner.members)
+        self._keeping = PeerKeeping(run, owner, self._standing, self._mean)
         self._until: int | None = None
         self._longest_s = 0.0
         self._sums = 0
@@ -105,7 +107,7 @@ class Peering:
 
     def meet(self, member: Member, message: m.Meet, fds: list[int]) -> None:
         """A worker has come."""
-        if message.push is None:
+        if message.push is None and message.saved is None:
             self._note(events.Came(self._owner.now(), member.rank))
         replica = self._run.replicas[member.rank]
         for fd in fds:
@@ -129,6 +131,8 @@ class Peering:
         elif message.retires:
             member.asks = False
             answers = self._carry_out(self._meeting.retire(member.rank))
+        elif message.saved is not None:
+            answers = self._keeping.saved(member.rank, message.saved)
         else:
             answers = self._started_before(member.rank, message)
         self._book(member, message.push, set(answers), time.perf_counter() - began)
@@ -162,7 +166,7 @@ class Peering:
         self._unreleased.discard(member.rank)
         self._held.pop(member.rank, None)
         self._waiting.pop(member.rank, None)
-        answers = self._carry_out(self._meeting.leave(member.rank))
+        answers = self._carry_out(self._meeting.leave(member.rank)) | self._keeping.give_up()
         self._book(None, None, set(answers), 0.0)
         self._answer(answers)
 
@@ -284,6 +288,7 @@ class Peering:
             ledger.carried_out(fresh)
             ledger.pushed(fresh, now, push.samples, push.compute_s, spent, 1.0)
             self._report(member, push.values)
+            self._keeping.look()
         elif self._roll.answered:
             ledger.carried_out(ledger.released(now))
 
@@ -307,8 +312,8 @@ class Peering:
             clocks = self._run.ledger.pacer.clocks
             batch = self._draw(member) if member.wants else None
             release = m.Release(clocks.version, clocks.clock(member.rank), batch)
-        told = msgspec.structs.replace(met, members=self._meeting.active, release=release, until=self._until)
-        self._send(member, told)
+        told = {"members": self._meeting.active, "release": release, "until": self._until}
+        self._send(member, msgspec.structs.replace(met, **told, save_at=self._keeping.at))
 
     @property
     def _last_word(self) -> m.Halt | None:

@@ -54,7 +54,7 @@ from paceline.runtime.local import Local
 from paceline.runtime.places import COMMON, INITIAL, SEGMENT, WEIGHTS, Stretch
 from paceline.runtime.portions import Plan
 from paceline.runtime.sharing import Sharing
-from paceline.store.checkpoint import partial_of
+from paceline.store.folders import partial_of
 from paceline.store.layout import Layout
 from paceline.store.replicas import PARAMETERS, answer_bytes
 

@@ -17,7 +17,7 @@ from paceline.runtime.host_messages import HOST, SHARED, WORKER, Belongs, Dismis
 from paceline.runtime.peer_line import PeerLine
 from paceline.runtime.places import INITIAL, SEGMENT, WEIGHTS
 from paceline.runtime.portions import Plan
-from paceline.store.checkpoint import partial_of
+from paceline.store.folders import partial_of
 from paceline.store.layout import Layout
 
 if TYPE_CHECKING:

@@ -10,16 +10,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from paceline.errors import RunStopped
 from paceline.protocols.meeting import SETTLING
 from paceline.protocols.peer import Done, Me, Operation, Peer, settles
 from paceline.runtime.link import StoreLink
-from paceline.runtime.messages import Meet
+from paceline.runtime.messages import Meet, Met
 from paceline.runtime.randomness import Randomness
 from paceline.runtime.remembering import load_peer, save_peer
 from paceline.runtime.worker import WorkerPace
 from paceline.store.budget import Batch
-from paceline.store.checkpoint import partial_of
+from paceline.store.folders import partial_of
 
 
 class Resuming(WorkerPace):
@@ -33,6 +35,7 @@ class Resuming(WorkerPace):
         self._lane = 0
         self._iterations = 0
         self._until: int | None = None
+        self._save_at: int | None = None
         self._saved = False
         self._random: Randomness | None = None
         self._epoch = -1
@@ -41,6 +44,9 @@ class Resuming(WorkerPace):
         raise NotImplementedError
 
     def _say(self, message: Meet, how: Callable[[Meet, tuple[int, ...]], Any]) -> Any:
+        raise NotImplementedError
+
+    def _meet(self, message: Meet) -> Met:
         raise NotImplementedError
 
     def _settle(self) -> None:
@@ -65,16 +71,29 @@ class Resuming(WorkerPace):
     def _completed(self) -> None:
         """An iteration is; if the run was stopped and this is the last, leave what it takes to go on."""
         self._iterations += 1
-        if self._iterations != self._until:
-            return
-        if settles(self._protocol):
-            self._settle()
+        if self._iterations == self._until:
+            if settles(self._protocol):
+                self._settle()
+            self._save()
+            self._saved = True
+            raise RunStopped("interrupted")
+        if self._iterations == self._save_at:
+            self._save_and_wait()
+
+    def _save(self) -> None:
         assert self._optimizer is not None
         folder = partial_of(self._link.config.path / "checkpoint")
         own = None if self._shared else self._optimizer
         save_peer(folder, self._me, own, self._all_buffers(), self._epoch)
-        self._saved = True
-        raise RunStopped("interrupted")
+
+    def _save_and_wait(self) -> None:
+        """A checkpoint on the way: go on once all have saved theirs, or somebody could not."""
+        why = ""
+        try:
+            self._save()
+        except (OSError, SafetensorError) as error:
+            why = f"rank {self.rank}: {error}"
+        self._meet(Meet(saved=why))
 
     def _resume(self) -> None:
         """Begin where a stopped run ended."""

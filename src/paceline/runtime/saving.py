@@ -2,27 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from paceline.config import RunConfig
-from paceline.runtime.gathering import Assembly, run_state
+from paceline.runtime.gathering import Assembly
+from paceline.runtime.keeping import Keeping
 from paceline.runtime.member import Member
 from paceline.runtime.messages import Halt
-from paceline.store.checkpoint import model_state, save_checkpoint, save_weights
+from paceline.store.checkpoint import (
+    model_state,
+    remove_checkpoint,
+    save_weights,
+    write_checkpoint,
+)
+from paceline.store.ledger import Ledger
 from paceline.trace.events import RunEnded
 
+NEVER_PREPARED = "the script ended without pace.prepare(model, optimizer, loader), so nothing was trained."
 
-def save_run(config: RunConfig, run: Assembly, lead: Member, *, checkpoint: bool, peers: int | None) -> None:
+
+def save_run(
+    config: RunConfig, run: Assembly, lead: Member, peers: int | None, *, whole: bool, finished: bool
+) -> None:
     """The weights, with the lead's buffers; and what it takes to go on, if the run did not finish.
 
-    `peers`: how many workers have saved their own part of that.
+    `peers`: how many workers have saved their own part of that; `whole`: whether nobody's is missing.
     """
+    folder = config.path / "checkpoint"
+    if whole and not finished:
+        write_checkpoint(folder, run.snapshot(lead, peers))
     memory = lead.segment.bytes if lead.segment else None
-    if checkpoint:
-        state = run_state(run.ledger, run.store, peers, run.shared)
-        save_checkpoint(config.path / "checkpoint", run.store, memory, state)
     weights = model_state(run.store.layout, run.store.views, memory)
     save_weights(config.path / "weights.safetensors", weights)
+    if finished:
+        remove_checkpoint(folder)
+
+
+def keep_if_due(keeping: Keeping, run: Assembly, members: Iterable[Member]) -> None:
+    """A checkpoint while the run goes on: after an update, before anybody is released.
+
+    With no gradient held, so that every sample counted is in the weights; and with the buffers of the
+    first worker that sleeps, since those of others may be changing.
+    """
+    clocks = run.ledger.pacer.clocks
+    if clocks.held or not keeping.due(clocks.version):
+        return
+    there = (each for each in members if each.asks and not each.gone and each.segment is not None)
+    lead = min(there, key=lambda each: each.rank, default=None)
+    if lead is not None:
+        keeping.keep(clocks.version, run.ledger.samples, lambda: run.take(lead))
+
+
+def last_remarks(ledger: Ledger, skipped: int, finished: bool) -> Iterator[str]:
+    """What people should be warned of when the run is over."""
+    lost = ledger.abandoned()
+    if lost and finished:
+        yield f"{lost} samples were left by workers that died when nobody else was there"
+    if skipped:
+        yield f"{skipped} gradients were not finite and were skipped"
 
 
 def run_ended(now: float, halted: Halt | None) -> RunEnded:

@@ -88,10 +88,10 @@ def _say_goodbye(pace: WorkerPace, link: StoreLink, error: BaseException | None,
 
 def _leave_a_trace(seat: Seat, error: BaseException, text: str) -> None:
     """A lone script that failed before it joined."""
-    from paceline.store.ledger import run_started
+    from paceline.store.ledger import run_not_begun
 
     writer = TraceWriter(seat.config.path / "trace.jsonl")
-    writer.write(run_started(seat.config, seat.config.protocol or "unknown", seat.config.settings, False))
+    writer.write(run_not_begun(seat.config, simulated=False))
     writer.write(events.RunEnded(0.0, "failed", text, isinstance(error, ConfigError)))
     writer.close()
 

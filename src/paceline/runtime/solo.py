@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -28,10 +27,18 @@ from paceline.protocols.bsp import BSP
 from paceline.protocols.compression import check_family
 from paceline.protocols.settings import make_any, resolved
 from paceline.runtime.emulation import Emulation
+from paceline.runtime.keeping import Keeping
 from paceline.runtime.loader import count_samples
 from paceline.runtime.pace import Pace, catch_up, replace_step
 from paceline.runtime.randomness import Randomness
-from paceline.store.checkpoint import other_model, read_checkpoint, save_weights
+from paceline.store.checkpoint import (
+    Snapshot,
+    other_model,
+    read_checkpoint,
+    remove_checkpoint,
+    save_weights,
+    write_checkpoint,
+)
 from paceline.store.layout import plain_name
 from paceline.store.ledger import Ledger
 from paceline.store.optimizers import export_state, import_state
@@ -119,6 +126,7 @@ class LonePace(Alone):
         self._steps = self._skipped = 0
         self._taken: list[_Step] = []
         self._stop = False
+        self._keeping = Keeping(config, self._trace, self.now)
         signal.signal(signal.SIGTERM, lambda *_: self._ask_to_stop())
 
     def now(self) -> float:
@@ -141,6 +149,7 @@ class LonePace(Alone):
         )
         self._zero_s = time.monotonic()
         self._ledger.join(0, 0.0)
+        self._keeping.begin(self._steps)
         if loader is None:
             self._emulation.begin()
         self._loader = loader
@@ -186,10 +195,15 @@ class LonePace(Alone):
         self._skipped += not usable
         if now >= self._flush_at:
             self._write_down()
+            self._keeping.tell()
             self._trace.flush()
             self._flush_at = now + FLUSH_S
         if self._stop:
             raise RunStopped("interrupted")
+        if self._keeping.due(self._steps):
+            self._write_down()
+            self._keeping.keep(self._steps, self._ledger.samples, self._take)
+            self._keeping.tell()
         return result
 
     def _check(self) -> bool:
@@ -267,9 +281,12 @@ class LonePace(Alone):
         self._ledger.leave(0, self.now(), reason, text)
         if self._skipped:
             self._warn(f"{self._skipped} gradients were not finite and were skipped")
+        self._keeping.tell(wait=True)
         save_weights(self._config.path / "weights.safetensors", self._weights())
-        if error is not None:
-            self._save()
+        if error is None:
+            remove_checkpoint(self._config.path / "checkpoint")
+        else:
+            write_checkpoint(self._config.path / "checkpoint", self._snapshot())
 
     def close(self, status: str, text: str, mistake: bool) -> None:
         """The last word of the trace."""
@@ -281,14 +298,13 @@ class LonePace(Alone):
         named = self._model.state_dict().items()
         return {plain_name(name): t.detach().contiguous().clone() for name, t in named}
 
-    def _save(self) -> None:
-        assert self._model is not None
+    def _take(self) -> Callable[[], Snapshot]:
+        taken = self._snapshot()
+        return lambda: taken
+
+    def _snapshot(self) -> Snapshot:
         assert self._optimizer is not None
-        folder = self._config.path / "checkpoint"
-        folder.mkdir(exist_ok=True)
         tensors, values = export_state(self._optimizer)
-        save_weights(folder / "model.safetensors", self._weights())
-        save_file(tensors, folder / "optimizer.safetensors")
         state = LoneState(
             passes=max(self._passes - 1, 0),
             batches=self._batches,
@@ -299,7 +315,7 @@ class LonePace(Alone):
             began=self._began,
             stopped=Randomness.now(self._loader),
         )
-        (folder / "lone.json").write_bytes(msgspec.json.encode(state))
+        return Snapshot(self._weights(), tensors, "lone.json", msgspec.json.encode(state))
 
     def _restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         folder = Path(self._config.resume or "")

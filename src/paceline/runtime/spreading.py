@@ -30,8 +30,10 @@ from paceline.runtime.held import HeldGradients
 from paceline.runtime.host_messages import SHARED
 from paceline.runtime.member import Member
 from paceline.runtime.owner import Owner
+from paceline.runtime.portion_keeping import PortionAssembly
 from paceline.runtime.portions import COORDINATOR, Broke, Fresh, HolderPlace, Plan, Staged, Wake
 from paceline.runtime.remote_line import RemoteLine
+from paceline.store.folders import saved_in
 from paceline.store.optimizers import export_state, import_state
 from paceline.store.parameters import Gradients, ParameterStore
 from paceline.store.portions import FirstPortion, Keep, Parts, Pushed, Sum, cut, of_whole, to_whole
@@ -73,6 +75,7 @@ class SpreadOwner(Owner):
         self._coordinator = coordinator
         self._plan_: Plan | None = None
         self._store: FirstPortion | None = None
+        self._parted: PortionAssembly | None = None
         self._places: dict[Member, Place] = {}
         self._coming: dict[Place, Coming] = {}
         self._staged: dict[Place, dict[int, Staged]] = {}
@@ -104,8 +107,7 @@ class SpreadOwner(Owner):
             number = 2 + [holder.number for holder in plan.holders].index(host.number)
             text = (
                 f"host {host.name}, which held portion {number} of {len(plan.portions)} of the weights, "
-                f"is {why}. "
-                "They are lost: begin anew, or resume the checkpoint that the run began with."
+                f"is {why}. They are lost: {self._instead}."
             )
             self._coordinator.give_up(text)
             self.halt("failed", text)
@@ -114,8 +116,15 @@ class SpreadOwner(Owner):
         """Have this called while the loop waits for holders: it may find that one is lost."""
         self._coordinator.look = look
 
+    @property
+    def _instead(self) -> str:
+        if saved_in(self.config.path) is not None:
+            return "resume the last checkpoint"
+        return "begin anew, or resume the checkpoint that the run began with"
+
     def conclude(self) -> None:
         """The loop is over: get the weights back, to be saved."""
+        self.keeping.tell(wait=True)
         if self._plan_ is not None:
             try:
                 self._gather(self._plan_, self._started)
@@ -174,8 +183,9 @@ class SpreadOwner(Owner):
         if plan.clip_norm is not None:
             own.norm_by_parameter()
             own.others_add_up = self._others_add_up
-        run.store = self._store = own
-        run.held = PortionHeld(own)
+        self._store = own
+        self._run = self._parted = PortionAssembly(run, own, plan, self._coordinator.arrived)
+        self._run.held = PortionHeld(own)
         for member in members:
             assert member.segment is not None
             member.gradients = Gradients(own.layout, member.segment.bytes)
@@ -251,6 +261,7 @@ class SpreadOwner(Owner):
         finally:
             self._deciding = False
             self._order()
+            self._send_for_portions()
 
     def _others_add_up(self, parts: Parts) -> Callable[[], list[float]]:
         """Let the holders begin; the loop then waits for them, as it can decide nothing before."""
@@ -265,6 +276,13 @@ class SpreadOwner(Owner):
         if store is not None and not self._deciding and (store.done or self._wakes):
             self._coordinator.order([*store.done, *self._wakes])
             store.done, self._wakes = [], []
+
+    def _send_for_portions(self) -> None:
+        """For a checkpoint that was taken with the last order."""
+        run = self._parted
+        if run is not None and run.wanted is not None:
+            self._coordinator.ask(run.wanted)
+            run.wanted = None
 
     def send(self, member: Member, message: m.FromStore, fds: tuple[int, ...] = ()) -> None:
         """Who is released also gets weights of all holders, and does not go on before."""
@@ -322,4 +340,4 @@ class SpreadOwner(Owner):
         if self._whole:
             super()._save(run)
         else:
-            self.note("error", "neither weights nor a checkpoint could be saved: a portion of them is lost")
+            self.note("error", "neither weights nor a newer checkpoint could be saved: a portion is lost")

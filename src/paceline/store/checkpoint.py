@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from safetensors import SafetensorError
@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from paceline.errors import TraceError
+from paceline.store.folders import partial_of, previous_of
 from paceline.store.layout import Layout
-from paceline.store.optimizers import export_state, import_state
+from paceline.store.optimizers import import_state
 from paceline.store.parameters import ParameterStore
 
 VERSION = 1
@@ -67,27 +68,72 @@ def save_weights(path: Path, state: dict[str, Tensor]) -> None:
     os.replace(partial, path)
 
 
-def partial_of(folder: Path) -> Path:
-    """Where a checkpoint is made before it takes its place."""
-    return folder.with_name(folder.name + ".partial")
+class Snapshot(NamedTuple):
+    """A run at one moment, in memory of its own: it can be written down while the run goes on."""
+
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    name: str
+    """Of the file for the rest."""
+    state: bytes
+    beside: bool = False
+    """Whether workers have put files of their own where it is made."""
 
 
-def save_checkpoint(folder: Path, store: ParameterStore, segment: Tensor | None, state: RunState) -> None:
-    """Write everything needed to go on."""
+def snapshot(store: ParameterStore, segment: Tensor | None, state: RunState) -> Snapshot:
+    """Everything needed to go on, as it stands now."""
+    tensors, values = store.export()
+    model = {slot: t.contiguous().clone() for slot, t in store.named_weights()}
+    return pack(model | buffers_of(store.layout, segment), tensors, values, state)
+
+
+def pack(
+    model: dict[str, Tensor], tensors: dict[str, Tensor], values: dict[str, Any], state: RunState
+) -> Snapshot:
+    """Copies of weights, buffers and the optimizer's state, and the rest, as one."""
+    whole = msgspec.structs.replace(state, optimizer=values)
+    text = msgspec.json.format(msgspec.json.encode(whole))
+    return Snapshot(model, tensors, "state.json", text, beside=state.peers is not None)
+
+
+def write_checkpoint(folder: Path, taken: Snapshot) -> None:
+    """Write it down, whole or not at all; the checkpoint before stays until this one is on the disk."""
     partial = partial_of(folder)
-    if state.peers is None:
+    if not taken.beside:
         shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True, exist_ok=True)
-    tensors, values = export_state(store.optimizer)
-    save_file(
-        {slot: t.contiguous().clone() for slot, t in store.named_weights()} | _buffers(store, segment),
-        partial / "model.safetensors",
-    )
-    save_file(tensors, partial / "optimizer.safetensors")
-    state = msgspec.structs.replace(state, optimizer=values)
-    (partial / "state.json").write_bytes(msgspec.json.format(msgspec.json.encode(state)))
-    shutil.rmtree(folder, ignore_errors=True)
+    save_file(taken.model, partial / "model.safetensors")
+    save_file(taken.optimizer, partial / "optimizer.safetensors")
+    (partial / taken.name).write_bytes(taken.state)
+    for path in (*partial.iterdir(), partial):
+        _to_disk(path)
+    _change_places(partial, folder)
+    _to_disk(folder.parent)
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Leave nothing of it: the run has finished."""
+    for each in (folder, partial_of(folder), previous_of(folder)):
+        shutil.rmtree(each, ignore_errors=True)
+
+
+def _change_places(partial: Path, folder: Path) -> None:
+    """Two renames, since a folder cannot take another's place: between them the old one is `previous`."""
+    previous = previous_of(folder)
+    if folder.exists():
+        shutil.rmtree(previous, ignore_errors=True)
+        os.replace(folder, previous)
     os.replace(partial, folder)
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def _to_disk(path: Path) -> None:
+    """Not in memory only: a power cut must not leave names without their contents."""
+    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def load_checkpoint(folder: Path, store: ParameterStore) -> tuple[RunState, dict[str, Tensor]]:
@@ -134,8 +180,9 @@ def _read(
         ) from None
 
 
-def _buffers(store: ParameterStore, segment: Tensor | None) -> dict[str, Tensor]:
+def buffers_of(layout: Layout, segment: Tensor | None) -> dict[str, Tensor]:
+    """A copy of a worker's buffers, by name."""
     if segment is None:
         return {}
-    views = store.layout.buffer_views(segment)
-    return {slot.name: v.contiguous().clone() for slot, v in zip(store.layout.buffers, views, strict=True)}
+    views = layout.buffer_views(segment)
+    return {slot.name: v.contiguous().clone() for slot, v in zip(layout.buffers, views, strict=True)}

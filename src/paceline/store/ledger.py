@@ -45,6 +45,11 @@ def run_started(config: RunConfig, name: str, settings: dict[str, Any], simulate
     )
 
 
+def run_not_begun(config: RunConfig, simulated: bool) -> events.RunStarted:
+    """The same for a run that came to nothing before its protocol was known."""
+    return run_started(config, config.protocol or "unknown", config.settings, simulated)
+
+
 class Ledger:
     """Pacer, budget and trace of one run."""
 

@@ -116,14 +116,19 @@ def _adjusted(group: GroupSettings, factors: Mapping[str, float]) -> GroupSettin
     return changed
 
 
-def export_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Optimizer state as named tensors and plain values, in the order of the parameters."""
+def export_state(
+    optimizer: torch.optim.Optimizer, *, copied: bool = False
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Optimizer state as named tensors and plain values, in the order of the parameters.
+
+    `copied`: whether its tensors are nobody else's, and need no copy."""
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
     for index, state in optimizer.state_dict()["state"].items():
         for key, value in state.items():
             if isinstance(value, Tensor):
-                tensors[f"{index}.{key}"] = value.contiguous().clone()
+                whole = value.contiguous()
+                tensors[f"{index}.{key}"] = whole if copied else whole.clone()
             else:
                 values[f"{index}.{key}"] = value
     return tensors, values

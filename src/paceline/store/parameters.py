@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from paceline.store.optimizers import (
     adjust,
     apply_settings,
     build_optimizer,
+    export_state,
 )
 from paceline.store.pieces import Piece, Pieces
 
@@ -87,6 +89,16 @@ class ParameterStore:
             self._pieces.hand_back(self._optimizer, self._trained)
             self._pieces = None
         return self._optimizer
+
+    def export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """A copy of the optimizer's state, by parameter; steps go on as before."""
+        if self._pieces is None:
+            return export_state(self._optimizer)
+        self._pieces.hand_back(self._optimizer, self._trained)
+        try:
+            return export_state(self._optimizer, copied=True)
+        finally:
+            self._optimizer.state.clear()  # the pieces have it
 
     def step_singly(self) -> None:
         """From now on every parameter is stepped by itself."""

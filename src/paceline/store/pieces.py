@@ -89,9 +89,9 @@ class Stretch:
     def hand_back(self) -> dict[int, State]:
         """Each parameter's own state, by its index among the trained ones."""
         states = [piece.optimizer.state.get(piece.weights, {}) for piece in self.pieces]
-        whole = {key: _joined([state[key] for state in states]) for key in states[0]}
+        values = {key: [state[key] for state in states] for key in states[0]}
         return {
-            index: {key: self._own(value, slot, first) for key, value in whole.items()}
+            index: {key: self._own(parts, slot, first) for key, parts in values.items()}
             for index, slot, first in self.slots
         }
 
@@ -105,10 +105,19 @@ class Stretch:
             return flat
         return first if all(value == first for value in values) else _UNLIKE
 
-    def _own(self, value: Any, slot: Slot, first: int) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return (_view(value, slot, first - self.start) if value.dim() else value).clone()
+    def _own(self, parts: list[Any], slot: Slot, first: int) -> Any:
+        """A copy of a parameter's own: what lies beside the weights from all pieces, the rest is the same."""
+        value = parts[0]
+        if not isinstance(value, Tensor) or not value.dim():
+            return value.clone() if isinstance(value, Tensor) else value
+        stop = first + prod(slot.shape)
+        flat = value.new_empty(stop - first)
+        for piece, part in zip(self.pieces, parts, strict=True):
+            start, end = max(first, piece.span.start), min(stop, piece.span.stop)
+            if start < end:
+                there = slice(start - piece.span.start, end - piece.span.start)
+                flat[start - first : end - first].copy_(part[there])
+        return _view(flat, slot, 0)
 
 
 class Pieces:
@@ -175,9 +184,3 @@ def _part(value: Any, part: slice) -> Any:
     if not isinstance(value, Tensor):
         return value
     return value[part] if value.dim() else value.clone()
-
-
-def _joined(values: list[Any]) -> Any:
-    """State of a whole stretch: what lies beside the weights is put together, the rest is the same."""
-    first = values[0]
-    return torch.cat(values) if isinstance(first, Tensor) and first.dim() else first

@@ -187,6 +187,18 @@ class Note(Event, frozen=True, gc=False, tag="note"):
     text: str
 
 
+class Kept(Event, frozen=True, gc=False, tag="kept"):
+    """A checkpoint was taken at `t` and is on the disk now; written when it is, so its `t` lies before."""
+
+    version: int
+    """Updates that are in it."""
+    samples: int
+    copy_s: float
+    """How long training waited for it."""
+    write_s: float = 0.0
+    """How long writing took meanwhile."""
+
+
 class Progress(Event, frozen=True, gc=False, tag="progress"):
     """Where a summarised run stands."""
 
@@ -236,6 +248,7 @@ AnyEvent = (
     | Reported
     | Evaluated
     | Note
+    | Kept
     | Progress
     | Totals
     | RunEnded

@@ -1,0 +1,26 @@
+"""Where the checkpoint of a run is, while it is made and once it is whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def partial_of(folder: Path) -> Path:
+    """Where a checkpoint is made before it takes its place."""
+    return folder.with_name(folder.name + ".partial")
+
+
+def previous_of(folder: Path) -> Path:
+    """Where the checkpoint before it is, for the moment in which they change places."""
+    return folder.with_name(folder.name + ".previous")
+
+
+def saved_in(run: Path) -> Path | None:
+    """The newest checkpoint of a run that is whole; a run killed between two renames has the one before."""
+    places = (run / "checkpoint", previous_of(run / "checkpoint"))
+    return next((each for each in places if is_checkpoint(each)), None)
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether it holds one, damaged or not."""
+    return (folder / "model.safetensors").is_file()
