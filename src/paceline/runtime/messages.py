@@ -132,6 +132,8 @@ class Meet(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Over a collective fabric: what else is to be known."""
     stage: int = 0
     """How far that model has come."""
+    packed: int = 0
+    """Bytes of the compressed vector that lies in its place instead; 0: it lies there as it is."""
 
 
 class Computed(msgspec.Struct, frozen=True, tag=True):
