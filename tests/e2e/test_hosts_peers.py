@@ -197,11 +197,19 @@ def test_a_wire_cut_again_and_again_loses_and_doubles_nothing(
     assert apart.wire.connections > 2
 
 
-@pytest.mark.parametrize("protocol", ["allreduce", "dpsgd", "hpsgd", "local_sgd", "osp", "selsync"])
-def test_a_cut_wire_changes_no_bit(lab: Lab, elsewhere: LocalEngine, protocol: str) -> None:
+@pytest.mark.parametrize(
+    ("protocol", "way"),
+    [
+        *((protocol, "none") for protocol in ("allreduce", "dpsgd", "hpsgd", "local_sgd", "osp", "selsync")),
+        *(("allreduce", "int8"), ("osp", "int8"), ("hpsgd", "topk:0.05"), ("selsync", "powersgd:2")),
+        *(("dpsgd", "bf16"), ("local_sgd", "fp16")),
+    ],
+)
+def test_a_cut_wire_changes_no_bit(lab: Lab, elsewhere: LocalEngine, protocol: str, way: str) -> None:
     """Whatever was on its way: vectors, answers, answers to what was started, replicas to be evaluated."""
     args = ("peers.py", "momentum", "--evaluate", "lead")
-    dials: dict[str, Any] = {"workers": 4, "protocol": protocol, "settings": TIGHT.get(protocol, {})}
+    settings = TIGHT.get(protocol, {})
+    dials: dict[str, Any] = {"workers": 4, "protocol": protocol, "settings": settings, "compress": way}
     near = lab.trained(*args, **dials, private_weights=True)
     apart = Apart(lab, elsewhere, *args, here=2, **dials)
     apart.host(2)
