@@ -219,5 +219,7 @@ def _stepped(target: Tensor, wired: bool) -> tuple[Tensor, Wire]:
 def _largest(target: Tensor, kept: int, native: torch.dtype) -> tuple[Tensor, Wire]:
     at = target.abs().topk(kept, sorted=False).indices
     largest = target[at]
-    wire = Wire(Form.PLACES, kept, (at.to(torch.int32), largest.to(native)))
+    wire = WHOLE
+    if target.numel() <= torch.iinfo(torch.int32).max:
+        wire = Wire(Form.PLACES, kept, (at.to(torch.int32), largest.to(native)))
     return torch.zeros_like(target).index_copy_(0, at, largest), wire
