@@ -92,13 +92,15 @@ def test_bytes_are_counted_as_they_would_be_sent(lab: Lab) -> None:
         met = run.of(Exchanged)
         assert len(met) == 3
         assert run.result.compress == way
-        assert run.result.bytes_sent == run.result.bytes_received == 3 * sum(event.bytes for event in met)
+        assert run.result.bytes_sent == 3 * sum(event.bytes for event in met)
         assert run.result.bytes_sent_each == [sum(event.bytes for event in met)] * 3
         sent[way] = run.result.bytes_sent
+        whole = sent["none"] if way != "none" else run.result.bytes_received
+        assert run.result.bytes_received == min(whole, 2 * sent[way]), "two others' vectors, or the mean"
     assert sent["fp16"] == sent["bf16"] == sent["none"] / 4, "of eight bytes two are left"
     assert sent["none"] / 8 < sent["int8"] < sent["none"] / 7
     assert sent["topk:0.1"] == pytest.approx(0.1 * 12 / 8 * sent["none"], rel=0.05)
-    assert sent["powersgd:2"] < sent["none"] / 1.5
+    assert sent["powersgd:2"] < sent["none"]
 
 
 # -- trouble ------------------------------------------------------------------------------------------

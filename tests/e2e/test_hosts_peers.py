@@ -92,6 +92,56 @@ def test_two_hosts_arrive_where_one_does_bit_for_bit(
     assert far.used() == once(EPOCHS, SAMPLES)
 
 
+SLIM = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+pace = paceline.join()
+torch.set_num_threads(1)  # gradients have other bits with more, and a lone worker of a host has
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(40, 120), torch.nn.BatchNorm1d(120), torch.nn.Linear(120, 40))
+x, y = torch.randn(58, 40), torch.randint(40, (58,))
+loader = DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for _ in pace.epochs(2):
+    for x, y in loader:
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+WAYS = ["topk:0.05", "int8", "powersgd:2", "fp16", "bf16"]
+COMPRESSED = [
+    (protocol, way)
+    for protocol in ("allreduce", "dpsgd", "ds_sync", "easgd", "hpsgd", "osp", "selsync")
+    for way in (WAYS[3:] if protocol in ("dpsgd", "ds_sync") else WAYS)
+    if (protocol, way) != ("osp", "powersgd:2")
+]
+
+
+@pytest.mark.parametrize(("protocol", "way"), COMPRESSED)
+@pytest.mark.parametrize("here", [1, 2, 0])
+def test_compressed_two_hosts_arrive_where_one_does_bit_for_bit_with_the_bytes_that_are_told(
+    lab: Lab, elsewhere: LocalEngine, protocol: str, way: str, here: int
+) -> None:
+    """Also what a host adds up itself of what the other sends; the last round is not full."""
+    settings = TIGHT.get(protocol, {})
+    dials: dict[str, Any] = {"workers": 3, "protocol": protocol, "settings": settings, "compress": way}
+    script = lab.script(SLIM)
+    near = lab.trained(script, **dials)
+    apart = Apart(lab, elsewhere, script, here=here, **dials)
+    apart.host(3 - here)
+    far = trained(apart)
+    assert_equal(far.weights, near.weights)
+    model = sum(each.numel() * each.element_size() for each in far.weights.values())
+    sent = sum(far.result.bytes_sent_each[here:])
+    replicas = 2 * (3 - here) * model  # with what stands for them, when their workers leave
+    assert sent < apart.wire.there_bytes < 1.1 * sent + replicas + model
+    got = far.result.bytes_received / 3 * (3 - here if protocol == "dpsgd" else 1)
+    assert apart.wire.back_bytes < 1.1 * got + 2 * model, "a mixture is one worker's, an average one host's"
+
+
 WIDE = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -131,11 +181,19 @@ def test_a_wire_cut_again_and_again_loses_and_doubles_nothing(
     assert apart.wire.connections > 2
 
 
-@pytest.mark.parametrize("protocol", ["allreduce", "dpsgd", "hpsgd", "local_sgd", "osp", "selsync"])
-def test_a_cut_wire_changes_no_bit(lab: Lab, elsewhere: LocalEngine, protocol: str) -> None:
+@pytest.mark.parametrize(
+    ("protocol", "way"),
+    [
+        *((protocol, "none") for protocol in ("allreduce", "dpsgd", "hpsgd", "local_sgd", "osp", "selsync")),
+        *(("allreduce", "int8"), ("osp", "int8"), ("hpsgd", "topk:0.05"), ("selsync", "powersgd:2")),
+        *(("dpsgd", "bf16"), ("local_sgd", "fp16")),
+    ],
+)
+def test_a_cut_wire_changes_no_bit(lab: Lab, elsewhere: LocalEngine, protocol: str, way: str) -> None:
     """Whatever was on its way: vectors, answers, answers to what was started, replicas to be evaluated."""
     args = ("peers.py", "momentum", "--evaluate", "lead")
-    dials: dict[str, Any] = {"workers": 4, "protocol": protocol, "settings": TIGHT.get(protocol, {})}
+    settings = TIGHT.get(protocol, {})
+    dials: dict[str, Any] = {"workers": 4, "protocol": protocol, "settings": settings, "compress": way}
     near = lab.trained(*args, **dials, private_weights=True)
     apart = Apart(lab, elsewhere, *args, here=2, **dials)
     apart.host(2)

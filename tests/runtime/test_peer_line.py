@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import msgspec
@@ -11,19 +12,34 @@ from torch import Tensor, nn
 
 from paceline.config import RunConfig
 from paceline.errors import RunError
+from paceline.fabric.channel import Channel
 from paceline.fabric.segment import Segment
+from paceline.protocols.compression import Compression
 from paceline.protocols.meeting import Call
 from paceline.protocols.parts import Part
 from paceline.protocols.peer import Rule
 from paceline.runtime import messages as m
+from paceline.runtime.arriving import Arriving
 from paceline.runtime.guests import RemoteHost
-from paceline.runtime.host_messages import HOST, WORKER, FromHost, Lend
-from paceline.runtime.places import COMMON, FIRST_LENT, MOST_LENT, OWN, SEGMENT, WEIGHTS, Places
+from paceline.runtime.host_messages import HOST, WORKER, FromHost, Lend, Staged, Sum, Term
+from paceline.runtime.local import Local
+from paceline.runtime.places import COMMON, FIRST_LENT, MOST_LENT, OWN, SEGMENT, STAGED, WEIGHTS, Places
 from paceline.runtime.remote_line import Heard
+from paceline.store.compression import encode
 from paceline.store.cutting import cut_of
 from paceline.store.layout import Layout, describe
 from paceline.store.optimizers import OptimizerSpec
-from paceline.store.replicas import BUFFERS, GRADIENTS, LENT, PARAMETERS, Replica, answer_bytes
+from paceline.store.replicas import (
+    BUFFERS,
+    GRADIENTS,
+    LENT,
+    PARAMETERS,
+    Replica,
+    Summing,
+    answer_bytes,
+    parameter_parts,
+)
+from paceline.store.wire_form import write, written_bytes
 
 Memories = dict[int, Tensor]
 
@@ -90,9 +106,9 @@ def test_the_stretches_of_some_tensors_are_those_and_no_others(
 class Elsewhere:
     """A host with one peer, as the run's host knows it."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, compress: str = "none") -> None:
         self.heard: list[Heard] = []
-        config = RunConfig(run="", folder="", workers=2)
+        config = RunConfig(run="", folder="", workers=2, compress=compress)
         self.host = RemoteHost("there", self.heard.append, lambda: None, (1,), config)
         self.says(m.Register(layout, OptimizerSpec("SGD", ()), None, True))
         sizes = (layout.segment_bytes, layout.weights_bytes, answer_bytes(layout), answer_bytes(layout))
@@ -157,3 +173,108 @@ def test_nobody_lends_without_end(layout: Layout) -> None:
         elsewhere.tells(Lend())
     with pytest.raises(RunError, match=f"more than {MOST_LENT} memories"):
         elsewhere.tells(Lend())
+
+
+# -- compressed ---------------------------------------------------------------------------------------
+
+
+def squeezed(layout: Layout, seed: int) -> tuple[bytes, list[Tensor]]:
+    """A vector like the parameters, compressed, and what arrives of it."""
+    drawn = torch.Generator().manual_seed(seed)
+    like = parameter_parts(layout, torch.zeros(layout.weights_bytes, dtype=torch.uint8))
+    flats = [torch.randn(part.numel(), generator=drawn).to(part.dtype) for part in like]
+    encoded = [encode(Compression("int8"), flat, wired=True) for flat in flats]
+    pieces = [(each.decoded.numel(), each.wire) for each in encoded]
+    memory = torch.zeros(written_bytes(pieces), dtype=torch.uint8)
+    write(pieces, memory)
+    return memory.numpy().tobytes(), [each.decoded for each in encoded]
+
+
+def test_a_compressed_vector_is_put_where_its_worker_names_it(layout: Layout) -> None:
+    elsewhere, (data, arrives) = Elsewhere(layout, "int8"), squeezed(layout, 0)
+    elsewhere.tells(Lend())
+    elsewhere.tells(Staged(len(data)))
+    elsewhere.host.place(0, STAGED, 0, len(data))[:] = data
+    elsewhere.says(m.Meet(Call(**AVERAGE), place=LENT, packed=len(data)))
+    there = Segment(elsewhere.heard[-1].fds[0], answer_bytes(layout))
+    there.close_fd()
+    for got, sent in zip(parameter_parts(layout, there.bytes), arrives, strict=True):
+        assert torch.equal(got, sent)
+    with pytest.raises(RunError, match="not agreed on"):
+        elsewhere.host.place(0, STAGED, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("staged", "message"),
+    [
+        (None, m.Meet(Call(**AVERAGE), place=LENT, packed=8)),
+        (8, m.Meet(Call(**AVERAGE), place=LENT, packed=16)),
+        (8, m.Meet(Call(**AVERAGE), place=LENT)),
+        (8, m.Meet(Call(**AVERAGE), place=LENT, packed=-8)),
+        (8, m.Meet(Call(**AVERAGE), place=PARAMETERS, packed=8)),
+        (8, m.Meet(Call(**AVERAGE), place=LENT + 1, packed=8)),
+        (8, m.Meet(Call("agree"), place=LENT, packed=8)),
+        (8, m.Meet(place=LENT, packed=8)),
+        (8, m.Meet(Call(**AVERAGE), place=LENT, packed=8)),
+    ],
+)
+def test_a_compressed_vector_that_was_not_sent_or_is_none_is_refused(
+    layout: Layout, staged: int | None, message: m.Meet
+) -> None:
+    elsewhere = Elsewhere(layout, "int8")
+    elsewhere.tells(Lend())
+    if staged is not None:
+        elsewhere.tells(Staged(staged))
+    before = len(elsewhere.heard)
+    with pytest.raises(RunError, match=r"that was not sent|within a header"):
+        elsewhere.says(message)
+    assert len(elsewhere.heard) == before
+
+
+@pytest.mark.parametrize("size", [0, -1, 1 << 40])
+def test_no_more_room_is_made_than_a_vector_needs(layout: Layout, size: int) -> None:
+    with pytest.raises(RunError, match=f"a compressed vector of {size} bytes"):
+        Elsewhere(layout, "int8").tells(Staged(size))
+    with pytest.raises(RunError, match=f"compressed vectors of {size} bytes"):
+        Host(layout).arriving.stage(Host(layout).workers[0], Staged(size))
+
+
+class Host:
+    """A host with two peers, as it knows them itself."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.workers, self.memory = [], bytearray(answer_bytes(layout))
+        ours, theirs = socket.socketpair()
+        for lane in range(2):
+            self.workers.append(Local(lane, Channel(ours), 0))
+            self.workers[-1].layout, self.workers[-1].compress = layout, "int8"
+        for each in (ours, theirs):  # nobody says anything
+            each.close()
+        self.arriving = Arriving(self.workers, lambda lane, what, start, length: memoryview(self.memory))
+
+
+def test_a_host_adds_up_what_it_has_and_what_it_is_sent(layout: Layout) -> None:
+    here, (mine, first), (sent, second) = Host(layout), squeezed(layout, 1), squeezed(layout, 2)
+    here.workers[1].packed[3] = bytearray(mine)
+    here.arriving.stage(here.workers[0], Staged(len(sent)))
+    staged = here.workers[0].staged
+    assert staged is not None
+    staged.map[:] = sent
+    terms = [Term(0.25, None, len(sent)), Term(0.75, 1, len(mine))]
+    here.arriving.add_up(here.workers[0], Sum(0, OWN, None, 3, terms))
+    expected = [torch.empty_like(part) for part in first]
+    Summing(fused=False).add_up([(second, 0.25), (first, 0.75)], [expected])
+    memory = torch.frombuffer(here.memory, dtype=torch.uint8)
+    for got, part in zip(parameter_parts(layout, memory), expected, strict=True):
+        assert torch.equal(got, part)
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [[Term(1.0, 0, 8)], [Term(1.0, 2, 8)], [Term(1.0, -1, 8)], [Term(1.0, None, 8)], [Term(1.0, 1, 9)]],
+)
+def test_a_host_adds_up_nothing_that_is_not_there(layout: Layout, terms: list[Term]) -> None:
+    here = Host(layout)
+    here.workers[1].packed[3] = bytearray(8)
+    with pytest.raises(RunError, match=r"has brought nothing|a summand of"):
+        here.arriving.add_up(here.workers[0], Sum(0, OWN, None, 3, terms))

@@ -227,12 +227,13 @@ def test_peers_move_what_they_exchange_and_not_what_they_compute() -> None:
         Decided(1.0, 1, 0, 0, fate="hold", release=(0,), samples=4),
         Exchanged(2.0, "average", (0, 1, 2), 40),
         Exchanged(3.0, "agree", (1, 2), 1),
+        Exchanged(3.5, "average", (0, 1), 10, answer_bytes=25),
         RunEnded(4.0, "finished"),
     ]
     total = tally(events)
-    assert dict(total.exchanged_bytes) == {0: 40, 1: 41, 2: 41}
-    assert total.result().bytes_sent == total.result().bytes_received == 122
-    assert total.result().bytes_sent_each == [40, 41, 41]
+    assert dict(total.exchanged_bytes) == {0: 50, 1: 51, 2: 41}
+    assert (total.result().bytes_sent, total.result().bytes_received) == (142, 172)
+    assert total.result().bytes_sent_each == [50, 51, 41]
 
 
 def test_in_a_paced_run_every_worker_has_sent_its_pushes() -> None:

@@ -110,9 +110,11 @@ Compress = Annotated[
     str,
     typer.Option(
         metavar="none|fp16|bf16|int8|topk:SHARE|powersgd:RANK",
-        help="Peer protocols only: compress what is averaged. On one host nothing gets faster; the numbers "
-        "are those of a compressed exchange, and bytes are counted as they would be sent. In a simulation "
-        "slow links get faster. int8, topk and powersgd feed back what they leave out.",
+        help="Peer protocols only: compress what is averaged. Between hosts vectors travel compressed; an "
+        "average comes as the compressed vectors of the other hosts if those are fewer bytes, else whole. "
+        "On one host nothing gets faster: the numbers are the same, and bytes are counted as they would be "
+        "sent. In a simulation slow links get faster. int8, topk and powersgd feed back what they leave out. "
+        "Protocols with a store refuse it: their gradients and weights travel whole.",
         rich_help_panel=NUMBERS,
     ),
 ]

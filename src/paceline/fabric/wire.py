@@ -22,8 +22,8 @@ from typing import NamedTuple, Protocol, Self
 
 from paceline.errors import ConfigError, RunError
 
-MAGIC = b"paceline-wire-2\n"
-TLS_MAGIC = b"paceline-tls--2\n"
+MAGIC = b"paceline-wire-3\n"
+TLS_MAGIC = b"paceline-tls--3\n"
 NONCE = 32
 PROOF = 32
 REFUSED = bytes(PROOF)

@@ -140,6 +140,6 @@ def check_family(text: str, name: str, protocol: object) -> None:
         )
     if not isinstance(protocol, Peer):
         raise ConfigError(
-            f"--compress {text} is for peer protocols, and {name!r} is paced: its gradients lie in "
-            "memory that the store reads, and nothing would get smaller. Use a peer protocol: allreduce, say."
+            f"--compress {text} is for peer protocols, and {name!r} is paced: its store takes gradients as "
+            "they are, from other hosts too. Use a peer protocol: allreduce, say."
         )

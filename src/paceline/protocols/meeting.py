@@ -83,6 +83,15 @@ class Gathered(msgspec.Struct, frozen=True):
         """What each gave away, votes included."""
         return VOTE_BYTES if self.kind == "agree" else self.sent_bytes
 
+    @property
+    def answer_bytes(self) -> int | None:
+        """What each gets, if not as much. An average of compressed vectors is no such vector: either those of
+        the others come, or it comes whole, whichever is less. A mixture comes whole."""
+        if self.kind == "agree" or self.sent_bytes == self.size_bytes:
+            return None
+        others = len(self.rows[self.receivers[0]]) - 1
+        return min(self.size_bytes, others * self.sent_bytes) if self.kind == "average" else self.size_bytes
+
 
 def call_of(operation: Joint, lane: int = 0, sent_bytes: int | None = None) -> Call:
     """A joint operation as data; its vector may come to fewer bytes on the wire than it has."""

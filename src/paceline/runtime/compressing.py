@@ -22,6 +22,7 @@ from paceline.store.compression import (
     Basis,
     Encoded,
     Matrix,
+    Wire,
     encode,
     encode_low_rank,
     first_basis,
@@ -29,6 +30,7 @@ from paceline.store.compression import (
 )
 from paceline.store.cutting import Cut
 from paceline.store.vector import FlatVector
+from paceline.store.wire_form import written_bytes, zeros
 
 
 class Packed(NamedTuple):
@@ -39,6 +41,13 @@ class Packed(NamedTuple):
     """On the wire."""
     opened: Callable[[FlatVector], FlatVector]
     """Makes of the answer to this vector the answer to the one that was packed."""
+    pieces: tuple[tuple[int, Wire], ...] = ()
+    """What travels between hosts, if that is not the vector itself: per piece its numbers and its form."""
+
+    def written_bytes(self, operation: Average | Mix) -> int:
+        """What those come to; 0 if nothing is gained by them."""
+        size = written_bytes(self.pieces)
+        return size if 0 < size < operation.size_bytes else 0
 
 
 @dataclass(slots=True)
@@ -56,9 +65,12 @@ class Kept:
 class Packing:
     """One worker's."""
 
-    def __init__(self, how: Compression, me: Me, matrices: Sequence[Sequence[Matrix]] = ()) -> None:
-        """While all models are still equal. `matrices`: per part, those to be factorised."""
-        self._how, self._me, self._matrices = how, me, matrices
+    def __init__(
+        self, how: Compression, me: Me, matrices: Sequence[Sequence[Matrix]] = (), *, wired: bool = False
+    ) -> None:
+        """While all models are still equal. `matrices`: per part, those to be factorised; `wired`: whether
+        vectors may travel to other hosts."""
+        self._how, self._me, self._matrices, self._wired = how, me, matrices, wired
         if how.name != "none":
             assert isinstance(me.parameters, FlatVector)
             me.private.compression = Kept(me.parameters.clone())
@@ -90,7 +102,8 @@ class Packing:
         before = self.kept.residuals.get(kind)
         packed = self._compressed(kind, vector)
         if operation.weight == 0:  # it has no part in the mean: what is left out has to stay left out
-            packed = packed._replace(vector=vector * 0.0)
+            nothing = FlatVector([torch.zeros_like(part) for part in vector.parts], vector.missing)
+            packed = packed._replace(vector=nothing, pieces=_nothing(packed.pieces))
         if operation.weight == 0 or operation.remainder is None:
             self._remember(kind, before)
         return packed
@@ -98,14 +111,16 @@ class Packing:
     def _some(self, operation: Average, kind: str, vector: FlatVector, part: Part) -> Packed:
         """Some of the tensors; what is left out of them is remembered where it belongs in the whole."""
         arriving, size = FlatVector([torch.zeros_like(each) for each in vector.parts], vector.missing), 0
+        sent: list[Encoded] = []
         kept = self.kept.residuals.get(kind) or [torch.zeros_like(each) for each in vector.parts]
         cut = self._me.tensors
         assert isinstance(cut, Cut)
         whole = (vector.parts, kept, arriving.parts)
         for piece, left, target in zip(*(cut.pieces(each, part) for each in whole), strict=True):
-            encoded = encode(self._how, piece, None if self._how.is_rounding else left)
+            encoded = encode(self._how, piece, None if self._how.is_rounding else left, wired=self._wired)
             self._check(piece, encoded.decoded)
             size += encoded.size_bytes
+            sent.append(encoded)
             if operation.weight == 0:
                 continue
             target.copy_(encoded.decoded)
@@ -113,7 +128,8 @@ class Packing:
                 left.copy_(encoded.residual)
         if not self._how.is_rounding:
             self._remember(kind, kept)
-        return Packed(arriving, size, lambda answer: answer)
+        pieces = self._pieces(sent)
+        return Packed(arriving, size, lambda answer: answer, pieces if operation.weight else _nothing(pieces))
 
     def _model(self, vector: FlatVector) -> Packed:
         common = self.kept.common
@@ -127,10 +143,11 @@ class Packing:
 
     def _rounded(self, vector: FlatVector) -> Packed:
         """x becomes mixture(rounded) + (x - rounded x): whatever the mixture, the mean of all stays."""
-        encoded = [encode(self._how, part) for part in vector.parts]
+        encoded = [encode(self._how, part, wired=self._wired) for part in vector.parts]
         rounded = self._arriving(vector, encoded)
         error = vector - rounded
-        return Packed(rounded, sum(each.size_bytes for each in encoded), lambda answer: answer + error)
+        size = sum(each.size_bytes for each in encoded)
+        return Packed(rounded, size, lambda answer: answer + error, self._pieces(encoded))
 
     def _compressed(self, kind: str, vector: FlatVector) -> Packed:
         """With what was left out before; what is left out now is remembered."""
@@ -144,12 +161,16 @@ class Packing:
                 on = list(zip(self._matrices[at], bases[at], strict=True))
                 encoded.append(encode_low_rank(part, on, residual))
             else:
-                encoded.append(encode(self._how, part, residual))
+                encoded.append(encode(self._how, part, residual, wired=self._wired))
         arriving = self._arriving(vector, encoded)
         if not self._how.is_rounding:
             self._remember(kind, [each.residual for each in encoded])
         size = sum(each.size_bytes for each in encoded)
-        return Packed(arriving, size, lambda answer: self._turned(kind, answer))
+        return Packed(arriving, size, lambda answer: self._turned(kind, answer), self._pieces(encoded))
+
+    def _pieces(self, encoded: Sequence[Encoded]) -> tuple[tuple[int, Wire], ...]:
+        """What travels."""
+        return tuple((each.decoded.numel(), each.wire) for each in encoded) if self._wired else ()
 
     def _arriving(self, vector: FlatVector, encoded: Sequence[Encoded]) -> FlatVector:
         for part, each in zip(vector.parts, encoded, strict=True):
@@ -191,3 +212,8 @@ class Packing:
                 for found, part, mean in zip(self._matrices, bases, answer.parts, strict=True)
             ]
         return answer
+
+
+def _nothing(pieces: tuple[tuple[int, Wire], ...]) -> tuple[tuple[int, Wire], ...]:
+    """What travels of a vector that has no part in the mean."""
+    return tuple((count, zeros()) for count, _ in pieces)

@@ -33,6 +33,7 @@ from paceline.runtime.host_messages import (
     Lend,
     Offer,
     Over,
+    Staged,
     host_decoder,
 )
 from paceline.runtime.peer_line import Lying
@@ -71,6 +72,8 @@ class RemoteHost:
         self.version: int | None = None
         self.answer = Lying(0, SHARED, [])
         """The last vector that was sent to one or all of its peers, if it is the same for others."""
+        self.newest = 0
+        """The highest number of a vector that it was sent."""
         self.away_since: float | None = time.monotonic()
         self.patience_s = self._longest_s = config.host_patience_s
         self.why = "it never came"
@@ -113,6 +116,8 @@ class RemoteHost:
             line.belongs(message.kind)
         elif isinstance(message, Lend):
             line.known_peer.lend()
+        elif isinstance(message, Staged):
+            line.known_peer.stages(message.size_bytes)
         elif isinstance(message, Fetched):
             line.known_peer.arrives()
             self._hear(Heard(line, message, []))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
+from paceline.protocols.parts import Part
 from paceline.runtime.places import Stretch
 from paceline.runtime.portions import Plan
 
@@ -62,6 +65,32 @@ class Copy(msgspec.Struct, frozen=True, tag=True):
     targets: list[Stretch]
 
 
+class Staged(msgspec.Struct, frozen=True, tag=True):
+    """So many bytes of compressed vectors are about to be sent."""
+
+    size_bytes: int
+
+
+class Term(NamedTuple):
+    """A compressed vector of a sum: one that a worker of the host has brought, or the next that was sent."""
+
+    share: float
+    lane: int | None
+    size_bytes: int
+
+
+class Sum(msgspec.Struct, frozen=True, tag=True):
+    """Of what this worker is to get, these are the summands: add them up."""
+
+    lane: int
+    """Whose memory it goes to."""
+    memory: int
+    part: Part | None
+    operation: int
+    """The lane of the operation that they were brought to."""
+    terms: list[Term]
+
+
 class Dismissed(msgspec.Struct, frozen=True, tag=True):
     """The store has no more to say to this worker."""
 
@@ -70,7 +99,7 @@ class Over(msgspec.Struct, frozen=True, tag=True):
     """The run is over; it is of no use to come back."""
 
 
-FromHost = Offer | Belongs | Gone | Lend | Fetched
-ToHost = Equip | Offer | Belongs | Fetch | Copy | Dismissed | Over | Plan
+FromHost = Offer | Belongs | Gone | Lend | Fetched | Staged
+ToHost = Equip | Offer | Belongs | Fetch | Copy | Staged | Sum | Dismissed | Over | Plan
 host_decoder: msgspec.msgpack.Decoder[FromHost] = msgspec.msgpack.Decoder(FromHost)
 guest_decoder: msgspec.msgpack.Decoder[ToHost] = msgspec.msgpack.Decoder(ToHost)

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from paceline.fabric.segment import Segment
+from paceline.store.compression import Wire
 from paceline.store.layout import Layout
 from paceline.store.replicas import LENT, answer_bytes, answer_parts
 from paceline.store.vector import FlatVector
+from paceline.store.wire_form import write
 
 Halves = tuple[FlatVector, FlatVector]
 """Memory for a vector of parameters, and for one of buffers."""
@@ -43,11 +45,19 @@ class Memories:
         place = self.find(vector)
         if place is not None:
             return place
-        if self._scratch is None:
-            self._scratch = self.lend("vectors")
-        scratch = self._scratch[not like_parameters(vector)]
+        scratch = self.scratch(like_parameters(vector))
         scratch[:] = vector
         return self.at(scratch)
+
+    def write(self, pieces: Sequence[tuple[int, Wire]], place: int) -> None:
+        """Write a compressed vector to where one lies that is lent."""
+        write(pieces, self._lent[(place - LENT) // 2].bytes)
+
+    def scratch(self, like_parameters: bool) -> FlatVector:
+        """Lent memory for a vector that lies in none."""
+        if self._scratch is None:
+            self._scratch = self.lend("vectors")
+        return self._scratch[not like_parameters]
 
     def lent_at(self, start: int) -> Tensor | None:
         """The lent memory that begins there."""

@@ -134,6 +134,8 @@ class Meet(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """How far that model has come."""
     saved: str | None = None
     """That it has saved its state, and waits until all have: empty, or why it could not."""
+    packed: int = 0
+    """Bytes of the compressed vector that lies in its place instead; 0: it lies there as it is."""
 
 
 class Computed(msgspec.Struct, frozen=True, tag=True):

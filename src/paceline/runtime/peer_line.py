@@ -7,6 +7,9 @@ leaves, and at no other time. What a worker names is checked here: it may name m
 
 A vector that several workers of a host get travels once, and is copied there. All vectors for a host, and
 what speaks of them, go through one queue: none takes a place from which another is still to be copied.
+
+Compressed vectors are taken apart here, as they arrive. An average of such is not compressed any more. Where
+its summands come to fewer bytes, those of other hosts are sent instead, and added up there.
 """
 
 from __future__ import annotations
@@ -17,12 +20,25 @@ import msgspec
 
 from paceline.errors import RunError
 from paceline.fabric.segment import Segment
+from paceline.protocols.meeting import Gathered
 from paceline.protocols.peer import CENTRE
 from paceline.runtime import messages as m
-from paceline.runtime.host_messages import HOST, SHARED, Copy, Fetch
-from paceline.runtime.places import COMMON, FIRST_LENT, MOST_LENT, OWN, SEGMENT, WEIGHTS, Places, Stretch
+from paceline.runtime.host_messages import HOST, SHARED, Copy, Fetch, Staged, Sum, Term
+from paceline.runtime.places import (
+    COMMON,
+    FIRST_LENT,
+    MOST_LENT,
+    OWN,
+    SEGMENT,
+    STAGED,
+    WEIGHTS,
+    Places,
+    Stretch,
+    lent_at,
+)
+from paceline.runtime.unpacking import Unpacking
 from paceline.store.layout import Layout
-from paceline.store.replicas import BUFFERS, LENT, PARAMETERS, answer_bytes
+from paceline.store.replicas import BUFFERS, LENT, PARAMETERS, answer_bytes, is_buffers
 
 if TYPE_CHECKING:
     from paceline.runtime.guests import RemoteHost
@@ -34,6 +50,22 @@ class Lying(NamedTuple):
     number: int
     lane: int
     stretches: list[Stretch]
+
+
+class Summand(NamedTuple):
+    """What a worker has brought to an average."""
+
+    rank: int
+    share: float
+    packed: bytearray | None
+    """None: it was not compressed."""
+
+
+class Made(NamedTuple):
+    """What an average was made of."""
+
+    summands: list[Summand]
+    gathered: Gathered
 
 
 class PeerLine:
@@ -51,6 +83,13 @@ class PeerLine:
         """What it sleeps over."""
         self._started: dict[int, m.Meet] = {}
         """What it has started and has not been sent the answer of, by lane."""
+        self._unpacking = Unpacking(layout, host.config.compress)
+        self._staged: bytearray | None = None
+        """Where a compressed vector arrives."""
+        self.packed: dict[int, bytearray] = {}
+        """Those that have arrived, by lane, for the meeting place to take."""
+        self._made: dict[int, Made] = {}
+        """What averages that are to be sent were made of, by number."""
         self._wanted = self._fetched = 0
         """How often its replica was asked for, and came."""
 
@@ -69,6 +108,29 @@ class PeerLine:
         """Whether the worker's host may write to what stands for a memory."""
         return memory in (SEGMENT, WEIGHTS) or memory >= FIRST_LENT
 
+    def stages(self, size_bytes: int) -> None:
+        """A compressed vector is about to arrive: make room, but no more than a vector needs."""
+        if not 0 < size_bytes <= self._unpacking.longest_bytes:
+            raise RunError(f"a compressed vector of {size_bytes} bytes.")
+        self._staged = bytearray(size_bytes)
+
+    @property
+    def staged(self) -> memoryview | None:
+        """Where it arrives."""
+        return None if self._staged is None else memoryview(self._staged)
+
+    def _open(self, message: m.Meet) -> None:
+        """What was staged is the vector of this operation: put it where that lies."""
+        staged, self._staged, call = self._staged, None, message.call
+        if staged is None and not message.packed:
+            return
+        lent = message.place >= LENT and not is_buffers(message.place)
+        if call is None or call.kind == "agree" or not lent or len(staged or b"") != message.packed:
+            raise RunError(f"a compressed vector of {message.packed} bytes that was not sent.")
+        assert staged is not None
+        self._unpacking.open(staged, self._unpacking.parts(self.memories[lent_at(message.place)]), call.part)
+        self.packed[call.lane] = staged
+
     def hears(self, message: m.FromWorker) -> list[int]:
         """The worker says something; the descriptors of what it lends from now on."""
         if isinstance(message, m.Away | m.Back):
@@ -76,6 +138,7 @@ class PeerLine:
         if not isinstance(message, m.Meet):
             return []
         self._check(message)
+        self._open(message)
         if message.call is not None and message.call.lane > 0:
             self._started[message.call.lane] = message
         elif not message.retires:
@@ -119,9 +182,13 @@ class PeerLine:
         """The answer to what this worker has started is there: it need not wait until it is asked for."""
         self._send(self._to_started(lane), number)
 
+    def made_of(self, number: int, made: Made) -> None:
+        """What the average of this number, which is to be sent, was made of."""
+        self._made[number] = made
+
     def _send(self, stretches: list[Stretch], number: int) -> None:
         """Send a vector, unless its host has it. Numbers tell which are the same; 0: no other is."""
-        host, here = self._host, self._host.answer
+        host, here, made = self._host, self._host.answer, self._made.pop(number, None)
         if not stretches:
             return
         if number == here.number > 0:
@@ -129,13 +196,38 @@ class PeerLine:
                 self._copy(here.lane, here.stretches, stretches)
             return
         lane = SHARED if stretches[0].memory == COMMON else self._lane
-        for memory, start, stop in stretches:
-            host.session.send_memory(lane, memory, self.memories[memory], start, stop, SHARED)
+        first, host.newest = number > host.newest, max(number, host.newest)
+        if made is None or not first or not self._send_summands(made, lane, stretches):
+            for memory, start, stop in stretches:
+                host.session.send_memory(lane, memory, self.memories[memory], start, stop, SHARED)
         host.answer = Lying(number, lane, stretches)
 
+    def _send_summands(self, made: Made, lane: int, stretches: list[Stretch]) -> bool:
+        """Send what other hosts have brought to an average instead of it; whether that is less.
+
+        Not a second time: the host keeps what its own workers have brought until it was answered.
+        """
+        lanes = {line.rank: line.lane for line in list(self._host.lines.values())}
+        terms, sent = [], bytearray()
+        for rank, share, packed in made.summands:
+            if packed is None:
+                return False
+            terms.append(Term(share, lanes.get(rank), len(packed)))
+            sent += b"" if rank in lanes else packed
+        if len(sent) >= sum(stop - start for _, start, stop in stretches):
+            return False
+        order = Sum(lane, stretches[0].memory, made.gathered.part, made.gathered.lane, terms)
+        if sent:
+            self._order(Staged(len(sent)))
+            self._host.session.send_memory(self._lane, STAGED, memoryview(sent), 0, len(sent), SHARED)
+        self._order(order)
+        return True
+
+    def _order(self, order: msgspec.Struct) -> None:
+        self._host.session.send(self._lane, msgspec.msgpack.encode(order), HOST, SHARED)
+
     def _copy(self, lane: int, sources: list[Stretch], targets: list[Stretch]) -> None:
-        order = msgspec.msgpack.encode(Copy(lane, sources, targets))
-        self._host.session.send(self._lane, order, HOST, SHARED)
+        self._order(Copy(lane, sources, targets))
 
     def fetch(self) -> None:
         """Have the replica of this worker, which sleeps, brought up to date here."""

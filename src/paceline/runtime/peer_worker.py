@@ -119,7 +119,8 @@ class PeerPace(Wearing):
         )
         self._cut = self._me.tensors = cut_of(layout)
         how = parse_compression(config.compress)
-        self._packing = Packing(how, self._me, matrices(layout, int(how.amount or 0)))
+        found, wired = matrices(layout, int(how.amount or 0)), config.listen is not None
+        self._packing = Packing(how, self._me, found, wired=wired)
         self._remembered = Memory(optimizer, self._binding.trained)
         self._life = life(self._protocol, self._me, self._resume)
         replace_step(optimizer, self._step)
@@ -267,12 +268,14 @@ class PeerPace(Wearing):
         if self._shared:
             return self._in_unison(operation, vector)
         packed = self._packing.pack(operation)
-        call, place = (
-            call_of(operation, self._lane, packed.size_bytes),
-            self._memories.place(packed.vector, self._like_parameters),
-        )
+        call, size = call_of(operation, self._lane, packed.size_bytes), packed.written_bytes(operation)
+        if size:
+            place = self._memories.at(self._memories.scratch(like_parameters=True))
+            self._memories.write(packed.pieces, place)
+        else:
+            place = self._memories.place(packed.vector, self._like_parameters)
         missing = tuple(sorted(vector.missing))
-        met = self._meet(Meet(call, place, missing=missing, push=self._told()))
+        met = self._meet(Meet(call, place, missing=missing, push=self._told(), packed=size))
         answer = answer_parts(self._layout, self._answers[met.shared])[is_buffers(place)]
         return packed.opened(_answered(answer, met))
 
@@ -301,11 +304,15 @@ class PeerPace(Wearing):
         half = not self._like_parameters(vector)
         there, back = slot[0][half], slot[1][half]
         packed = self._packing.pack(operation)
-        self._cut.copy(packed.vector, there, operation.part if isinstance(operation, Average) else None)
         place, into = (self._memories.at(each) for each in (there, back))
+        size = packed.written_bytes(operation)
+        if size:
+            self._memories.write(packed.pieces, place)
+        else:
+            self._cut.copy(packed.vector, there, operation.part if isinstance(operation, Average) else None)
         missing = tuple(sorted(vector.missing))
         call = call_of(operation, self._lanes, packed.size_bytes)
-        self._say(Meet(call, place, into, missing=missing), self._link.begin)
+        self._say(Meet(call, place, into, missing=missing, packed=size), self._link.begin)
         self._under_way[self._lanes] = slot, back, packed
         return Handle(self._lanes)
 

@@ -26,6 +26,7 @@ from paceline.runtime import messages as m
 from paceline.runtime.assembling import PeerAssembly, saved_peers
 from paceline.runtime.held import Held
 from paceline.runtime.member import Member, bad_gradient
+from paceline.runtime.packages import Packages
 from paceline.runtime.peer_keeping import PeerKeeping
 from paceline.runtime.peer_line import PeerLine
 from paceline.runtime.remote_line import RemoteLine
@@ -79,7 +80,8 @@ class Peering:
         assert isinstance(roll, Roll)
         self._roll = roll
         self._meeting = Meeting()
-        self._summing = Summing()
+        self._summing = Summing(fused=owner.config.compress == "none")
+        self._packages = Packages(self._layout, owner.config.compress)
         self._cut = cut_of(self._layout)
         self._common = answer_parts(self._layout, run.common.bytes)
         self._cells = Cells(parameter_parts(self._layout, run.store.weights))
@@ -114,6 +116,7 @@ class Peering:
             lent = Segment(fd, answer_bytes(self._layout))
             lent.close_fd()
             replica.lend(lent.bytes)
+        self._packages.came(member, replica, message)
         replica.model, replica.stage, replica.stand_in = message.model, message.stage, None
         if message.cell is not None:
             replica.stand_in = self._cells[message.cell]
@@ -180,7 +183,8 @@ class Peering:
                 done = self._average(each) if each.kind == "average" else self._mix(each)
             spent = self._met(each, began)
             answers |= done if each.lane <= 0 else self._file(each, done)
-            self._owner.trace.write(events.Exchanged(now, each.kind, each.receivers, each.given_bytes, spent))
+            given, got = each.given_bytes, each.answer_bytes if self._owner.virtual is None else None
+            self._owner.trace.write(events.Exchanged(now, each.kind, each.receivers, given, spent, got))
         return answers
 
     def _met(self, gathered: Gathered, began: float) -> float:
@@ -216,7 +220,7 @@ class Peering:
         into: list[Parts] = [self._common[is_buffers(like)]]
         if not shared:
             into = [self._run.replicas[rank].answer(lane) for rank in gathered.receivers]
-        self._use_cores(gathered)
+        self._summing.use_cores(self._idle_cores, gathered.size_bytes)
         shares, part = zip(replicas, row.values(), strict=True), gathered.part
         summands = [(self._cut.pieces(each.vector(lane), part), share) for each, share in shares]
         norm = self._summing.add_up(summands, [self._cut.pieces(each, part) for each in into])
@@ -224,6 +228,7 @@ class Peering:
             raise bad_gradient([self._pushed(rank) for rank in row], self._layout)
         missing = frozenset.intersection(*(replica.brought(lane).missing for replica in replicas))
         self._sums += 1
+        self._packages.used(gathered, self._sums, self._far(gathered.receivers))
         met = m.Met(None, shared, self._sums, norm, tuple(sorted(missing)))
         return dict.fromkeys(gathered.receivers, met)
 
@@ -249,15 +254,13 @@ class Peering:
 
     def _mix(self, gathered: Gathered) -> dict[int, m.Met]:
         """A mixture for each."""
-        self._use_cores(gathered)
+        self._summing.use_cores(self._idle_cores, gathered.size_bytes)
+        self._packages.used(gathered)
         replicas, lane = self._run.replicas, gathered.lane
         for rank in gathered.receivers:
             parts = [(replicas[peer].vector(lane), share) for peer, share in gathered.rows[rank].items()]
             self._summing.add_up(parts, [replicas[rank].answer(lane)])
         return {rank: m.Met() for rank in gathered.receivers}
-
-    def _use_cores(self, gathered: Gathered) -> None:
-        self._summing.use_cores(self._idle_cores, gathered.size_bytes)
 
     @property
     def _idle_cores(self) -> int:

@@ -9,11 +9,16 @@ from paceline.store.cutting import cut_of
 from paceline.store.layout import Layout
 from paceline.store.replicas import BUFFERS, GRADIENTS, LENT, PARAMETERS, is_buffers
 
-SEGMENT, WEIGHTS, COMMON, OWN, INITIAL, FIRST_LENT = range(6)
+SEGMENT, WEIGHTS, COMMON, OWN, INITIAL, STAGED, FIRST_LENT = range(7)
 """The memories of a worker, by the number they have on the wire: those it is given, in the order it is, what
-it begins with, and those it lends."""
+it begins with, where compressed vectors wait to be taken apart, and those it lends."""
 MOST_LENT = 128
 """Memories that one worker may lend."""
+
+
+def lent_at(place: int) -> int:
+    """The memory that a place lies in which a worker lends."""
+    return FIRST_LENT + (place - LENT) // 2
 
 
 class Stretch(NamedTuple):
@@ -38,7 +43,7 @@ class Places:
             return self._buffers(SEGMENT, 0)
         if place in (PARAMETERS, GRADIENTS):
             return self._vector(WEIGHTS if place == PARAMETERS else SEGMENT, part)
-        return self.answer(FIRST_LENT + (place - LENT) // 2, place, part)
+        return self.answer(lent_at(place), place, part)
 
     def answer(self, memory: int, like: int, part: Part | None = None) -> list[Stretch]:
         """Where in a memory for answers a vector goes that is like those of a place."""

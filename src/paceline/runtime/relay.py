@@ -33,6 +33,7 @@ from paceline.fabric.segment import Segment
 from paceline.fabric.tls import Trust
 from paceline.fabric.watcher import Watcher
 from paceline.runtime import messages as m
+from paceline.runtime.arriving import Arriving
 from paceline.runtime.belongings import files_of, keep
 from paceline.runtime.host_messages import (
     HOST,
@@ -47,6 +48,8 @@ from paceline.runtime.host_messages import (
     Gone,
     Lend,
     Offer,
+    Staged,
+    Sum,
     ToHost,
     guest_decoder,
 )
@@ -102,6 +105,7 @@ class Relay:
         self._sharing = sharing
         self._dialer = Dialer(address, secret, hello, self, self._gave_up, trust=trust)
         self._session = self._dialer.session
+        self._arriving = Arriving(self._locals, self.place)
         for channel, pid in workers:
             self._add(channel, pid)
 
@@ -216,12 +220,15 @@ class Relay:
         """A peer has come: what it brings goes ahead of it, which is nothing for a vote."""
         assert worker.layout is not None, "a peer registers before it meets"
         worker.model = message.model if message.cell is None else None
+        worker.asked(message)
         for fd in fds:
             worker.lent.append(Segment(fd, answer_bytes(worker.layout)))
             worker.lent[-1].close_fd()
             self._session.send(worker.lane, _encoder.encode(Lend()), HOST)
         call = message.call
-        if message.trade is not None or (call is not None and call.kind != "agree"):
+        if message.packed:
+            self._arriving.brought(self._session, worker, message)
+        elif message.trade is not None or (call is not None and call.kind != "agree"):
             part = None if call is None else call.part
             self._send_stretches(worker, worker.places.of(message.place, part))
 
@@ -271,23 +278,15 @@ class Relay:
 
     # -- from the store: called by the session's reading thread -------------------------------
 
-    def place(self, lane: int, what: int, offset: int, length: int) -> memoryview:
-        """A piece arrives."""
+    def place(self, lane: int, what: int, offset: int, length: int | None) -> memoryview:
+        """A piece arrives, or (None) all that a memory has is wanted."""
         memory = {WEIGHTS: self._shared, COMMON: self._common}.get(what) if lane == SHARED else None
         if lane < len(self._locals):
             memory = self._locals[lane].memory(what)
+        length = memory.size_bytes if memory is not None and length is None else length or 0
         if memory is None or not 0 <= offset <= offset + length <= memory.size_bytes:
             raise RunError(f"{length} bytes at {offset} for a memory that was not agreed on.")
         return memoryview(memory.map)[offset : offset + length]
-
-    def _copy(self, worker: Local, order: Copy) -> None:
-        """A vector that has arrived for one worker is another's as well."""
-        if [b - a for _, a, b in order.sources] != [b - a for _, a, b in order.targets]:
-            raise RunError("a copy of one size to a place of another.")
-        for source, target in zip(order.sources, order.targets, strict=True):
-            taken = self.place(order.lane, source.memory, source.start, source.stop - source.start)
-            given = self.place(worker.lane, target.memory, target.start, target.stop - target.start)
-            given[:] = taken
 
     def arrived(self, lane: int, what: int, data: bytes) -> None:
         """A message arrives."""
@@ -312,7 +311,11 @@ class Relay:
             self._hand_over(worker)
             self._session.send(worker.lane, _encoder.encode(Fetched()), HOST)
         elif isinstance(order, Copy):
-            self._copy(worker, order)
+            self._arriving.copy(worker, order)
+        elif isinstance(order, Staged):
+            self._arriving.stage(worker, order)
+        elif isinstance(order, Sum):
+            self._arriving.add_up(worker, order)
         elif isinstance(order, Plan) and self._sharing is not None:
             ring = partial(os.eventfd_write, self._wake, 1)
             self._sharing.planned(order, partial(self._weights_of, order), self._cut_off, ring)
@@ -363,9 +366,11 @@ class Relay:
     def _pass_on(self, worker: Local, message: m.FromStore) -> None:
         fds: tuple[int, ...] = ()
         if isinstance(message, m.Welcome):
-            worker.rank, message = message.rank, self._at_home(message)
-        if isinstance(message, m.Met) and message.until is not None:  # it is about to save its state
-            self._folder.mkdir(mode=0o700, exist_ok=True)
+            message = worker.welcomed(message, self._folder)
+        if isinstance(message, m.Met):
+            worker.answered()
+            if message.until is not None:  # it is about to save its state
+                self._folder.mkdir(mode=0o700, exist_ok=True)
         weights = worker.weights or self._shared
         if isinstance(message, m.Ready) and worker.segment is not None and weights is not None:
             fds = (worker.segment.fd, weights.fd)
@@ -376,12 +381,6 @@ class Relay:
         with self._lock, contextlib.suppress(OSError):
             if not worker.gone:
                 worker.channel.send(message, fds)
-
-    def _at_home(self, welcome: m.Welcome) -> m.Welcome:
-        """The run as a worker here sees it: what it keeps is in a folder of ours."""
-        resume = None if welcome.config.resume is None else str(self._folder / "resume")
-        config = msgspec.structs.replace(welcome.config, folder=str(self._folder), resume=resume)
-        return msgspec.structs.replace(welcome, config=config)
 
     def _gave_up(self, why: str) -> None:
         self._hopeless = why

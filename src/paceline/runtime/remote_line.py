@@ -15,7 +15,7 @@ from paceline.runtime import messages as m
 from paceline.runtime.belongings import files_of, keep
 from paceline.runtime.host_messages import HOST, SHARED, WORKER, Belongs, Dismissed, Equip, Fetched, Offer
 from paceline.runtime.peer_line import PeerLine
-from paceline.runtime.places import INITIAL, SEGMENT, WEIGHTS
+from paceline.runtime.places import INITIAL, SEGMENT, STAGED, WEIGHTS
 from paceline.runtime.portions import Plan
 from paceline.store.folders import partial_of
 from paceline.store.layout import Layout
@@ -132,6 +132,8 @@ class RemoteLine:
         memory = self._segment
         if what == INITIAL:
             memory = memoryview(self._initial.map) if self._initial is not None else None
+        elif self.peer is not None and what == STAGED:
+            memory = self.peer.staged
         elif self.peer is not None:
             memory = self.peer.memories.get(what) if self.peer.fills(what) else None
         elif what != SEGMENT:

@@ -8,13 +8,14 @@ chunk by chunk while a chunk is in cache, so they repeat bit for bit, and their 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import starmap
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from paceline.errors import RunError
 from paceline.store.lanes import Lanes
 from paceline.store.layout import Layout
 from paceline.store.parameters import CHUNK, MANY_THREADS_BYTES
@@ -75,6 +76,7 @@ class Replica:
             buffer_parts(layout, segment),
         ]
         self._answers = answer_parts(layout, answers)
+        self._lent: list[Tensor] = []
         self._brought: dict[int, Brought] = {}
         self.model = PARAMETERS
         """Where that lies which stands for it."""
@@ -85,7 +87,14 @@ class Replica:
 
     def lend(self, memory: Tensor) -> None:
         """Further memory of this worker's: two places, one for parameters and one for buffers."""
+        self._lent.append(memory)
         self._places += answer_parts(self._layout, memory)
+
+    def lent(self, place: int) -> Tensor:
+        """The memory, byte by byte, that a place lies in which it lends."""
+        if place < LENT:
+            raise RunError(f"place {place} is not one that is lent.")
+        return self._lent[(place - LENT) // 2]
 
     def bring(self, lane: int, brought: Brought) -> None:
         """It has come to an operation on a lane."""
@@ -130,8 +139,10 @@ def is_buffers(place: int) -> bool:
 class Summing:
     """Weighted sums over many threads, or one."""
 
-    def __init__(self) -> None:
+    def __init__(self, fused: bool = True) -> None:
+        """`fused`: faster, and to bits that another processor may not arrive at."""
         self._lanes = Lanes()
+        self._fused = fused
 
     def use_cores(self, idle: int, size_bytes: int) -> None:
         """Use the idle cores for large vectors; one otherwise, where more only get in the way."""
@@ -145,7 +156,7 @@ class Summing:
                 cut = slice(start, start + CHUNK)
                 summands = [(parts[index][cut], share) for parts, share in shares]
                 tasks.append((summands, [parts[index][cut] for parts in into]))
-        return math.sqrt(sum(self._lanes.map(lambda task: _add_up(*task), tasks)))
+        return math.sqrt(sum(self._lanes.map(lambda task: _add_up(*task, self._fused), tasks)))
 
     def spread(self, vectors: Sequence[Parts], mean: Parts) -> float:
         """How far vectors are from their mean, as the root of the mean square."""
@@ -162,12 +173,23 @@ def mean_of(replicas: Mapping[int, Replica], place: int | None = None) -> list[t
     return [(each.standing if place is None else each.parts(place), share) for each in ordered]
 
 
-def _add_up(summands: list[tuple[Tensor, float]], into: list[Tensor]) -> float:
+def add_in_turn(vectors: Iterable[tuple[Parts, float]], into: Parts) -> None:
+    """The same sum, not fused, of vectors that are there one after the other; they are used up."""
+    totals = [torch.zeros_like(part, dtype=torch.promote_types(part.dtype, torch.float32)) for part in into]
+    for at, (parts, share) in enumerate(vectors):
+        for total, part in zip(totals, parts, strict=True):
+            summand = part.to(total.dtype).mul_(share)
+            total.add_(summand) if at else total.copy_(summand)
+    for total, part in zip(totals, into, strict=True):
+        part.copy_(total)
+
+
+def _add_up(summands: list[tuple[Tensor, float]], into: list[Tensor], fused: bool) -> float:
     (first, share), *others = summands
     narrow = first.dtype in (torch.bfloat16, torch.float16)
     total = first.float().mul_(share) if narrow else torch.mul(first, share, out=into[0])
     for part, share in others:
-        total.add_(part, alpha=share)
+        total.add_(part, alpha=share) if fused else total.add_(part.to(total.dtype) * share)
     for target in into[0 if narrow else 1 :]:
         target.copy_(total)
     return _square(total)

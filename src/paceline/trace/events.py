@@ -127,13 +127,15 @@ class Asked(Event, frozen=True, gc=False, tag="asked"):
 
 
 class Exchanged(Event, frozen=True, gc=False, tag="exchanged"):
-    """Peers have met, the last of them at `t`: each gave away so many bytes, and got as many."""
+    """Peers have met, the last of them at `t`: each gave away so many bytes, and got as many, or as told."""
 
     operation: Literal["average", "mix", "agree", "exchange"]
     workers: tuple[int, ...]
     bytes: int
     seconds: float = 0.0
     """What carrying it out took, from then on."""
+    answer_bytes: int | None = None
+    """What each got; None: as much as it gave."""
 
 
 class Came(Event, frozen=True, gc=False, tag="came"):

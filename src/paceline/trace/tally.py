@@ -103,7 +103,9 @@ class Tally:
         self._losses: deque[float] = deque(maxlen=50)
         self._pushes: Counter[int] = Counter()
         self.exchanged_bytes: Counter[int] = Counter()
-        """Among peers: what each worker gave away, and got."""
+        """Among peers: what each worker gave away."""
+        self._got_bytes = 0
+        """What all got."""
 
     @property
     def loss(self) -> float | None:
@@ -126,6 +128,8 @@ class Tally:
                 self._decided(event)
             case Exchanged():
                 self.exchanged_bytes.update(dict.fromkeys(event.workers, event.bytes))
+                got = event.bytes if event.answer_bytes is None else event.answer_bytes
+                self._got_bytes += len(event.workers) * got
             case Reported():
                 if "loss" in event.values:
                     self._losses.append(event.values["loss"])
@@ -183,7 +187,7 @@ class Tally:
     def _moved(self) -> tuple[int | None, int | None]:
         """Bytes from workers and to workers, all together."""
         if self.start is not None and self.start.family == "peer":
-            return self.exchanged_bytes.total(), self.exchanged_bytes.total()
+            return self.exchanged_bytes.total(), self._got_bytes
         if self.model is None:
             return None, None
         return self.pushes * self.model.gradient_bytes, self.pushes * self.model.weight_bytes
