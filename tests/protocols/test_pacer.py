@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar
 
 import pytest
 
 from paceline.protocols import Clocks, Fate, Flush, Pacer, Verdict
+from paceline.protocols.base import memory
+from paceline.protocols.settings import make
+from support.drive import Schedule, drive
 
 
 @dataclass
@@ -123,3 +127,14 @@ def test_gap_is_the_largest_lead_among_the_released() -> None:
     assert pacer.push(0, 2.0).gap == 1
     pacer.push(0, 3.0)
     assert pacer.push(2, 4.0).gap == 0
+
+
+def test_a_rule_at_rest_remembers_nobody_who_was_under_way() -> None:
+    """Where they were to stop was told by clocks that workers who begin anew do not have."""
+    pacers: list[Pacer] = []
+    schedule = Schedule(workers=4, speeds=(1, 2, 5), iterations=30)
+    for _ in islice(drive(make("elastic_bsp"), schedule, between=pacers.append), 57):
+        pass
+    assert memory(pacers[-1].protocol)["stops"]
+    assert not memory(pacers[-1].at_rest())["stops"]
+    assert memory(pacers[-1].protocol)["stops"], "the rule itself goes on"

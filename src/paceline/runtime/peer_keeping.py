@@ -37,6 +37,7 @@ class PeerKeeping:
         self._partial = partial_of(owner.config.path / "checkpoint")
         self._saved: dict[int, str] = {}
         """Who has, and what went wrong."""
+        self._ended = False
         self.at: int | None = None
         """After how many iterations everybody saves."""
 
@@ -46,7 +47,7 @@ class PeerKeeping:
         Nobody can have heard of it too late, and nobody writes there before.
         """
         owner, version = self._owner, self._run.ledger.pacer.clocks.version
-        if self.at is not None or owner.ending or not owner.keeping.due(version):
+        if self._ended or self.at is not None or owner.ending or not owner.keeping.due(version):
             return
         if len(owner.living) == owner.config.workers:
             shutil.rmtree(self._partial, ignore_errors=True)
@@ -60,10 +61,15 @@ class PeerKeeping:
         if len(self._saved) < self._owner.config.workers:
             return {}
         self._keep()
-        return self.give_up()
+        return self._go_on()
 
-    def give_up(self) -> dict[int, Met]:
-        """Whoever waits may go on: all is done, or somebody is gone."""
+    def end(self) -> dict[int, Met]:
+        """Somebody is gone, or has done its last iteration: there will be none that all have done."""
+        self._ended = True
+        return self._go_on()
+
+    def _go_on(self) -> dict[int, Met]:
+        """Whoever waits may."""
         self.at, saved, self._saved = None, self._saved, {}
         return {rank: Met() for rank in saved}
 

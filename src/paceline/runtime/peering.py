@@ -133,7 +133,7 @@ class Peering:
             answers = self._carry_out(self._meeting.arrive(member.rank, message.call))
         elif message.retires:
             member.asks = False
-            answers = self._carry_out(self._meeting.retire(member.rank))
+            answers = self._carry_out(self._meeting.retire(member.rank)) | self._keeping.end()
         elif message.saved is not None:
             answers = self._keeping.saved(member.rank, message.saved)
         else:
@@ -169,7 +169,7 @@ class Peering:
         self._unreleased.discard(member.rank)
         self._held.pop(member.rank, None)
         self._waiting.pop(member.rank, None)
-        answers = self._carry_out(self._meeting.leave(member.rank)) | self._keeping.give_up()
+        answers = self._carry_out(self._meeting.leave(member.rank)) | self._keeping.end()
         self._book(None, None, set(answers), 0.0)
         self._answer(answers)
 
