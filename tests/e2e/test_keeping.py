@@ -32,7 +32,7 @@ def killed_and_resumed(lab: Lab, *args: Any, **dials: Any) -> tuple[Run, Run]:
     """A run that is killed in the middle, after its first checkpoint, and what goes on from it."""
     waiting, before = dials.pop("waiting", 0), dials.pop("before", 9)
     running = paused(lab, *args, before=before, waiting=waiting, **dials)
-    wait_until(lambda: running.events(Kept) > 0, "a checkpoint is on the disk")
+    wait_until(lambda: saved_in(running.config.path) is not None, "a checkpoint is on the disk")
     first = kill_everything(lab, running)
     second = lab.trained("train.py", *args, *SIZES, resume=str(saved_in(first.folder)), **dials)
     return first, second
@@ -97,7 +97,7 @@ def test_a_checkpoint_that_cannot_be_written_is_a_warning_and_the_run_goes_on(la
 
 def test_a_run_that_is_stopped_leaves_the_newer_checkpoint(lab: Lab) -> None:
     running = paused(lab, "momentum", workers=2, protocol="bsp", checkpoint_every="3")
-    wait_until(lambda: running.events(Kept) > 0, "a checkpoint is on the disk")
+    wait_until(lambda: saved_in(running.config.path) is not None, "a checkpoint is on the disk")
     running.stop()
     (lab.root / "go on").touch()
     run = lab.finish(running)
@@ -137,7 +137,7 @@ def test_peers_that_took_checkpoints_arrive_where_they_do_without(lab: Lab, prot
 def test_peers_go_on_when_one_is_killed_that_a_checkpoint_waited_for(lab: Lab) -> None:
     dials: dict[str, Any] = {"workers": 3, "protocol": "local_sgd", "checkpoint_every": "1"}
     running = paused(lab, "momentum", **dials)
-    wait_until(lambda: running.events(Kept) > 0, "a checkpoint is on the disk")
+    wait_until(lambda: saved_in(running.config.path) is not None, "a checkpoint is on the disk")
     running.kill(1)
     (lab.root / "go on").touch()
     run = lab.finish(running)
