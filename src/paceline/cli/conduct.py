@@ -12,8 +12,8 @@ import msgspec
 from paceline.config import RunConfig
 from paceline.engines.control import Ended
 from paceline.engines.engine import Engine
-from paceline.errors import ConfigError, RunError, RunStopped
-from paceline.trace import Result, TraceTail, read_trace, tally
+from paceline.errors import ConfigError, RunError, RunStopped, TraceError
+from paceline.trace import Result, Tally, TraceTail, read_trace, tally
 from paceline.trace.events import Planned
 from paceline.trace.tally import Failure
 from paceline.view.progress import RunProgress, live
@@ -97,12 +97,10 @@ def _show(progress: RunProgress, trace: TraceTail, output: LogTail) -> None:
 
 
 def _finish(config: RunConfig, ended: Ended) -> Result:
+    total = _added_up(config, ended)
     result = write_result(config.path)
-    total = tally(read_trace(config.path))
     if total.end is None:
-        raise RunError(
-            f"the store ended with status {ended.store_status}. Read {config.path}/logs/store.log."
-        )
+        raise _lost_store(config, ended)
     places = _places(config, ended)
     if result.status == "finished":
         for place in places:
@@ -119,6 +117,22 @@ def _finish(config: RunConfig, ended: Ended) -> Result:
     raise RunError(
         f"{total.end.detail.rstrip('.')}{why}.{killed} {' '.join(places) or f'Read {config.path}/logs/.'}"
     )
+
+
+def _added_up(config: RunConfig, ended: Ended) -> Tally:
+    try:
+        return tally(read_trace(config.path))
+    except TraceError:
+        if ended.store_status == 0:
+            raise
+        raise _lost_store(config, ended) from None
+
+
+def _lost_store(config: RunConfig, ended: Ended) -> RunError:
+    log, status = config.path / "logs" / "store.log", ended.store_status
+    how = f"by {_signal_name(-status)}" if status < 0 else f"with status {status}"
+    last = "".join(f": {line.rstrip('.')}" for line in LogTail(log).new_lines()[-1:])
+    return RunError(f"the store ended {how}{last}. Read {log}.")
 
 
 def _places(config: RunConfig, ended: Ended) -> list[str]:
