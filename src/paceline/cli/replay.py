@@ -62,7 +62,7 @@ def _config(run: Path, until: int | None, runs: Path) -> RunConfig:
         old = msgspec.json.decode(file.read_bytes(), type=RunConfig)
     except OSError as error:
         raise NoTrace(
-            f"no recorded run at {run}: {file.name}: {error.strerror}. Give a run folder, such as runs/latest."
+            f"no recorded run at {run}: {file.name}: {error.strerror}. Give a run folder."
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TraceError(
