@@ -62,6 +62,10 @@ def test_what_is_not_on_record_of_peers_is_refused_with_the_reason(shell: Shell)
 
 def test_a_replay_stops_at_any_verdict_with_the_weights_of_that_moment(shell: Shell) -> None:
     recorded = shell("train", SCRIPT, "-p", "asp", "-n", 2, *ARGS)
+    for beyond in (-3, 99_999):
+        refused = shell("replay", recorded.out.strip(), "--until", beyond)
+        assert refused.code == 2
+        assert f"got {beyond}" in refused.error
     halfway = shell("replay", recorded.out.strip(), "--until", 7, "--json")
     assert halfway.code == 0, halfway.err
     early = load_file(shell.runs / "latest" / "weights.safetensors")

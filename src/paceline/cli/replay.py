@@ -82,8 +82,12 @@ def _check_record(run: Path, until: int | None) -> None:
     """All of it can be read, and it has the end that is to be arrived at."""
     from paceline.errors import ConfigError
     from paceline.trace import read_trace, tally
+    from paceline.trace.events import Decided
 
     total = tally(read_trace(run))
+    last = max((event.number for event in read_trace(run) if isinstance(event, Decided)), default=0)
+    if until is not None and not 1 <= until <= last:
+        raise ConfigError(f"--until names a verdict of the record, 1 to {last}, got {until}.")
     peers = total.start is not None and total.start.family == "peer"
     if peers and until is None and _was_stopped(run):
         raise ConfigError(
