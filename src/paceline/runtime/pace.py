@@ -88,7 +88,7 @@ class Pace(ABC):
 
     def report(self, **values: float) -> None:
         """Tell the run a loss or whatever else is worth a line in the trace."""
-        self._values |= {name: float(value) for name, value in values.items()}
+        self._values |= {name: _figure(value, f"pace.report({name}=...)") for name, value in values.items()}
 
     def evaluate(self, fn: Callable[..., Metrics]) -> Mapping[str, float] | None:
         """Have the lead call `fn` (with the model, if it takes one) on a consistent snapshot.
@@ -138,7 +138,7 @@ class Pace(ABC):
             for part, training in modes:
                 part.training = training
         named = result if isinstance(result, Mapping) else {"accuracy": result}
-        return {name: float(value) for name, value in named.items()}
+        return {name: _figure(value, f"{name} in pace.evaluate") for name, value in named.items()}
 
     def _reported(self) -> dict[str, float] | None:
         values, self._values = self._values, {}
@@ -194,3 +194,12 @@ def _the_one(objects: tuple[Any, ...], kind: type, what: str) -> Any:
     if len(found) != 1:
         raise ConfigError(f"prepare needs exactly one {what}, got {len(found)}.")
     return found[0]
+
+
+def _figure(value: Any, where: str) -> float:
+    if isinstance(value, torch.Tensor):
+        value = value.detach()  # a loss that is still tied to its graph is a number all the same
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigError(f"{where} takes a number, got {value!r}. Give a float, or item() of it.") from None
