@@ -91,3 +91,11 @@ def test_an_unknown_flag_is_refused(shell: Shell) -> None:
     done = shell("train", SCRIPT, "--protocl", "ssp")
     assert done.code == 2
     assert "--protocl" in done.err
+
+
+@pytest.mark.parametrize("asked", [("compare", SCRIPT, "--protocols"), ("simulate", "--protocol")])
+def test_a_list_without_a_protocol_is_refused(shell: Shell, asked: tuple[object, ...]) -> None:
+    command, *flags = map(str, asked)
+    done = shell(command, *flags, ",")
+    assert done.code == 2
+    assert "names no protocol, got ','" in done.error

@@ -98,7 +98,7 @@ def simulate(
     """
     with errors_for_people():
         from paceline.cli.common import parse_settings
-        from paceline.cli.compare import Wanted, parse_protocol, with_each
+        from paceline.cli.compare import Wanted, parse_protocols, with_each
         from paceline.sim.request import ClusterRequest
 
         request = ClusterRequest(
@@ -116,7 +116,7 @@ def simulate(
         )
         extra = parse_settings(set_ or [])
         named = protocol or ("dssp" if script is None else "")
-        wanted = [parse_protocol(text) for text in named.split(",") if text.strip()] or [Wanted(None, {})]
+        wanted = parse_protocols(named, "--protocol") if named else [Wanted(None, {})]
         wanted = [Wanted(x.name, x.settings | extra, x.balance or balance) for x in wanted]
         wanted = with_each(wanted, compress)
         common = {"seed": seed, "shards": shards, "target": target, "damping": damping}

@@ -67,8 +67,18 @@ class Pace(ABC):
         loader = self._prepare(model, optimizer, loaders[0] if loaders else None)
         for scheduler in (o for o in objects if isinstance(o, LRScheduler)):
             self._prepare_scheduler(scheduler)
+        if self.lead and self.size > 1:
+            self._mention_strangers(objects)
         results = tuple(loader if o in loaders else o for o in objects)
         return results[0] if len(results) == 1 else results
+
+    def _mention_strangers(self, objects: tuple[Any, ...]) -> None:
+        for each in objects:
+            if not isinstance(each, nn.Module | torch.optim.Optimizer | DataLoader | LRScheduler):
+                self._warn(
+                    f"prepare left a {type(each).__name__} as it is: every worker sees the whole of it. "
+                    "To share data among workers, give a torch.utils.data.DataLoader"
+                )
 
     def partition(self, shuffle: bool = False) -> Partition:
         """The rows that the engine has for this worker alone (Spark's `train_on`), as an iterable dataset."""
