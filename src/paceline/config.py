@@ -12,6 +12,8 @@ from paceline.errors import ConfigError
 from paceline.protocols.compression import parse_compression
 
 Weighting = Literal["mean", "sum"] | float
+MOST_WORKERS = 10_000
+"""Each is a process; more are a slip of the finger."""
 
 
 class Every(NamedTuple):
@@ -114,6 +116,13 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise ConfigError(f"workers must be at least 1, got {self.workers}.")
+        if self.workers > MOST_WORKERS:
+            raise ConfigError(
+                f"workers are processes, at most {MOST_WORKERS}, got {self.workers}. "
+                "Use fewer; `paceline simulate` without a script takes more."
+            )
+        if abs(self.seed) >= 2**62:
+            raise ConfigError(f"seed must have less than 62 bits, got {self.seed}. Use --seed 0, say.")
         if self.here is not None and not 0 <= self.here <= self.workers:
             raise ConfigError(f"{self.here} of {self.workers} workers cannot be here.")
         if self.here is not None and self.here < self.workers and self.listen is None:

@@ -7,6 +7,7 @@
     │   ├── BadGradient           NaN or infinity in a gradient
     │   └── RunStopped            the run was told to stop (Ctrl-C); what was done is saved
     └── TraceError                a trace or result that cannot be read
+        └── NoTrace               there is none where the user said (a ConfigError too); exit status 2
 
 All fields are passed to `super().__init__`, so that they cross process boundaries.
 """
@@ -43,6 +44,10 @@ class RunStopped(RunError):
 
 class TraceError(PacelineError, ValueError):
     """A trace, result or checkpoint that cannot be read."""
+
+
+class NoTrace(TraceError, ConfigError):
+    """There is no run at the place that was named."""
 
 
 def unknown(kind: str, name: str, available: Iterable[str]) -> ConfigError:

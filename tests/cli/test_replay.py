@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from safetensors.torch import load_file
 
@@ -60,11 +62,43 @@ def test_what_is_not_on_record_of_peers_is_refused_with_the_reason(shell: Shell)
 
 def test_a_replay_stops_at_any_verdict_with_the_weights_of_that_moment(shell: Shell) -> None:
     recorded = shell("train", SCRIPT, "-p", "asp", "-n", 2, *ARGS)
+    for beyond in (-3, 99_999):
+        refused = shell("replay", recorded.out.strip(), "--until", beyond)
+        assert refused.code == 2
+        assert f"got {beyond}" in refused.error
     halfway = shell("replay", recorded.out.strip(), "--until", 7, "--json")
     assert halfway.code == 0, halfway.err
     early = load_file(shell.runs / "latest" / "weights.safetensors")
     late = load_file(f"{recorded.out.strip()}/weights.safetensors")
     assert any(bool((early[name] != late[name]).any()) for name in late)
+
+
+def test_a_record_without_an_end_is_replayed_up_to_a_verdict_only(shell: Shell) -> None:
+    run = Path(shell("train", SCRIPT, "-p", "asp", "-n", 2, *ARGS).out.strip())
+    (run / "weights.safetensors").unlink()  # as if its owner had been killed
+    trace = run / "trace.jsonl"
+    trace.write_bytes(trace.read_bytes()[:-40])
+    refused = shell("replay", run)
+    assert refused.code == 2
+    assert "has no end to arrive at" in refused.error
+    assert "--until" in refused.error
+    assert shell("replay", run, "--until", 7).code == 0
+
+
+def test_a_run_that_is_absent_or_damaged_is_told_before_anything_starts(shell: Shell, tmp_path: Path) -> None:
+    absent = shell("replay", tmp_path / "nowhere")
+    assert absent.code == 2
+    assert "No such file or directory. Give a run folder" in absent.error
+    assert shell("report", tmp_path / "nowhere").code == 2
+    run = Path(shell("train", SCRIPT, "-p", "asp", "-n", 2, *ARGS).out.strip())
+    trace = run / "trace.jsonl"
+    first, *others = trace.read_bytes().splitlines(keepends=True)
+    trace.write_bytes(b"".join([first, b'{"garbage": 3}\n', *others]))
+    damaged = shell("replay", run)
+    assert damaged.code == 1
+    assert "line 2 is not a trace event" in damaged.error
+    (run / "config.json").write_text("{}")
+    assert "is damaged; replay another run" in shell("replay", run).error
 
 
 def test_what_repeats_by_itself_needs_no_replay(shell: Shell) -> None:

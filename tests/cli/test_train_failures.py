@@ -236,3 +236,33 @@ def test_what_changes_after_prepare_and_would_not_be_trained_is_a_mistake(
     done = train(shell, script)
     assert done.code == 2
     assert words in done.error
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("pace.evaluate(lambda model: None)", "accuracy in pace.evaluate takes a number, got None"),
+        ("pace.report(note='late')", "pace.report(note=...) takes a number, got 'late'"),
+    ],
+)
+def test_what_is_no_number_ends_the_run_with_its_name_and_value(
+    shell: Shell, in_scripts: Write, line: str, told: str
+) -> None:
+    done = train(shell, in_scripts(HEAD + LOOP + f"    if pace.lead:\n        {line}\n"))
+    assert done.code == 2
+    assert told in done.error
+
+
+def test_a_loss_that_still_needs_its_gradient_is_reported_without_a_warning(
+    shell: Shell, in_scripts: Write
+) -> None:
+    body = (
+        "import warnings\nwarnings.simplefilter('error')\n" + LOOP + "    pace.report(loss=model(x).sum())\n"
+    )
+    assert train(shell, in_scripts(HEAD + body)).code == 0
+
+
+def test_data_that_prepare_cannot_share_is_mentioned_once(shell: Shell, in_scripts: Write) -> None:
+    done = train(shell, in_scripts(HEAD + "loader = list(loader)\n" + LOOP))
+    assert done.code == 0
+    assert done.err.count("prepare left a list as it is: every worker sees the whole of it") == 1

@@ -24,6 +24,8 @@ SCRIPT = SCRIPTS / "train.py"
         ("--protocol asp --set staleness=3", "protocol 'asp' has no settings"),
         ("--protocol ssp --set staleness", "--set takes name=value, got 'staleness'"),
         ("--workers 0", "workers must be at least 1, got 0"),
+        ("--workers 99999999999999999999", "at most 10000, got 99999999999999999999. Use fewer"),
+        ("--seed 99999999999999999999", "less than 62 bits, got 99999999999999999999"),
         ("--workers 4 --slow 4:2", "slow rank 4 does not exist: the ranks are 0 to 3"),
         ("--slow 1:0", "slow factor of rank 1 must be > 0, got 0"),
         ("--slow one:2", "--slow takes rank:factor, got 'one:2'"),
@@ -96,3 +98,11 @@ def test_an_unknown_flag_is_refused(shell: Shell) -> None:
     done = shell("train", SCRIPT, "--protocl", "ssp")
     assert done.code == 2
     assert "--protocl" in done.err
+
+
+@pytest.mark.parametrize("asked", [("compare", SCRIPT, "--protocols"), ("simulate", "--protocol")])
+def test_a_list_without_a_protocol_is_refused(shell: Shell, asked: tuple[object, ...]) -> None:
+    command, *flags = map(str, asked)
+    done = shell(command, *flags, ",")
+    assert done.code == 2
+    assert "names no protocol, got ','" in done.error

@@ -122,6 +122,7 @@ def recorded_run(folder: Path) -> Recorded:
     ("text", "said"),
     [
         ("worker = 3", "unknown key in the file: 'worker'. Did you mean 'workers'?"),
+        ("workers = 99999999999999999999", "at most 10000000 workers, got 99999999999999999999. Use fewer"),
         ("workers = 0", "a cluster needs workers >= 1, got 0. Use --workers 4"),
         ("workers = 'four'", "workers in the file has a wrong value: Expected `int`, got `str`, got 'four'"),
         ("workers = 2.5", "workers in the file has a wrong value"),

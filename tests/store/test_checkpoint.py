@@ -41,10 +41,10 @@ class Net(nn.Module):
 class Desk:
     """A store with its memory."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, cls: type[torch.optim.Optimizer] = torch.optim.AdamW) -> None:
         owned = [*model.parameters(), nn.Parameter(torch.ones(2))]
         self.layout = describe(model, owned)
-        optimizer = torch.optim.AdamW(owned, lr=0.1)
+        optimizer = cls(owned, lr=0.1)  # type: ignore[call-arg]
         spec = describe_optimizer(optimizer, {id(p): i for i, p in enumerate(owned)})
         self.store = ParameterStore(
             self.layout, spec, torch.zeros(self.layout.weights_bytes, dtype=torch.uint8)
@@ -183,6 +183,24 @@ def test_a_snapshot_is_of_one_moment_and_disturbs_nothing(tmp_path: Path) -> Non
     for seed in range(3, 6):
         again.step(seed)
     assert torch.equal(desk.store.weights, again.store.weights)
+
+
+def test_what_another_optimizer_remembers_is_refused_by_name(tmp_path: Path) -> None:
+    desk, other = Desk(Net()), Desk(Net(), torch.optim.SGD)
+    before = other.store.weights.clone()
+    desk.step(0)
+    desk.save(tmp_path / "checkpoint")
+    with pytest.raises(TraceError, match="has the state of AdamW, but the script now steps with SGD"):
+        load_checkpoint(tmp_path / "checkpoint", other.store)
+    assert torch.equal(other.store.weights, before)
+
+
+def test_an_optimizer_that_remembers_nothing_may_be_replaced(tmp_path: Path) -> None:
+    plain, other = Desk(Net(), torch.optim.SGD), Desk(Net())
+    plain.step(0)
+    plain.save(tmp_path / "checkpoint")
+    load_checkpoint(tmp_path / "checkpoint", other.store)
+    assert torch.equal(other.store.weights, plain.store.weights)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])

@@ -28,6 +28,21 @@ def errors_for_people() -> Iterator[None]:
             raise
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+    except BrokenPipeError:
+        raise  # whoever read the output has seen enough: no error, and typer's to end
+    except OSError as error:
+        if os.environ.get(DEBUG):
+            raise
+        print(f"error: {_about_files(error)}", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+def _about_files(error: OSError) -> str:
+    file = f" {error.filename}" if error.filename else ""
+    return (
+        f"cannot read or write{file}: {error.strerror or error}. "
+        "Make room or mend its permissions, or choose another folder with --runs; --debug shows where."
+    )
 
 
 def parse_settings(given: list[str]) -> dict[str, Any]:
@@ -69,10 +84,9 @@ def new_run(runs: Path, name: str) -> tuple[str, Path]:
     folder = runs / run
     try:
         folder.mkdir(parents=True)
-        latest = runs / "latest"
-        with contextlib.suppress(FileNotFoundError):
-            latest.unlink()
-        latest.symlink_to(run)
+        newest = folder.with_suffix(".latest")
+        newest.symlink_to(run)
+        newest.replace(runs / "latest")  # at once: other commands may begin a run at the same time
     except OSError as error:
         raise ConfigError(
             f"cannot write runs to {runs}: {error.strerror}. Choose a folder with --runs."

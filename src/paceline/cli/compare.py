@@ -17,6 +17,7 @@ from paceline.cli.common import (
     print_json,
 )
 from paceline.cli.train import checked_protocol, make_config, warn_if_crowded
+from paceline.errors import ConfigError
 
 BALANCED = "+balance"
 
@@ -68,7 +69,7 @@ def compare(
     """
     with errors_for_people():
         check_script(script)
-        wanted = [parse_protocol(text) for text in protocols.split(",") if text.strip()]
+        wanted = parse_protocols(protocols, "--protocols")
         lockstep = Wanted("bsp", {}, balance=True)
         wanted += [lockstep] if balance and lockstep not in wanted else []
         wanted = with_each(wanted, compress)
@@ -122,6 +123,14 @@ def parse_protocol(text: str) -> Wanted:
     text = text.strip()
     name, *settings = text.removesuffix(BALANCED).split(":")
     return Wanted(name, parse_settings(settings), text.endswith(BALANCED))
+
+
+def parse_protocols(text: str, flag: str) -> list[Wanted]:
+    """One or several, comma separated."""
+    wanted = [parse_protocol(each) for each in text.split(",") if each.strip()]
+    if not wanted:
+        raise ConfigError(f"{flag} names no protocol, got {text!r}. For instance {flag} bsp,ssp.")
+    return wanted
 
 
 def with_each(wanted: list[Wanted], compress: str) -> list[Wanted]:

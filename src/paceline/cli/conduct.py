@@ -12,9 +12,9 @@ import msgspec
 from paceline.config import RunConfig
 from paceline.engines.control import Ended
 from paceline.engines.engine import Engine
-from paceline.errors import ConfigError, RunError, RunStopped
+from paceline.errors import ConfigError, RunError, RunStopped, TraceError
 from paceline.store.folders import saved_in
-from paceline.trace import Result, TraceTail, read_trace, tally
+from paceline.trace import Result, Tally, TraceTail, read_trace, tally
 from paceline.trace.events import Planned
 from paceline.trace.files import LineTail
 from paceline.trace.tally import Failure
@@ -85,13 +85,10 @@ def _new_text(tail: LineTail) -> list[str]:
 
 
 def _finish(config: RunConfig, ended: Ended) -> Result:
+    total = _added_up(config, ended)
     result = write_result(config.path)
-    total = tally(read_trace(config.path))
     if total.end is None:
-        raise RunError(
-            f"the store ended with status {ended.store_status}. Read {config.path}/logs/store.log."
-            f"{_go_on(config)}"
-        )
+        raise _lost_store(config, ended)
     places = _places(config, ended)
     if result.status == "finished":
         for place in places:
@@ -114,6 +111,22 @@ def _go_on(config: RunConfig) -> str:
     if saved_in(config.path) is None:
         return ""
     return f" Go on with: paceline train {config.script} --resume {config.path}"
+
+
+def _added_up(config: RunConfig, ended: Ended) -> Tally:
+    try:
+        return tally(read_trace(config.path))
+    except TraceError:
+        if ended.store_status == 0:
+            raise
+        raise _lost_store(config, ended) from None
+
+
+def _lost_store(config: RunConfig, ended: Ended) -> RunError:
+    log, status = config.path / "logs" / "store.log", ended.store_status
+    how = f"by {_signal_name(-status)}" if status < 0 else f"with status {status}"
+    last = "".join(f": {line.rstrip('.')}" for line in _new_text(LineTail(log))[-1:])
+    return RunError(f"the store ended {how}{last}. Read {log}.{_go_on(config)}")
 
 
 def _places(config: RunConfig, ended: Ended) -> list[str]:

@@ -63,17 +63,24 @@ def _config(run: Path, until: int | None, runs: Path) -> RunConfig:
     import msgspec
 
     from paceline.config import RunConfig
-    from paceline.errors import ConfigError, TraceError
+    from paceline.errors import ConfigError, NoTrace, TraceError
 
+    file = run / "config.json"
     try:
-        old = msgspec.json.decode((run / "config.json").read_bytes(), type=RunConfig)
-    except (OSError, msgspec.DecodeError) as error:
-        raise TraceError(f"no recorded run at {run}: {error}.") from None
+        old = msgspec.json.decode(file.read_bytes(), type=RunConfig)
+    except OSError as error:
+        raise NoTrace(
+            f"no recorded run at {run}: {file.name}: {error.strerror}. Give a run folder."
+        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TraceError(
+            f"{file} is not a run's configuration: {error}. It is damaged; replay another run."
+        ) from None
     if old.workers == 1 or old.cluster is not None or old.script is None:
         raise ConfigError(
             "only a real run of several workers needs a replay; run anything else again, it repeats."
         )
-    _check_peers(run, until)
+    _check_record(run, until)
     name, folder = new_run(runs, "replay")
     changes: dict[str, Any] = {"slow": {}, "device_time_s": None, "jitter": 0.0, "on_failure": "continue"}
     changes |= {"run": name, "folder": str(folder), "replay": str(run), "until": until}
@@ -81,17 +88,26 @@ def _config(run: Path, until: int | None, runs: Path) -> RunConfig:
     return msgspec.structs.replace(old, **changes, **HERE)
 
 
-def _check_peers(run: Path, until: int | None) -> None:
+def _check_record(run: Path, until: int | None) -> None:
+    """All of it can be read, and it has the end that is to be arrived at."""
     from paceline.errors import ConfigError
-    from paceline.trace import read_trace
-    from paceline.trace.events import RunStarted
+    from paceline.trace import read_trace, tally
+    from paceline.trace.events import Decided
 
-    start = next(iter(read_trace(run)))
-    peers = isinstance(start, RunStarted) and start.family == "peer"
+    total = tally(read_trace(run))
+    last = max((event.number for event in read_trace(run) if isinstance(event, Decided)), default=0)
+    if until is not None and not 1 <= until <= last:
+        raise ConfigError(f"--until names a verdict of the record, 1 to {last}, got {until}.")
+    peers = total.start is not None and total.start.family == "peer"
     if peers and until is None and _was_stopped(run):
         raise ConfigError(
             "this peer run was stopped or failed, and how its workers ended it is not on record. "
             "Replay it up to a verdict before that, with --until."
+        )
+    if until is None and (total.end is None or not (run / "weights.safetensors").is_file()):
+        raise ConfigError(
+            f"the record at {run} has no end to arrive at: the run was killed, failed, or still goes on. "
+            "Replay it up to a verdict, with --until."
         )
 
 

@@ -125,9 +125,9 @@ def simulate(
 
 def _wanted(named: str, settings: dict[str, Any], balance: bool, compress: str) -> list[Wanted]:
     """The runs that were asked for; one under the script's own protocol, if none is named."""
-    from paceline.cli.compare import Wanted, parse_protocol, with_each
+    from paceline.cli.compare import Wanted, parse_protocols, with_each
 
-    wanted = [parse_protocol(text) for text in named.split(",") if text.strip()] or [Wanted(None, {})]
+    wanted = parse_protocols(named, "--protocol") if named else [Wanted(None, {})]
     wanted = [Wanted(x.name, x.settings | settings, x.balance or balance) for x in wanted]
     return with_each(wanted, compress)
 

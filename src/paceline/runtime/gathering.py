@@ -157,6 +157,7 @@ def run_state(ledger: Ledger, store: ParameterStore, peers: int | None, shared: 
         adjusted=store.adjusted,
         budget=ledger.budget.state(ledger.unapplied) if ledger.budget else None,
         optimizer={},
+        stepped_by=store.stepped_by,
     )
 
 

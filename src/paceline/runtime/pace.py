@@ -67,8 +67,18 @@ class Pace(ABC):
         loader = self._prepare(model, optimizer, loaders[0] if loaders else None)
         for scheduler in (o for o in objects if isinstance(o, LRScheduler)):
             self._prepare_scheduler(scheduler)
+        if self.lead and self.size > 1:
+            self._mention_strangers(objects)
         results = tuple(loader if o in loaders else o for o in objects)
         return results[0] if len(results) == 1 else results
+
+    def _mention_strangers(self, objects: tuple[Any, ...]) -> None:
+        for each in objects:
+            if not isinstance(each, nn.Module | torch.optim.Optimizer | DataLoader | LRScheduler):
+                self._warn(
+                    f"prepare left a {type(each).__name__} as it is: every worker sees the whole of it. "
+                    "To share data among workers, give a torch.utils.data.DataLoader"
+                )
 
     def partition(self, shuffle: bool = False) -> Partition:
         """The rows that the engine has for this worker alone (Spark's `train_on`), as an iterable dataset."""
@@ -88,7 +98,7 @@ class Pace(ABC):
 
     def report(self, **values: float) -> None:
         """Tell the run a loss or whatever else is worth a line in the trace."""
-        self._values |= {name: float(value) for name, value in values.items()}
+        self._values |= {name: _figure(value, f"pace.report({name}=...)") for name, value in values.items()}
 
     def evaluate(self, fn: Callable[..., Metrics]) -> Mapping[str, float] | None:
         """Have the lead call `fn` (with the model, if it takes one) on a consistent snapshot.
@@ -138,7 +148,7 @@ class Pace(ABC):
             for part, training in modes:
                 part.training = training
         named = result if isinstance(result, Mapping) else {"accuracy": result}
-        return {name: float(value) for name, value in named.items()}
+        return {name: _figure(value, f"{name} in pace.evaluate") for name, value in named.items()}
 
     def _reported(self) -> dict[str, float] | None:
         values, self._values = self._values, {}
@@ -194,3 +204,12 @@ def _the_one(objects: tuple[Any, ...], kind: type, what: str) -> Any:
     if len(found) != 1:
         raise ConfigError(f"prepare needs exactly one {what}, got {len(found)}.")
     return found[0]
+
+
+def _figure(value: Any, where: str) -> float:
+    if isinstance(value, torch.Tensor):
+        value = value.detach()  # a loss that is still tied to its graph is a number all the same
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigError(f"{where} takes a number, got {value!r}. Give a float, or item() of it.") from None

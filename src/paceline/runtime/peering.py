@@ -96,8 +96,7 @@ class Peering:
         self._standing = Standing(run, owner.members)
         self._keeping = PeerKeeping(run, owner, self._standing, self._mean)
         self._until: int | None = None
-        self._longest_s = 0.0
-        self._sums = 0
+        self._longest_s, self._sums = 0.0, 0
         self._fetching = False
         """Whether replicas of other hosts are on their way, to be evaluated."""
         self.distance: dict[str, float] = {}
@@ -117,9 +116,8 @@ class Peering:
             lent.close_fd()
             replica.lend(lent.bytes)
         self._packages.came(member, replica, message)
-        replica.model, replica.stage, replica.stand_in = message.model, message.stage, None
-        if message.cell is not None:
-            replica.stand_in = self._cells[message.cell]
+        replica.model, replica.stage = message.model, message.stage
+        replica.stand_in = None if message.cell is None else self._cells[message.cell]
         began = time.perf_counter()
         if message.push is not None:
             self._unreleased.add(member.rank)
@@ -143,14 +141,13 @@ class Peering:
 
     def _trade(self, rank: int, trade: m.Trade, place: int) -> dict[int, m.Met]:
         """An exchange that nobody has to come to."""
-        began, now = time.perf_counter(), self._owner.now()
-        replica = self._run.replicas[rank]
-        vector, there = replica.parts(place), self._meeting.active
-        other = trade.other if trade.other in there else None
+        began, now, replica = time.perf_counter(), self._owner.now(), self._run.replicas[rank]
+        vector = replica.parts(place)
+        other = trade.other if trade.other in self._meeting.active else None
         self._cells.exchange(trade.rule, trade.cell, other, trade.rate, vector, replica.answer_like(place))
         size = sum(part.numel() * part.element_size() for part in vector)
-        spent = self._traded(rank, size, began)
-        self._owner.trace.write(events.Exchanged(now, "exchange", (rank,), size, spent))
+        exchanged = events.Exchanged(now, "exchange", (rank,), size, self._traded(rank, size, began))
+        self._owner.trace.write(exchanged)
         return {rank: m.Met()}
 
     def _started_before(self, rank: int, message: m.Meet) -> dict[int, m.Met]:

@@ -19,7 +19,7 @@ from paceline.errors import ConfigError
 from paceline.protocols.parts import Part
 from paceline.protocols.peer import Me
 from paceline.runtime.randomness import Randomness
-from paceline.store.checkpoint import read_files
+from paceline.store.checkpoint import check_optimizer, read_files
 from paceline.store.optimizers import export_state, import_state
 from paceline.store.vector import FlatVector
 
@@ -34,6 +34,8 @@ class PeerState(msgspec.Struct, frozen=True, kw_only=True):
     """Of its last batch."""
     memory: dict[str, dict[str, Any]]
     optimizer: dict[str, Any]
+    stepped_by: str = ""
+    """The optimizer's class; empty where it has none of its own."""
     random: Randomness
 
 
@@ -56,7 +58,14 @@ def save_peer(
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / f"rank{me.rank}.safetensors")
     save_file(moments, folder / f"rank{me.rank}.optimizer.safetensors")
-    state = PeerState(count=me.count, epoch=epoch, memory=memory, optimizer=values, random=Randomness.now())
+    state = PeerState(
+        count=me.count,
+        epoch=epoch,
+        memory=memory,
+        optimizer=values,
+        stepped_by="" if optimizer is None else type(optimizer).__name__,
+        random=Randomness.now(),
+    )
     (folder / f"rank{me.rank}.json").write_bytes(msgspec.json.encode(state))
 
 
@@ -67,6 +76,7 @@ def load_peer(
     state, tensors, moments = read_files(folder, f"rank{me.rank}", PeerState)
     me.count = state.count
     if optimizer is not None:
+        check_optimizer(folder, state.stepped_by, optimizer, moments)
         me.parameters[:] = _get(tensors, "parameters")
         import_state(optimizer, moments, state.optimizer)
     for i, buffer in enumerate(buffers):

@@ -22,6 +22,9 @@ from paceline.sim.compute import Compute, Fixed, Lognormal, Recorded, require, w
 from paceline.trace import read_trace
 from paceline.trace.events import Decided, ModelReady, RunStarted
 
+MOST_WORKERS = 10_000_000
+"""So many still fit into memory."""
+
 
 class Link(msgspec.Struct, frozen=True):
     """A worker's way to the store; both directions alike."""
@@ -124,6 +127,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         require(self.workers >= 1, "a cluster needs workers >= 1", self.workers, "Use --workers 4, say.")
+        few = self.workers <= MOST_WORKERS
+        require(few, f"a cluster has at most {MOST_WORKERS} workers", self.workers, "Use fewer.")
         require(self.batch >= 1, "batch must be >= 1", self.batch, "It is the samples behind one push.")
         ok = isfinite(self.apply_s) and self.apply_s >= 0
         require(ok, "apply_s must be >= 0", self.apply_s, "It is the store's seconds per push.")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -41,6 +42,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     budget: dict[str, Any] | None
     optimizer: dict[str, Any]
     """Optimizer state that is not a tensor."""
+    stepped_by: str = ""
+    """The optimizer's class; empty in checkpoints that do not tell."""
     pushes: int = 0
     rule: Rule | None = None
     peers: int | None = None
@@ -141,6 +144,7 @@ def load_checkpoint(folder: Path, store: ParameterStore) -> tuple[RunState, dict
     state, model, optimizer = read_checkpoint(folder, "state.json", RunState)
     if state.digest != store.layout.digest():
         raise other_model(folder)
+    check_optimizer(folder, state.stepped_by, store.optimizer, optimizer)
     for name, view in store.named_weights():
         view.copy_(model.pop(name))
     import_state(store.optimizer, optimizer, state.optimizer)
@@ -152,6 +156,18 @@ def other_model(folder: Path) -> TraceError:
     return TraceError(
         f"the checkpoint at {folder} belongs to another model. Resume it with the script it came from."
     )
+
+
+def check_optimizer(
+    folder: Path, was: str, optimizer: torch.optim.Optimizer, remembered: dict[str, Tensor]
+) -> None:
+    """What one optimizer remembers is of no use to another; one that remembers nothing may be replaced."""
+    now = type(optimizer).__name__
+    if was and was != now and remembered:
+        raise TraceError(
+            f"the checkpoint at {folder} has the state of {was}, but the script now steps with {now}. "
+            f"Resume it with {was}, or begin a new run."
+        )
 
 
 def read_checkpoint(folder: Path, name: str, kind: type[T]) -> tuple[T, dict[str, Tensor], dict[str, Tensor]]:

@@ -100,6 +100,11 @@ class ParameterStore:
         finally:
             self._optimizer.state.clear()  # the pieces have it
 
+    @property
+    def stepped_by(self) -> str:
+        """The optimizer's class."""
+        return self._spec.name
+
     def step_singly(self) -> None:
         """From now on every parameter is stepped by itself."""
         self._even = False

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.errors import TraceError
+from paceline.errors import NoTrace, TraceError
 from paceline.trace.events import SCHEMA, AnyEvent, Event, RunStarted
 
 _encoder = msgspec.json.Encoder(decimal_format="number")
@@ -83,7 +83,7 @@ def read_trace(path: Path) -> Iterator[AnyEvent]:
     """All events of a trace file or run folder. A last line cut off by a kill is left out."""
     path = path / "trace.jsonl" if path.is_dir() else path
     if not path.is_file():
-        raise TraceError(f"no trace at {path}. Give a run folder, such as runs/latest.")
+        raise NoTrace(f"no trace at {path}. Give a run folder, such as runs/latest.")
     number = 0
     with path.open("rb") as file:
         for number, line in enumerate(takewhile(_is_complete, file), 1):
