@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -60,9 +61,8 @@ class Desk:
         self.store.apply(gradients, self.settings, 1.0)
 
     def taken(self) -> Snapshot:
-        state = RunState(
-            digest=self.layout.digest(), version=7, samples=28, units=28, budget={"opened": 1}, optimizer={}
-        )
+        stands: dict[str, Any] = {"digest": self.layout.digest(), "stepped_by": self.store.stepped_by}
+        state = RunState(version=7, samples=28, units=28, budget={"opened": 1}, optimizer={}, **stands)
         return snapshot(self.store, self.segment, state)
 
     def save(self, folder: Path) -> None:
