@@ -108,13 +108,16 @@ def test_a_run_killed_before_its_first_checkpoint_goes_on_from_the_one_it_began_
         find_checkpoint(newer)  # it has ended, and would be done again
 
 
-def test_ctrl_c_saves_the_run_and_the_command_it_names_finishes_it(lab: Lab, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_the_run_and_the_command_it_names_finishes_it(
+    lab: Lab, tmp_path: Path, how: signal.Signals
+) -> None:
     """Through the real command: a process of its own, with an engine of its own."""
     flags = ("--protocol", "bsp", "--workers", 2, "--device-time", 0.02)
     command = start_command("train", SCRIPT, *flags, "--", "momentum", "--epochs", 6, cwd=tmp_path)
     trace = tmp_path / "runs" / "latest" / "trace.jsonl"
     wait_until(lambda: trace.exists() and b"decided" in trace.read_bytes(), "training is under way")
-    os.kill(command.pid, signal.SIGINT)
+    os.kill(command.pid, how)
     out, errors = command.communicate(timeout=60)
     assert (command.returncode, out) == (1, "")
     [line] = error_lines(errors)

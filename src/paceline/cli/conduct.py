@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.cli.common import heed_termination
 from paceline.config import RunConfig
 from paceline.engines.control import Ended
 from paceline.engines.engine import Engine
@@ -24,7 +25,8 @@ LOOK_S = 0.1
 
 
 def conduct(engine: Engine, config: RunConfig, secret: str = "") -> Result:
-    """Run to the end. Ctrl-C asks the run to save itself; a second one ends it at once."""
+    """Run to the end. Ctrl-C or SIGTERM asks the run to save itself; a second one ends it at once."""
+    heed_termination()
     folder = config.path
     (folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)))
     progress = RunProgress()

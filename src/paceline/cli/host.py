@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import options as o
-from paceline.cli.common import check_script, errors_for_people
+from paceline.cli.common import check_script, errors_for_people, heed_termination
 
 if TYPE_CHECKING:
     from paceline.engines.local import LocalEngine
@@ -95,6 +95,7 @@ def _host(
 
 
 def _wait(engine: LocalEngine) -> dict[int, int]:
+    heed_termination()
     while True:
         try:
             ended = engine.wait(1.0)
