@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # tests that start no process need not import torch
 
 MOST_CASES = 2
 """Of a test with real processes, so many cases are run unless all are asked for."""
+ONE_CASE = {f"test_{subject}.py" for subject in ("gloo", "hosts_peers", "spread", "testbed_runs")}
+"""Files whose cases take several hosts or long starts: one each."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,7 +38,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             cases[item.nodeid.partition("[")[0]].append(item)
     left_out: set[pytest.Item] = set()
     for name, some in cases.items():
-        left_out |= set(some).difference(evenly(some, MOST_CASES, name))
+        most = 1 if some[0].path.name in ONE_CASE else MOST_CASES
+        left_out |= set(some).difference(evenly(some, most, name))
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 

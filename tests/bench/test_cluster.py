@@ -15,12 +15,14 @@ from paceline.bench.cluster_entries import entries, every_entry, parse_entry
 from paceline.bench.cluster_scene import FULL, QUICK, Scene
 from paceline.bench.cluster_script import copy_of, keeper, network
 from paceline.bench.plan import Plan
-from paceline.bench.run import chosen, run
+from paceline.bench.record import Record
+from paceline.bench.run import chosen
 from paceline.errors import ConfigError
 from paceline.protocols import PEERS, PROTOCOLS
 from paceline.testbed import why_not
 from paceline.trace import TraceWriter
 from paceline.trace.events import SCHEMA, Decided, Evaluated, Event, RunStarted
+from support.command import run_command
 
 SCENE: Scene = msgspec.structs.replace(FULL, target=0.5, limit_s=10.0, device_s=1.0, batch=8)
 FIGURES = Figures(
@@ -38,8 +40,12 @@ needs_hosts = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 @needs_hosts
 @pytest.mark.timeout(300)
-def test_both_sides_train_on_hosts_with_all_workers_and_are_compared() -> None:
-    record = run("cluster", Plan(quick=True, protocols=("bsp",)), say=lambda text: None)
+def test_both_sides_train_on_hosts_with_all_workers_and_are_compared(tmp_path: Path) -> None:
+    """By the command of the documentation."""
+    words = ["bench", "cluster", "--quick", "--protocols", "bsp"]
+    done = run_command(*words, "--json", cwd=tmp_path, timeout_s=280.0)
+    assert done.returncode == 0, done.stderr
+    [record] = msgspec.json.decode(done.stdout, type=list[Record])
     assert [row.case["protocol"] for row in record.rows] == ["ddp", "bsp"]
     for row in record.rows:
         assert row.value is not None, row.remark

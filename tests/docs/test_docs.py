@@ -18,8 +18,9 @@ from paceline.testbed.bed import take_down
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BIN = Path(sys.executable).parent
-RUN_ELSEWHERE = ("make ",)
-"""`make test` is what runs this file; `make demo` is tried from a fresh clone."""
+RUN_ELSEWHERE = ("make ", "paceline bench cluster --quick --protocols bsp")
+"""`make test` is what runs this file; `make demo` is tried from a fresh clone; the benchmark takes long, and
+tests/bench/test_cluster.py runs it and looks at what it finds."""
 
 TESTBED = "lab"
 """The one that the pages make."""
