@@ -11,7 +11,7 @@ from paceline.sim.agenda import Agenda, Event
 
 
 def event(time: float, kind: int, number: int) -> Event:
-    return (time, kind, number, 0)
+    return (time, kind, number, 0, 0.0, 0)
 
 
 @pytest.mark.parametrize("unit_s", [1e-6, 0.1, 1000.0])

@@ -15,7 +15,6 @@ for it. Released, it takes part again as a newcomer does.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections import defaultdict
 from collections.abc import Iterator, KeysView, Mapping
 from copy import deepcopy
 from math import inf
@@ -87,7 +86,7 @@ class Clocks:
         self.benched: KeysView[int] = self._benched.keys()
         """The workers that are set aside, first come first: asleep, and not active."""
         self._held: dict[int, float] = {}
-        self._at: defaultdict[int, int] = defaultdict(int)
+        self._at: dict[int, int] = {}
         self._below: dict[int, int] = {}
         self._newcomer: Member | None = None  # waits, but does not stand in the row yet: most never do
         self._waiting: dict[int, dict[int, None]] = {}
@@ -205,7 +204,7 @@ class ClockTable(Clocks):
         """Let a worker take part; it starts computing on the current version."""
         clock = self.slowest
         self._members[worker] = Member(worker, clock, self.version, self.now)
-        self._at[clock] += 1
+        self._at[clock] = self._at.get(clock, 0) + 1
         self._shift_below(clock, 1)
         self._laggards = None
 
@@ -230,8 +229,8 @@ class ClockTable(Clocks):
         clock = member.clock
         member.clock = ticked = clock + 1
         member.push_before_s, member.last_push_s = member.last_push_s, self.now
-        at[ticked] += 1
         at[clock] -= 1
+        at[ticked] = at.get(ticked, 0) + 1
         if ticked in self._below:
             self._below[ticked] -= 1
         if clock == self.slowest and not at[clock]:
@@ -241,9 +240,9 @@ class ClockTable(Clocks):
             self.fastest = ticked
         self.total_samples += samples
         self.pushes += 1
-        if self._newcomer is not None:
-            self._line_up(self._newcomer)
-        self._newcomer = member
+        earlier, self._newcomer = self._newcomer, member
+        if earlier is not None:
+            self._line_up(earlier)
         self.waiting_count += 1
         return member.read
 
@@ -253,25 +252,27 @@ class ClockTable(Clocks):
 
     def let_go(self, workers: tuple[int, ...]) -> int:
         """Release all of these. The answer is the largest lead over the slowest among them."""
-        newcomer, furthest = self._newcomer, self.slowest
+        version, now, furthest = self.version, self.now, self.slowest
+        members, benched, newcomer = self._members, self._benched, self._newcomer
         if newcomer is not None and workers == (newcomer.worker,):  # the usual case, by a short way
             self._newcomer = None
             self.waiting_count -= 1
-            newcomer.read, newcomer.released_s = self.version, self.now
+            newcomer.read, newcomer.released_s = version, now
             return newcomer.clock - furthest
         for worker in workers:
-            if worker in self._benched:
-                del self._benched[worker]
+            if benched and worker in benched:
+                del benched[worker]
                 self.join(worker)
                 continue
-            member = self._members[worker]
+            member = members[worker]
             if member is newcomer:
                 self._newcomer = newcomer = None
             else:
                 self._step_out(worker, member.clock)
             self.waiting_count -= 1
-            member.read, member.released_s = self.version, self.now
-            furthest = max(furthest, member.clock)
+            member.read, member.released_s = version, now
+            if member.clock > furthest:
+                furthest = member.clock
         return furthest - self.slowest
 
     def _step_out(self, worker: int, clock: int) -> None:
@@ -296,7 +297,7 @@ class ClockTable(Clocks):
         for member in self._members.values():
             member.clock = level
         if self._members:
-            self._at, self.slowest = defaultdict(int, {level: len(self._members)}), level
+            self._at, self.slowest = {level: len(self._members)}, level
         if waiting:
             self._waiting, self._waiting_clocks = {level: dict.fromkeys(waiting)}, [level]
         self._below, self._laggards = {}, None

@@ -16,10 +16,10 @@ from itertools import chain
 
 # Priorities within one moment: losses first, pushes before the timer that would give them up. What
 # happens at the very moment a run is stopped still counts.
-KILL, JOIN, STORE_FREE, ARRIVAL, TIMER, STOP = range(-3, 3)
+KILL, JOIN, STORE_FREE, ARRIVAL, TIMER, STOP = range(6)
 
-Event = tuple[float, int, int, int]
-"""Time, priority, sequence number, worker."""
+Event = tuple[float, int, int, int, float, int]
+"""Time, priority, sequence number, worker; of an arrival also its compute seconds and position."""
 
 _CROWDED, _ROOMY = 512, 64
 
@@ -57,11 +57,10 @@ class Agenda:
     def add(self, event: Event) -> None:
         """Plan an event; not for a time that is over."""
         at = int(event[0] * self._per_s)
-        fellows = self._slices.get(at)
-        if fellows is not None:
-            fellows.append(event)
-        elif at <= self._at:
+        if at <= self._at:
             heappush(self._soon, event)
+        elif at in self._slices:
+            self._slices[at].append(event)
         else:
             self._slices[at] = [event]
             heappush(self._order, at)

@@ -24,7 +24,7 @@ def check_balance(batch: int, equal_shards: bool) -> None:
 class BalancedWork:
     """Samples in order, to whoever is ready, as many at a time as a worker is worth.
 
-    What a lost worker did not finish is cut anew.
+    Positions are samples here. What a lost worker did not finish is cut anew.
     """
 
     measures = True
@@ -33,7 +33,6 @@ class BalancedWork:
         """`total`: pushes of the batch's size; `tell` takes a note whenever sizes change."""
         self.total = total
         self.samples = [batch] * workers
-        self.first = [0] * workers
         self._balancer = Balancer(batch)
         self._tell = tell
         self._told = 0
@@ -48,20 +47,18 @@ class BalancedWork:
     def has_some_for(self, worker: int) -> bool:
         return bool(self._left)
 
-    def draw(self, worker: int) -> int:
+    def draw(self, worker: int) -> int | None:
         if not self._left:
-            return 0
+            return None
         self._balancer.join(worker)
         first, end = heappop(self._left)
         count = self.samples[worker] = min(self._balancer.size(worker), end - first)
-        self.first[worker] = first
         if first + count < end:
             heappush(self._left, (first + count, end))
-        return count
+        return first
 
-    def give_back(self, worker: int) -> None:
-        first = self.first[worker]
-        heappush(self._left, (first, first + self.samples[worker]))
+    def give_back(self, worker: int, position: int) -> None:
+        heappush(self._left, (position, position + self.samples[worker]))
 
     def pushed(self, worker: int, samples: int, compute_s: float) -> None:
         balancer = self._balancer

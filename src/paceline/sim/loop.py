@@ -44,14 +44,13 @@ class Loop:
         self._record = record
         self._batch = cluster.batch
         self._samples = work.samples
+        self._measures = work.measures
         self._apply_s = cluster.apply_s
-        self._draw, self._compute_s, self._push = work.draw, timing.compute_s, pacer.push
         self._pull_s = [timing.pull_s(worker) for worker in workers]
         self._push_s = [timing.push_s(worker) for worker in workers]
         self._agenda = Agenda()
         self._sequence = 0
         self._under_way: list[Event | None] = [None for _ in workers]  # each one's last arrival
-        self._takes_s = [0.0 for _ in workers]  # and how long that iteration computes
         self._queue: deque[Event] = deque()
         self._idle: dict[int, None] = {}  # there, but without work: called back if work is given back
         self._leaving: deque[int] = deque()
@@ -79,22 +78,21 @@ class Loop:
         self._end()
 
     def _go_on(self, events: Iterable[Event]) -> None:
-        under_way, leaving = self._under_way, self._leaving
+        under_way = self._under_way
         for event in events:
-            now, kind, _, worker = event
-            if kind:
+            if event[1] != ARRIVAL:
                 self._happen(event)
-            elif under_way[worker] is event:  # else the worker was lost on the way
-                self._now = now
+            elif under_way[event[3]] is event:  # else the worker was lost on the way
+                self._now = now = event[0]
                 if now < self._free_at or self._queue:
                     self._queue_up(event)
                 else:
-                    self._serve(now, worker)
-            if leaving:
+                    self._serve(event)
+            if self._leaving:
                 self._send_home()
 
     def _happen(self, event: Event) -> None:
-        time, kind, _, worker = event
+        time, kind, _, worker, _, _ = event
         if kind == JOIN:
             self._join(worker, time)
         elif kind == KILL:
@@ -109,7 +107,7 @@ class Loop:
 
     def _plan(self, time: float, kind: int, worker: int) -> Event:
         self._sequence += 1
-        event = (time, kind, self._sequence, worker)
+        event = (time, kind, self._sequence, worker, 0.0, 0)
         self._agenda.add(event)
         return event
 
@@ -124,51 +122,50 @@ class Loop:
         while self._queue:
             event = self._queue.popleft()
             if self._under_way[event[3]] is event:
-                self._serve(self._now, event[3])
+                self._serve(event)
                 break
         if self._queue:
             self._plan(self._free_at, STORE_FREE, self._queue[0][3])
 
-    def _serve(self, now: float, worker: int) -> None:
-        samples, compute_s = self._samples[worker], self._takes_s[worker]
+    def _serve(self, event: Event) -> None:
+        _, _, _, worker, compute_s, position = event
+        now, samples = self._now, self._samples[worker]
         self._free_at = now + self._apply_s
-        decision = self._push(worker, now, samples)
-        self._record.pushed(now, decision, worker, compute_s)
-        again_s, release = decision.ask_again_s, decision.release
-        if again_s is not None or self._timer is not None:
-            self._set_timer(again_s)
-        if release:
-            self._begin(release)
-        if self._work.measures:
+        decision = self._pacer.push(worker, now, samples, True)
+        self._record.pushed(now, decision, worker, compute_s, position)
+        if decision.release or decision.ask_again_s is not None or self._timer is not None:
+            self._carry_out(decision)
+        if self._measures:
             self._work.pushed(worker, samples, compute_s)
 
     # Decisions.
 
     def _carry_out(self, decision: Decision) -> None:
-        self._set_timer(decision.ask_again_s)
-        self._begin(decision.release)
-
-    def _set_timer(self, again_s: float | None) -> None:
+        again_s, release = decision.ask_again_s, decision.release
         self._timer = None if again_s is None else self._plan(self._now + again_s, TIMER, 0)
+        if release:
+            self._begin(release if len(release) == 1 else sorted(release))  # by rank, as a store answers
 
-    def _begin(self, workers: tuple[int, ...]) -> None:
-        """Send workers on their next iteration, by rank, as a store answers.
+    def _begin(self, workers: Iterable[int]) -> None:
+        """Send workers on their next iteration; those who find no more work are to leave.
 
-        Those who find no more work are to leave. The store first finishes what it is busy with,
-        then they pull.
+        The store first finishes what it is busy with, then they pull.
         """
-        at = max(self._now, self._free_at)
-        for worker in workers if len(workers) == 1 else sorted(workers):
-            samples = self._draw(worker)
-            if not samples:
+        at = self._now if self._now > self._free_at else self._free_at
+        draw, compute, add = self._work.draw, self._timing.compute_s, self._agenda.add
+        sequence = self._sequence
+        for worker in workers:
+            position = draw(worker)
+            if position is None:
                 self._leaving.append(worker)
                 continue
             begin = at + self._pull_s[worker]
-            takes_s = self._takes_s[worker] = self._compute_s(worker, begin, samples / self._batch)
-            self._sequence = sequence = self._sequence + 1
-            event = (begin + takes_s + self._push_s[worker], ARRIVAL, sequence, worker)
+            compute_s = compute(worker, begin, self._samples[worker] / self._batch)
+            sequence += 1
+            event = (begin + compute_s + self._push_s[worker], ARRIVAL, sequence, worker, compute_s, position)
             self._under_way[worker] = event
-            self._agenda.add(event)
+            add(event)
+        self._sequence = sequence
 
     def _ring(self, time: float) -> None:
         """A timer rang. A protocol that only ever asks again would keep the run from ending."""
@@ -221,7 +218,7 @@ class Loop:
         self._now = time
         lost = None if self._pacer.clocks.is_waiting(worker) else self._under_way[worker]
         if lost is not None:
-            self._work.give_back(worker)
+            self._work.give_back(worker, lost[5])
         self._under_way[worker] = None
         self._leave(worker, "died", self._samples[worker] if lost else 0)
         if lost and self._idle:

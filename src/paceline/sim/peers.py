@@ -134,9 +134,8 @@ class PeerLoop:
         self._exchange_s = [0.0] * cluster.workers
         self._sent = [0] * cluster.workers
         self._summarised = summarised
-        clocks, samples = self._pacer.clocks, [cluster.batch] * cluster.workers
-        self._first = [0] * cluster.workers
-        self._record: Record = Full(emit, clocks, samples, self._first, self._exchange_s)
+        clocks, batch = self._pacer.clocks, cluster.batch
+        self._record: Record = Full(emit, clocks, [batch] * cluster.workers, batch, self._exchange_s)
         if summarised:
             self._record = Summary(emit, clocks, cluster.workers, self._total)
         self._heap: list[tuple[float, int, int, int, Any]] = []
@@ -265,8 +264,8 @@ class PeerLoop:
         if worker is not None and worker.compute_s is not None:
             rank, compute_s, worker.compute_s = worker.me.rank, worker.compute_s, None
             decision = self._pacer.push(rank, self._now, self._cluster.batch)
-            self._first[rank] = (rank * self._iterations + worker.me.count) * self._cluster.batch
-            self._record.pushed(self._now, _fresh(decision), rank, compute_s)
+            position = rank * self._iterations + worker.me.count
+            self._record.pushed(self._now, _fresh(decision), rank, compute_s, position)
         elif answered:
             self._record.asked(self._now, self._pacer.timer(self._now))
 

@@ -30,7 +30,6 @@ Status = Literal["finished", "failed"]
 
 PROGRESS_EVENTS = 200
 _DROP = Fate.DROP
-_NOT_USED = -1
 
 
 class Record(Protocol):
@@ -44,7 +43,7 @@ class Record(Protocol):
         """A worker takes part no longer."""
         ...
 
-    def pushed(self, now: float, decision: Decision, worker: int, compute_s: float) -> None:
+    def pushed(self, now: float, decision: Decision, worker: int, compute_s: float, position: int) -> None:
         """A push was judged."""
         ...
 
@@ -61,13 +60,13 @@ class Full:
     """Writes every decision."""
 
     def __init__(
-        self, emit: Emit, clocks: Clocks, samples: list[int], first: list[int], exchange_s: list[float]
+        self, emit: Emit, clocks: Clocks, samples: list[int], unit: int, exchange_s: list[float]
     ) -> None:
-        """Of each worker's last push, as they are by then: its samples, and the first of them."""
+        """`samples`: behind each worker's push, as they are by then; a position counts `unit` of them."""
         self._emit = emit
         self._clocks = clocks
         self._samples = samples
-        self._first = first
+        self._unit = unit
         self._exchange_s = exchange_s
 
     def joined(self, now: float, worker: int) -> None:
@@ -76,8 +75,7 @@ class Full:
     def left(self, now: float, worker: int, reason: Reason, unfinished: int) -> None:
         self._emit(_left(now, worker, reason, unfinished))
 
-    def pushed(self, now: float, decision: Decision, worker: int, compute_s: float) -> None:
-        samples = self._samples[worker]
+    def pushed(self, now: float, decision: Decision, worker: int, compute_s: float, position: int) -> None:
         self._emit(
             Decided(
                 now,
@@ -89,14 +87,14 @@ class Full:
                 flushed=tuple(decision.flushed),
                 release=decision.release,
                 clock=self._clocks.clock(worker),
-                samples=samples,
+                samples=self._samples[worker],
                 read=decision.read,
                 staleness=decision.staleness,
                 gap=decision.gap,
                 lr_scale=decision.lr_scale,
                 compute_s=compute_s,
                 exchange_s=self._exchange_s[worker],
-                work=((0, self._first[worker], samples),),
+                work=((0, position * self._unit, self._samples[worker]),),
             )
         )
         _tell(self._emit, now, decision)
@@ -136,8 +134,10 @@ class Summary:
         self._pushes = np.zeros(workers, dtype=np.int64)
         self._wait_s = [0.0] * workers
         self._waits_since: list[float | None] = [None] * workers
-        # Who pushed since the last event, after what time, how stale: many at once are added up faster.
-        self._seen: list[tuple[int, float, int]] = []
+        # Of the pushes since the last event: added up many at once, which is far cheaper.
+        self._pushed: list[int] = []
+        self._took_s: list[float] = []
+        self._stale: list[int] = []
 
     def joined(self, now: float, worker: int) -> None:
         self._emit(WorkerJoined(now, worker))
@@ -146,9 +146,11 @@ class Summary:
         self._end_wait(now, worker)
         self._emit(_left(now, worker, reason, unfinished))
 
-    def pushed(self, now: float, decision: Decision, worker: int, compute_s: float) -> None:
-        staleness = decision.staleness if decision.fate is not _DROP else _NOT_USED
-        self._seen.append((worker, compute_s, staleness))
+    def pushed(self, now: float, decision: Decision, worker: int, compute_s: float, position: int) -> None:
+        self._pushed.append(worker)
+        self._took_s.append(compute_s)
+        if decision.fate is not _DROP:
+            self._stale.append(decision.staleness)
         release = decision.release
         if release == (worker,):  # the usual answer: it did not wait
             self._gaps.add(decision.gap)
@@ -158,7 +160,7 @@ class Summary:
                 self._released(now, decision)
         if decision.note:
             _tell(self._emit, now, decision)
-        if len(self._seen) == self._every:
+        if len(self._pushed) == self._every:
             self._add_up()
             self._emit(self._progress(now))
 
@@ -179,14 +181,13 @@ class Summary:
         self._emit(RunEnded(now, status, detail))
 
     def _add_up(self) -> None:
-        if not self._seen:
-            return
-        workers, took_s, staleness = zip(*self._seen, strict=True)
-        self._compute_s += np.bincount(workers, took_s, len(self._compute_s))
-        self._pushes += np.bincount(workers, minlength=len(self._pushes))
-        self._staleness.update(staleness)
-        del self._staleness[_NOT_USED]
-        self._seen.clear()
+        self._staleness.update(self._stale)
+        if self._pushed:
+            self._compute_s += np.bincount(self._pushed, self._took_s, len(self._compute_s))
+            self._pushes += np.bincount(self._pushed, minlength=len(self._pushes))
+        self._pushed.clear()
+        self._took_s.clear()
+        self._stale.clear()
 
     def _released(self, now: float, decision: Decision) -> None:
         if decision.release:

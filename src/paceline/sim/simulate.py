@@ -69,7 +69,7 @@ def simulate(
         record = Summary(emit, pacer.clocks, workers, total)
     else:
         exchange_s = [timing.pull_s(w) + timing.push_s(w) + cluster.apply_s for w in range(workers)]
-        record = Full(emit, pacer.clocks, work.samples, work.first, exchange_s)
+        record = Full(emit, pacer.clocks, work.samples, 1 if balance else cluster.batch, exchange_s)
     Loop(pacer, cluster, timing, work, record).run(progress or (lambda share: None), until_s)
     return tally
 
@@ -79,8 +79,10 @@ def _work(
 ) -> Work:
     workers, batch = cluster.workers, cluster.batch
     if not balance:
-        each = total // workers
-        return EqualShards(each, workers, batch) if equal_shards else SharedBudget(total, workers, batch)
+        samples = [batch] * workers
+        return (
+            EqualShards(workers, total // workers, samples) if equal_shards else SharedBudget(total, samples)
+        )
     check_balance(batch, equal_shards)
     return BalancedWork(total, workers, batch, tell)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -30,14 +29,19 @@ class Timing:
         self._phases = _phases(self._profiles, seed)
         self._exchange_s = _exchange_s(self._profiles, cluster.model_bytes or 0)
         self._streams: list[np.random.Generator | None] = [None] * cluster.workers
-        self._coming: list[Iterator[float]] = [iter(())] * cluster.workers
+        # One row of times for each worker, in one piece: with ten thousand of them, the cache counts.
+        self._times = array("d", bytes(8 * BLOCK * cluster.workers))
+        self._rows = np.frombuffer(self._times).reshape(cluster.workers, BLOCK)
+        self._next = bytearray([BLOCK]) * cluster.workers
 
     def compute_s(self, worker: int, now: float, batches: float = 1.0) -> float:
         """How long the worker's next iteration takes if it begins now, with so many batches' samples."""
-        work = next(self._coming[worker], None)
-        if work is None:
-            work = self._refill(worker)
-        work *= batches
+        at = self._next[worker]
+        if at == BLOCK:
+            self._refill(worker)
+            at = 0
+        self._next[worker] = at + 1
+        work = self._times[worker * BLOCK + at] * batches
         if self._phases and worker in self._phases:
             return self._phases[worker].stretched(work, now)
         return work
@@ -50,15 +54,12 @@ class Timing:
         """How long the weights are under way to the worker."""
         return self._exchange_s[worker]
 
-    def _refill(self, worker: int) -> float:
-        """Draw the worker's next iterations, as they are outside slow phases; the first of them."""
+    def _refill(self, worker: int) -> None:
+        """Draw the worker's next iterations, as they are outside slow phases."""
         profile, rng = self._profiles[worker], self._streams[worker]
         if rng is None:
             rng = self._streams[worker] = np.random.default_rng((self._seed, worker, _COMPUTE))
-        times = profile.compute.draw(rng, BLOCK, worker) * profile.slow
-        # Packed, not as a list of numbers: with ten thousand workers, the cache counts.
-        self._coming[worker] = coming = iter(array("d", times.tobytes()))
-        return next(coming)
+        self._rows[worker] = profile.compute.draw(rng, BLOCK, worker) * profile.slow
 
 
 def _exchange_s(profiles: list[Profile], size_bytes: int) -> list[float]:

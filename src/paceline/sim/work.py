@@ -11,32 +11,30 @@ from typing import Protocol
 
 
 class Work(Protocol):
-    """Dispenses pushes. Each is given out once, or again after it was given back."""
+    """Dispenses pushes. A position is given out once, or again after it was given back."""
 
     total: int
     """Pushes in all, if nobody is lost."""
     samples: list[int]
     """Behind the push that each worker drew last."""
-    first: list[int]
-    """And the first of these samples."""
     measures: bool
     """Whether it is to be told how long pushes took."""
 
     @property
     def undone(self) -> int:
-        """Pushes that wait for a worker and would be missed."""
+        """Positions that wait for a worker and would be missed."""
         ...
 
     def has_some_for(self, worker: int) -> bool:
         """Whether the worker would find something to do."""
         ...
 
-    def draw(self, worker: int) -> int:
-        """Give the worker its next push. The answer is how many samples that is: 0 if nothing is left."""
+    def draw(self, worker: int) -> int | None:
+        """The position of the worker's next push; None when there is nothing left for it."""
         ...
 
-    def give_back(self, worker: int) -> None:
-        """A worker was lost before it pushed what it drew last."""
+    def give_back(self, worker: int, position: int) -> None:
+        """A worker was lost before it pushed that position."""
         ...
 
     def pushed(self, worker: int, samples: int, compute_s: float) -> None:
@@ -61,35 +59,32 @@ class Unmeasured:
 
 
 class SharedBudget(Unmeasured):
-    """Samples in order, a batch to whoever is ready; what a lost worker did not finish comes first."""
+    """Positions in order, to whoever is ready; what a lost worker did not finish comes first."""
 
-    def __init__(self, total: int, workers: int, batch: int) -> None:
+    def __init__(self, total: int, samples: list[int]) -> None:
         self.total = total
-        self.samples = [batch] * workers
-        self.first = [0] * workers
-        self._batch = batch
-        self._next, self._end = 0, total * batch
+        self.samples = samples
+        self._next = 0
         self._returned: list[int] = []
 
     @property
     def undone(self) -> int:
-        return (self._end - self._next) // self._batch + len(self._returned)
+        return self.total - self._next + len(self._returned)
 
     def has_some_for(self, worker: int) -> bool:
         return self.undone > 0
 
-    def draw(self, worker: int) -> int:
+    def draw(self, worker: int) -> int | None:
         if self._returned:
-            self.first[worker] = heappop(self._returned)
-        elif self._next < self._end:
-            self.first[worker] = self._next
-            self._next += self._batch
-        else:
-            return 0
-        return self._batch
+            return heappop(self._returned)
+        position = self._next
+        if position == self.total:
+            return None
+        self._next = position + 1
+        return position
 
-    def give_back(self, worker: int) -> None:
-        heappush(self._returned, self.first[worker])
+    def give_back(self, worker: int, position: int) -> None:
+        heappush(self._returned, position)
 
 
 class EqualShards(Unmeasured):
@@ -97,23 +92,21 @@ class EqualShards(Unmeasured):
 
     undone = 0
 
-    def __init__(self, each: int, workers: int, batch: int) -> None:
+    def __init__(self, workers: int, each: int, samples: list[int]) -> None:
         self.total = workers * each
-        self.samples = [batch] * workers
-        self.first = [0] * workers
-        self._each, self._batch = each, batch
+        self.samples = samples
+        self._each = each
         self._done = [0] * workers
 
     def has_some_for(self, worker: int) -> bool:
         return self._done[worker] < self._each
 
-    def draw(self, worker: int) -> int:
+    def draw(self, worker: int) -> int | None:
         done = self._done[worker]
         if done == self._each:
-            return 0
+            return None
         self._done[worker] = done + 1
-        self.first[worker] = (worker * self._each + done) * self._batch
-        return self._batch
+        return worker * self._each + done
 
-    def give_back(self, worker: int) -> None:
+    def give_back(self, worker: int, position: int) -> None:
         self._done[worker] -= 1
