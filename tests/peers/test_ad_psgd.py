@@ -12,7 +12,8 @@ from torch import Tensor
 
 from paceline.protocols.ad_psgd import ADPSGD
 from paceline.protocols.easgd import EASGD
-from paceline.protocols.peer import CENTRE, Me, Rule
+from paceline.protocols.operations import CENTRE, Rule
+from paceline.protocols.peer import Me
 from paceline.store.cells import Cells
 from paceline.store.vector import FlatVector
 from support.peers import SIZE, Crew, Gradient, large_batch, momentum, noisy, nothing, sgd

@@ -13,7 +13,8 @@ from torch import Tensor
 from paceline.errors import BadGradient, ConfigError
 from paceline.protocols import PEERS
 from paceline.protocols.compression import parse_compression
-from paceline.protocols.peer import Average, Me
+from paceline.protocols.operations import Average
+from paceline.protocols.peer import Me
 from paceline.protocols.settings import make_peer
 from paceline.runtime.compressing import Packing
 from paceline.store.compression import Matrix

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.errors import ConfigError
 from paceline.protocols.easgd import EASGD
-from paceline.protocols.peer import CENTRE
+from paceline.protocols.operations import CENTRE
 from support.peers import SIZE, Crew, large_batch, noisy, nothing
 
 close = torch.testing.assert_close

@@ -9,7 +9,8 @@ import torch
 
 from paceline.errors import RunError
 from paceline.protocols.meeting import Call, Meeting
-from paceline.protocols.peer import Agree, Average, Compute, How, Me, Peer, Step, Steps
+from paceline.protocols.operations import Agree, Average, Compute, How, Step, Steps
+from paceline.protocols.peer import Me, Peer
 from support.peers import Crew, noisy, nothing
 
 

@@ -14,7 +14,8 @@ from paceline.errors import ConfigError
 from paceline.protocols.diloco import DiLoCo
 from paceline.protocols.fedavg import FedAvg
 from paceline.protocols.local_sgd import LocalSGD
-from paceline.protocols.peer import Me, Steps
+from paceline.protocols.operations import Steps
+from paceline.protocols.peer import Me
 from support.peers import SIZE, Crew, MakeOptimizer, adam, large_batch, momentum, noisy, nothing, sgd
 
 close = torch.testing.assert_close

@@ -7,7 +7,8 @@ import pytest
 from paceline.errors import ConfigError
 from paceline.protocols.bsp import BSP
 from paceline.protocols.compression import Compression, Treatment, check_family, parse_compression
-from paceline.protocols.peer import Average, Me, Mix
+from paceline.protocols.operations import Average, Mix
+from paceline.protocols.peer import Me
 from paceline.protocols.settings import make_any
 from paceline.protocols.topology import Topology
 from paceline.sim.phantom import Phantom

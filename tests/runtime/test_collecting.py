@@ -9,7 +9,7 @@ import pytest
 from paceline.errors import ConfigError
 from paceline.protocols import PEERS
 from paceline.protocols.meeting import Call
-from paceline.protocols.peer import Compute
+from paceline.protocols.operations import Compute
 from paceline.runtime.collecting import Circles
 from paceline.runtime.collective_worker import CARRIED, CollectivePace
 

@@ -16,8 +16,8 @@ from paceline.fabric.channel import Channel
 from paceline.fabric.segment import Segment
 from paceline.protocols.compression import Compression
 from paceline.protocols.meeting import Call
+from paceline.protocols.operations import Rule
 from paceline.protocols.parts import Part
-from paceline.protocols.peer import Rule
 from paceline.runtime import messages as m
 from paceline.runtime.arriving import Arriving
 from paceline.runtime.guests import RemoteHost

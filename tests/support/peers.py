@@ -23,15 +23,11 @@ from torch import Tensor
 
 from paceline.protocols.compression import parse_compression
 from paceline.protocols.meeting import SETTLING, Gathered, Meeting, call_of
-from paceline.protocols.parts import Part
-from paceline.protocols.peer import (
+from paceline.protocols.operations import (
     Agree,
     Compute,
-    Done,
     Exchange,
     Handle,
-    Me,
-    Peer,
     Preview,
     Probe,
     Recall,
@@ -41,8 +37,9 @@ from paceline.protocols.peer import (
     Step,
     Test,
     Wait,
-    life,
 )
+from paceline.protocols.parts import Part
+from paceline.protocols.peer import Done, Me, Peer, life
 from paceline.runtime.compressing import Packing
 from paceline.runtime.stepping import Memory, rates, stepping
 from paceline.store.cells import Cells

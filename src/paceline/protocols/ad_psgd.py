@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from paceline.protocols.peer import Compute, Exchange, Me, Peer, Rule, Step, Steps
+from paceline.protocols.operations import Compute, Exchange, Rule, Step, Steps
+from paceline.protocols.peer import Me, Peer
 from paceline.protocols.topology import Topology
 
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from paceline.protocols.peer import Average, Compute, Me, Peer, Step, Steps
+from paceline.protocols.operations import Average, Compute, Step, Steps
+from paceline.protocols.peer import Me, Peer
 
 
 @dataclass(frozen=True, slots=True)

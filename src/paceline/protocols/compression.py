@@ -20,7 +20,8 @@ from enum import Enum, auto
 from math import ceil
 
 from paceline.errors import ConfigError, unknown
-from paceline.protocols.peer import Average, Me, Mix, Peer
+from paceline.protocols.operations import Average, Mix
+from paceline.protocols.peer import Me, Peer
 
 INT8_CHUNK = 1024
 """Numbers that share a scale."""

@@ -16,8 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.errors import ConfigError
+from paceline.protocols.operations import Compute, Step, Steps, Vector
 from paceline.protocols.outer import adopt, begin, check_period, displacement, move
-from paceline.protocols.peer import Compute, Me, Peer, Step, Steps, Vector
+from paceline.protocols.peer import Me, Peer
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,14 +24,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.errors import ConfigError
-from paceline.protocols.peer import (
+from paceline.protocols.operations import (
     Agree,
     Average,
     Compute,
     How,
-    Me,
     Mix,
-    Peer,
     Probe,
     Start,
     Step,
@@ -39,6 +37,7 @@ from paceline.protocols.peer import (
     Vector,
     Wait,
 )
+from paceline.protocols.peer import Me, Peer
 from paceline.protocols.topology import Kind, Topology, check_graph, parse_graph
 
 

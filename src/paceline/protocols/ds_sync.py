@@ -22,7 +22,8 @@ from typing import Literal
 
 from paceline.errors import ConfigError
 from paceline.protocols.hosts import Grouping, cycle_of, parse_hosts
-from paceline.protocols.peer import Compute, Me, Peer, Step, Steps, average_model
+from paceline.protocols.operations import Compute, Step, Steps
+from paceline.protocols.peer import Me, Peer, average_model
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,20 +25,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.errors import ConfigError
+from paceline.protocols.operations import CENTRE, Agree, Compute, Exchange, How, Rule, Step, Steps, Vector
 from paceline.protocols.outer import begin, check_period, displacement, move
-from paceline.protocols.peer import (
-    CENTRE,
-    Agree,
-    Compute,
-    Exchange,
-    How,
-    Me,
-    Peer,
-    Rule,
-    Step,
-    Steps,
-    Vector,
-)
+from paceline.protocols.peer import Me, Peer
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,9 @@ from random import Random
 from typing import ClassVar
 
 from paceline.errors import ConfigError
+from paceline.protocols.operations import Agree, Compute, How, Reset, Step, Steps, Vector
 from paceline.protocols.outer import adopt, begin, check_period, displacement, move, take_mean
-from paceline.protocols.peer import Agree, Compute, How, Me, Peer, Reset, Step, Steps, Vector
+from paceline.protocols.peer import Me, Peer
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,22 +20,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.errors import ConfigError
+from paceline.protocols.operations import Agree, Average, Compute, How, Start, Step, Steps, Test, Vector, Wait
 from paceline.protocols.outer import begin, take_mean
-from paceline.protocols.peer import (
-    Agree,
-    Average,
-    Compute,
-    How,
-    Me,
-    Peer,
-    Start,
-    Step,
-    Steps,
-    Test,
-    Vector,
-    Wait,
-    average_buffers,
-)
+from paceline.protocols.peer import Me, Peer, average_buffers
 
 
 @dataclass(frozen=True, slots=True)

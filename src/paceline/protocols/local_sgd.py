@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.errors import ConfigError
+from paceline.protocols.operations import Compute, Reset, Step, Steps
 from paceline.protocols.outer import adopt, begin, check_period, displacement, move, take_mean
-from paceline.protocols.peer import Compute, Me, Peer, Reset, Step, Steps, average_optimizer
+from paceline.protocols.peer import Me, Peer, average_optimizer
 
 
 @dataclass(frozen=True, slots=True)

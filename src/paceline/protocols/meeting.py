@@ -17,8 +17,8 @@ from typing import Literal
 import msgspec
 
 from paceline.errors import RunError
+from paceline.protocols.operations import Agree, Average, How, Joint, Mix
 from paceline.protocols.parts import Part
-from paceline.protocols.peer import Agree, Average, How, Joint, Mix
 from paceline.protocols.topology import Rows, Topology, parts
 
 Kind = Literal["average", "mix", "agree"]

@@ -27,14 +27,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from paceline.errors import ConfigError
-from paceline.protocols.parts import Part
-from paceline.protocols.peer import (
+from paceline.protocols.operations import (
     Agree,
     Average,
     Compute,
     How,
-    Me,
-    Peer,
     Preview,
     Start,
     Step,
@@ -42,8 +39,9 @@ from paceline.protocols.peer import (
     Test,
     Vector,
     Wait,
-    average_buffers,
 )
+from paceline.protocols.parts import Part
+from paceline.protocols.peer import Me, Peer, average_buffers
 
 SHRINK, GROW = 0.9, 1.02
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline.errors import ConfigError
-from paceline.protocols.peer import Average, Me, Steps, Vector, average_buffers
+from paceline.protocols.operations import Average, Steps, Vector
+from paceline.protocols.peer import Me, average_buffers
 
 Rule = Callable[[Me, Vector], None]
 """Moves the snapshot, given the mean displacement."""

@@ -21,63 +21,15 @@ from typing import Any, ClassVar
 
 from paceline.errors import RunError
 from paceline.protocols.operations import (
-    CENTRE,
-    Agree,
     Average,
     Compute,
-    Exchange,
-    Handle,
-    How,
-    Joint,
-    Mix,
     Operation,
-    Preview,
-    Probe,
     Recall,
     Remember,
-    Reset,
-    Rule,
-    Start,
-    Step,
     Steps,
-    Test,
     Vector,
-    Wait,
 )
 from paceline.protocols.parts import NO_TENSORS, Tensors
-
-__all__ = [
-    "CENTRE",
-    "Agree",
-    "Average",
-    "Compute",
-    "Done",
-    "Exchange",
-    "Handle",
-    "How",
-    "Joint",
-    "Me",
-    "Mix",
-    "Operation",
-    "Peer",
-    "Preview",
-    "Probe",
-    "Recall",
-    "Remember",
-    "Reset",
-    "Rule",
-    "Start",
-    "Step",
-    "Steps",
-    "Test",
-    "Vector",
-    "Wait",
-    "average_buffers",
-    "average_model",
-    "average_optimizer",
-    "life",
-    "settles",
-]
 
 
 @dataclass(slots=True)

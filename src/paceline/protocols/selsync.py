@@ -21,7 +21,8 @@ from math import isfinite
 from typing import Literal
 
 from paceline.errors import ConfigError
-from paceline.protocols.peer import Agree, Average, Compute, How, Me, Peer, Step, Steps, Vector, average_model
+from paceline.protocols.operations import Agree, Average, Compute, How, Step, Steps, Vector
+from paceline.protocols.peer import Me, Peer, average_model
 
 TINY = 1e-12
 

@@ -24,15 +24,12 @@ from paceline.errors import ConfigError
 from paceline.fabric.collective import Collective, Line, Torn
 from paceline.fabric.segment import Segment
 from paceline.protocols.meeting import call_of
-from paceline.protocols.parts import Part
-from paceline.protocols.peer import (
+from paceline.protocols.operations import (
     Agree,
     Average,
-    Done,
     Handle,
     Mix,
     Operation,
-    Peer,
     Preview,
     Recall,
     Remember,
@@ -41,8 +38,9 @@ from paceline.protocols.peer import (
     Step,
     Test,
     Wait,
-    settles,
 )
+from paceline.protocols.parts import Part
+from paceline.protocols.peer import Done, Peer, settles
 from paceline.runtime.bucketing import Buckets
 from paceline.runtime.collective_link import CollectiveLink
 from paceline.runtime.messages import Carried, Joint, Meet, Met, Show, Stand

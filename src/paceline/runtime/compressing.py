@@ -16,8 +16,9 @@ from torch import Tensor
 
 from paceline.errors import BadGradient
 from paceline.protocols.compression import Compression, Treatment
+from paceline.protocols.operations import Average, Mix
 from paceline.protocols.parts import Part
-from paceline.protocols.peer import Average, Me, Mix
+from paceline.protocols.peer import Me
 from paceline.store.compression import (
     Basis,
     Encoded,

@@ -8,8 +8,8 @@ import msgspec
 
 from paceline.config import RunConfig
 from paceline.protocols.meeting import Call
+from paceline.protocols.operations import Rule
 from paceline.protocols.parts import Part
-from paceline.protocols.peer import Rule
 from paceline.store.budget import Batch, Source
 from paceline.store.layout import Layout
 from paceline.store.optimizers import GroupSettings, OptimizerSpec

@@ -21,7 +21,7 @@ import msgspec
 from paceline.errors import RunError
 from paceline.fabric.segment import Segment
 from paceline.protocols.meeting import Gathered
-from paceline.protocols.peer import CENTRE
+from paceline.protocols.operations import CENTRE
 from paceline.runtime import messages as m
 from paceline.runtime.host_messages import HOST, SHARED, Copy, Fetch, Staged, Sum, Term
 from paceline.runtime.places import (

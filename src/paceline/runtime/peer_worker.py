@@ -19,18 +19,14 @@ from torch import Tensor
 from paceline.errors import ConfigError, RunError
 from paceline.protocols.compression import parse_compression
 from paceline.protocols.meeting import call_of
-from paceline.protocols.parts import Part
-from paceline.protocols.peer import (
+from paceline.protocols.operations import (
     Agree,
     Average,
     Compute,
-    Done,
     Exchange,
     Handle,
-    Me,
     Mix,
     Operation,
-    Peer,
     Preview,
     Probe,
     Recall,
@@ -40,8 +36,9 @@ from paceline.protocols.peer import (
     Step,
     Test,
     Wait,
-    life,
 )
+from paceline.protocols.parts import Part
+from paceline.protocols.peer import Done, Me, Peer, life
 from paceline.runtime.compressing import Packed, Packing
 from paceline.runtime.link import StoreLink
 from paceline.runtime.memories import Halves, Memories

@@ -14,7 +14,8 @@ from safetensors import SafetensorError
 
 from paceline.errors import RunStopped
 from paceline.protocols.meeting import SETTLING
-from paceline.protocols.peer import Done, Me, Operation, Peer, settles
+from paceline.protocols.operations import Operation
+from paceline.protocols.peer import Done, Me, Peer, settles
 from paceline.runtime.link import StoreLink
 from paceline.runtime.messages import Meet, Met
 from paceline.runtime.randomness import Randomness

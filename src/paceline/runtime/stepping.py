@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from paceline.protocols.peer import Preview, Step
+from paceline.protocols.operations import Preview, Step
 from paceline.store.vector import FlatVector
 
 

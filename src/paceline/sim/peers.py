@@ -19,15 +19,13 @@ from paceline.errors import RunError
 from paceline.protocols import PEERS, Decision, Pacer, Peer
 from paceline.protocols.compression import FLOAT_BYTES, Compression, Treatment
 from paceline.protocols.meeting import SETTLING, Gathered, Meeting, call_of
-from paceline.protocols.peer import (
+from paceline.protocols.operations import (
     Agree,
     Average,
     Compute,
-    Done,
     Exchange,
     Handle,
     Joint,
-    Me,
     Mix,
     Operation,
     Probe,
@@ -35,9 +33,8 @@ from paceline.protocols.peer import (
     Start,
     Test,
     Wait,
-    life,
-    settles,
 )
+from paceline.protocols.peer import Done, Me, life, settles
 from paceline.protocols.roll import Roll
 from paceline.protocols.settings import resolved
 from paceline.sim.cluster import Cluster
