@@ -33,12 +33,19 @@ def conduct(engine: Engine, config: RunConfig, secret: str = "") -> Result:
     trace, output = TraceTail(folder / "trace.jsonl"), LineTail(folder / "logs" / "rank0.log")
     with live(progress):
         engine.launch(config, secret)
-        ended, door = None, LineTail(folder / "address")
+        ended, door, stopping = None, LineTail(folder / "address"), False
         while ended is None:
-            ended = _wait(engine, progress)
-            _show(progress, trace, output)
-            for address in _new_text(door) if config.near < config.workers else ():
-                progress.print(_invitation(config, address))
+            try:
+                ended = engine.wait(LOOK_S)
+                _show(progress, trace, output)
+                for address in _new_text(door) if config.near < config.workers else ():
+                    progress.print(_invitation(config, address))
+            except KeyboardInterrupt:
+                if stopping:
+                    raise
+                stopping = True
+                progress.print("stopping: saving the run (Ctrl-C again to end at once)", "yellow")
+                engine.stop()
     return _finish(config, ended)
 
 
@@ -60,16 +67,6 @@ def _invitation(config: RunConfig, address: str) -> str:
         f"listening at {address} for {missing} workers of other hosts. There, with {secret}: "
         f"paceline host {address} --workers {missing} --secret-file FILE{tls}"
     )
-
-
-def _wait(engine: Engine, progress: RunProgress) -> Ended | None:
-    try:
-        return engine.wait(LOOK_S)
-    except KeyboardInterrupt:
-        progress.print("stopping: saving the run (Ctrl-C again to end at once)", "yellow")
-        engine.stop()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        return None
 
 
 def _show(progress: RunProgress, trace: TraceTail, output: LineTail) -> None:
