@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -69,16 +70,35 @@ def test_told_beside_a_run_lines_stand_where_others_may_write_and_the_last_says_
     for event in told:
         writer.write(event)
     writer.close()
-    watch(tmp_path, lambda within_s: True, screen.console)
+    watch(tmp_path, lambda within_s: True, screen.console, patience_s=0.0)
     note, last = (Text.from_ansi(line).plain for line in screen.out.getvalue().splitlines())
     assert note == "warning: take care"
     assert last.startswith("rank 0 is done: 0:02 · 10 samples")
     assert "\x1b[1A" not in screen.out.getvalue(), "nothing is drawn over"
 
 
+@pytest.mark.timeout(30)
+def test_told_beside_a_run_the_last_line_waits_for_what_the_store_has_not_yet_written(tmp_path: Path) -> None:
+    screen = Screen()
+    writer = TraceWriter(tmp_path / "trace.jsonl")
+
+    def write(*events: AnyEvent) -> None:
+        for event in events:
+            writer.write(event)
+        writer.flush()
+
+    write(START, WorkerJoined(0.0, 0))
+    later = Timer(0.3, write, (pushed(1.0, 0, 1), WorkerLeft(2.0, 0, "finished")))
+    later.start()
+    watch(tmp_path, lambda within_s: True, screen.console, patience_s=1e9)
+    later.join()
+    writer.close()
+    assert "rank 0 is done: 0:02 · 10 samples" in screen.out.getvalue()
+
+
 def test_beside_a_run_without_a_trace_nothing_is_told(tmp_path: Path) -> None:
     screen = Screen()
-    watch(tmp_path, lambda within_s: True, screen.console)
+    watch(tmp_path, lambda within_s: True, screen.console, patience_s=0.0)
     assert not screen.out.getvalue()
 
 

@@ -35,7 +35,7 @@ from paceline.store.folders import saved_in
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PATIENCE_S = 300.0
-LAST_WORD_S = 2.0
+LAST_WORD_S = 5.0
 SAVING_S = 30.0
 """How long the store of a run that failed may take to save it."""
 
