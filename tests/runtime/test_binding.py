@@ -47,6 +47,18 @@ def present(binding: Binding) -> set[int]:
     return ALL - set(binding.collect())
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_one_number_that_is_not_finite_is_seen_before_the_push(bad: float) -> None:
+    model, binding, _ = tied()
+    backward(model)
+    binding.collect()
+    assert binding.finite()
+    assert model.used.weight.grad is not None
+    model.used.weight.grad[0, 1] = bad
+    assert not binding.finite()
+    assert binding.bad_parameter() == "used.weight"
+
+
 def test_values_stay_and_gradients_and_buffers_live_in_the_segment() -> None:
     torch.manual_seed(0)
     expected = {name: p.detach().clone() for name, p in Heads().named_parameters()}

@@ -106,8 +106,25 @@ def test_parameters_that_missed_steps_keep_their_own_count_when_all_have_gradien
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+@pytest.mark.parametrize("missing", [frozenset[int](), frozenset({1})], ids=["whole", "without one"])
+def test_copies_for_sleeping_workers_have_the_weights_after_the_step(
+    monkeypatch: pytest.MonkeyPatch, name: str, missing: frozenset[int]
+) -> None:
+    monkeypatch.setattr(pieces_module, "SIZE", 8)
+    store, gradients, settings = build(name)
+    for flat in gradients.flats:
+        flat.normal_()
+    gradients.missing = missing
+    copies = [torch.zeros_like(store.weights) for _ in range(2)]
+    before = store.weights.clone()
+    store.apply(gradients, settings, 1.0, copies=copies)
+    assert not torch.equal(store.weights, before)
+    assert all(torch.equal(copy, store.weights) for copy in copies)
+
+
 def test_the_number_of_cores_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces_module, "SMALLEST", 8)
+    monkeypatch.setattr(pieces_module, "SIZE", 8)
     monkeypatch.setattr("paceline.store.parameters.MANY_THREADS_BYTES", 0)
     monkeypatch.setattr("paceline.store.parameters.CHUNK", 16)
     results = []

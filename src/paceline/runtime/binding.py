@@ -126,6 +126,10 @@ class Binding:
         for i, (parameter, view) in enumerate(zip(self.trained, views, strict=True)):
             parameter.grad = None if i in missing else view
 
+    def finite(self) -> bool:
+        """Whether all gradients in the segment are finite; False also when it takes a closer look to tell."""
+        return all(bool(torch.isfinite(torch.linalg.vector_norm(flat))) for flat in self._flats)
+
     def bad_parameter(self) -> str | None:
         """The first parameter whose gradient in the segment is not finite."""
         named = zip(self.layout.trained, self._gradients, strict=True)

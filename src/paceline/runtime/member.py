@@ -31,6 +31,8 @@ class Member:
         self.settings: list[GroupSettings] = []
         self.samples = 0
         """Samples behind the gradient in its segment."""
+        self.finite = False
+        """Whether it found that gradient finite."""
         self.draws = False
         """Whether it waits for a batch."""
         self.wants = True

@@ -49,6 +49,8 @@ class Push(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """What the script reported since the last push."""
     want: bool = False
     """Whether to grant the next batch along with the release."""
+    finite: bool = False
+    """Whether I have looked, and found the gradient finite; if not, the store looks."""
 
 
 class Draw(msgspec.Struct, frozen=True, tag=True):

@@ -10,10 +10,10 @@ buffer that changes only while all sleep, so nobody ever reads half an update.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
 from collections.abc import Callable
+from math import isfinite
 from typing import TYPE_CHECKING, Literal
 
 from paceline.config import RunConfig
@@ -237,9 +237,9 @@ class Owner:
         gradients = member.pushed
         gradients.missing = frozenset(push.missing)
         member.settings = push.settings or member.settings
-        member.samples = push.samples
+        member.samples, member.finite = push.samples, push.finite
         member.looping, member.wants = True, push.want
-        usable = self.config.bad_gradient == "stop" or math.isfinite(run.store.norm(gradients))
+        usable = self.config.bad_gradient == "stop" or push.finite or isfinite(run.store.norm(gradients))
         now = self.now()
         decision = run.ledger.push(member.rank, now, push.samples, push.used, usable=usable)
         scale = self._carry_out(decision)
@@ -266,15 +266,13 @@ class Owner:
         return scale
 
     def _release(self, member: Member) -> None:
-        """Fresh weights into the sleeping worker's memory, then wake it."""
+        """Wake it: fresh weights lie in its memory."""
         if member.gone:
             return
         if self._stopping is not None:
             self.send(member, self._stopping)
             return
         run = self._started
-        if member.weights is not None:
-            run.store.copy_weights(member.weights.bytes)
         version = run.ledger.pacer.clocks.version
         batch = self._work.draw(member) if member.wants else None
         self.send(member, m.Release(version, run.ledger.position(), batch))

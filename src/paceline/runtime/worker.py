@@ -45,6 +45,9 @@ class WorkerPace(Pace):
         self._resumed = False
         self._shared = False
         """Whether all read the same weights."""
+        self._looks = False
+        """Whether to look for NaN here, where gradients are applied one by one: it is one thing less for the
+        store. Where they are added up first, the store looks at the sum in the same pass."""
 
     def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Any:
         self._binding = Binding(model, optimizer)
@@ -58,6 +61,7 @@ class WorkerPace(Pace):
         self._usual = 1 if source is None else source.batch
         ready = self._link.register(self._binding, spec, source, self.peer)
         self._position, self._resumed, self._shared = ready.position, ready.epoch > 0, ready.shared
+        self._looks = not (self.peer or ready.shared) and config.store_hosts == 1
         self._take_over(optimizer)
         if loader is None:
             self._emulation.begin()
@@ -143,7 +147,14 @@ class WorkerPace(Pace):
     ) -> Push:
         want = self._fed and self._link.granted == 0
         return Push(
-            compute_s, self._samples, tuple(self._used), settings, missing, self._reported(), want=want
+            compute_s,
+            self._samples,
+            tuple(self._used),
+            settings,
+            missing,
+            self._reported(),
+            want=want,
+            finite=self._looks and self._binding.finite(),
         )
 
     def _zero_grad(self, set_to_none: bool = True) -> None:

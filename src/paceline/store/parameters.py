@@ -73,7 +73,7 @@ class ParameterStore:
         self._optimizer = build_optimizer(spec, trained, fast)
         self._spec = spec
         self._trained = trained
-        self._flats = [region.flat(weights, region.weights) for region in layout.regions]
+        self._flats = self._regions(weights)
         self._lanes = Lanes()
         self.adjusted: dict[str, float] = {}
         """Factors on the optimizer's settings that the protocol asked for."""
@@ -124,17 +124,24 @@ class ParameterStore:
         scale: float,
         norm: float | None = None,
         clip: float | None = None,
+        copies: Sequence[Tensor] = (),
     ) -> None:
-        """One optimizer step with these gradients, the learning rate scaled."""
+        """One optimizer step with these gradients, the learning rate scaled.
+
+        The weights go into the `copies` as well, for sleeping workers: each piece while it is in cache.
+        """
         if clip is not None:
             self._clip(gradients, clip, norm)
         settings = adjust(settings, self.adjusted)
         pieces = self._whole(gradients)
         if pieces is None:
             self._step_parameters(gradients, settings, scale)
+            for copy in copies:
+                self.copy_weights(copy)
         else:
-            work = partial(_step_piece, gradients.flats, settings, scale)
-            self._lanes.map(work, pieces.all)
+            targets = [self._regions(copy) for copy in copies]
+            work = partial(_step_piece, gradients.flats, settings, scale, targets)
+            self._lanes.map(work, pieces.all[::-1])  # the end of the gradient was read last: still in cache
 
     def _whole(self, gradients: Gradients) -> Pieces | None:
         """The weights in pieces, as long as all parameters have gone the same way."""
@@ -186,9 +193,11 @@ class ParameterStore:
 
     def copy_weights(self, segment: Tensor) -> None:
         """Give a sleeping worker the current weights."""
-        for region, flat in zip(self.layout.regions, self._flats, strict=True):
-            target = region.flat(segment, region.weights)
+        for target, flat in zip(self._regions(segment), self._flats, strict=True):
             self._lanes.map(_copy, list(zip(_chunks(target), _chunks(flat), strict=True)))
+
+    def _regions(self, segment: Tensor) -> list[Tensor]:
+        return [region.flat(segment, region.weights) for region in self.layout.regions]
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """All parameters by name."""
@@ -223,10 +232,16 @@ def _lengths(layout: Layout) -> Iterator[list[int]]:
 
 
 def _step_piece(
-    flats: Sequence[Tensor], settings: list[GroupSettings], scale: float, place: tuple[int, Piece]
+    flats: Sequence[Tensor],
+    settings: list[GroupSettings],
+    scale: float,
+    targets: Sequence[Sequence[Tensor]],
+    place: tuple[int, Piece],
 ) -> None:
     group, piece = place
     piece.step(flats, settings[group], scale)
+    for target in targets:
+        target[piece.region][piece.span].copy_(piece.weights)
 
 
 def _copy(pair: tuple[Tensor, Tensor]) -> None:

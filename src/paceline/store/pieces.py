@@ -2,10 +2,10 @@
 
 An optimizer of many small tensors is busy with counting them. An element-wise one does not care
 where one parameter ends and the next begins, so it may as well run over their flat memory (the
-padding between them is zero and stays so). Large memory is cut into a fixed number of pieces, so
-that several threads can share them and the result does not depend on how many threads there are. A
-piece is a whole number of aligned blocks: kernels treat the rest of a vector otherwise, and may differ in
-the last bit there, so that the result would depend on where memory is cut.
+padding between them is zero and stays so). Large memory is cut into pieces of a fixed size, so that
+several threads can share them and the result does not depend on how many threads there are. A piece is
+a whole number of aligned blocks: kernels treat the rest of a vector otherwise, and may differ in the
+last bit there, so that the result would depend on where memory is cut.
 
 Only while every parameter has a gradient in every push, and so all have taken the same number of
 steps. Checkpoints, and pushes that lack some parameter's gradient, see one state per parameter.
@@ -13,6 +13,7 @@ steps. Checkpoints, and pushes that lack some parameter's gradient, see one stat
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from itertools import groupby
 from math import prod
@@ -21,15 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.store.lanes import MOST
 from paceline.store.layout import ALIGN, Layout, Slot
 from paceline.store.optimizers import Group, GroupSettings, OptimizerSpec, apply_settings, build_optimizer
 
 ELEMENTWISE = frozenset(
     "ASGD Adadelta Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD".split()  # noqa: SIM905
 )
-SMALLEST = 1 << 19
-"""Elements below which a piece is not worth an optimizer of its own: two megabytes of float32."""
+SIZE = 1 << 19
+"""Elements of a piece: two megabytes of float32, worth an optimizer of its own, and kept by the cache."""
 
 State = dict[str, Any]
 
@@ -39,6 +39,7 @@ class Piece:
 
     def __init__(self, optimizer: torch.optim.Optimizer, weights: Tensor, region: int, start: int) -> None:
         self.optimizer = optimizer
+        self._step = inspect.unwrap(type(optimizer).step)  # hooks and profiling cost more than small steps
         self.weights = weights
         self.region = region
         self.span = slice(start, start + weights.numel())
@@ -49,7 +50,7 @@ class Piece:
         self.weights.grad = gradients[self.region][self.span]
         apply_settings(self.optimizer, [settings])
         self.optimizer.param_groups[0]["lr"] *= scale
-        self.optimizer.step()
+        self._step(self.optimizer)
 
 
 class Stretch:
@@ -67,7 +68,7 @@ class Stretch:
 
     def cut(self, name: str, settings: GroupSettings, weights: Tensor) -> None:
         """Make pieces of the region's weights, each with an optimizer of that kind."""
-        size = _up(max(SMALLEST, -(-(self.stop - self.start) // MOST)), self._width)
+        size = _up(SIZE, self._width)
         for start in range(self.start, self.stop, size):
             part = weights[start : min(start + size, self.stop)]
             optimizer = build_optimizer(OptimizerSpec(name, (Group((0,), settings),)), [part], fast=True)

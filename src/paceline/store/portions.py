@@ -187,6 +187,7 @@ class FirstPortion(PortionStore):
         scale: float,
         norm: float | None = None,
         clip: float | None = None,
+        copies: Sequence[Tensor] = (),
     ) -> None:
         """One optimizer step, here and (by the record) elsewhere."""
         assert clip is None or norm is not None, "the norm over all portions is not known here"
@@ -196,7 +197,7 @@ class FirstPortion(PortionStore):
         self._sum = None
         wanted = None if clip is None else norm
         self.done.append(Step(parts, adjust(settings, self.adjusted), scale, not gradients.missing, wanted))
-        super().apply(gradients, settings, scale, norm, clip)
+        super().apply(gradients, settings, scale, norm, clip, copies)
 
     def reduce(
         self, parts: Sequence[tuple[Gradients, float]], into: Gradients | None = None
