@@ -2,8 +2,9 @@
 
 `python -m paceline.bench.ends WAY ROLE HOST PORT BYTES`: the client reads a number of rounds per line
 from standard input and prints how long each took, as one JSON list; the server answers until it is
-killed. Ways: Paceline's session, the same under TLS, gloo's send and recv, torch's RPC, and a plain
-socket, which is what the link can give to one thread.
+killed. Ways: Paceline's session, the same under TLS, gloo's send and recv, torch's RPC (as it comes, which
+on one machine is through its memory, and held to TCP), and a plain socket, which is what the link can
+give to one thread.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -26,7 +28,8 @@ from paceline.fabric.tls import Seal, Trust
 from paceline.fabric.wire import check_secret
 
 SECRET = check_secret("the secret of a benchmark, for nobody else")
-WAYS = ("paceline", "paceline tls", "gloo", "torch rpc", "socket")
+WAYS = ("paceline", "paceline tls", "gloo", "torch rpc", "torch rpc over TCP", "socket")
+TCP: dict[str, Any] = {"_transports": ["uv"], "_channels": ["basic"]}
 Round = Callable[[], None]
 
 
@@ -140,11 +143,11 @@ def gloo_server(host: str, port: int, size: int) -> None:
         dist.send(weights, 1)
 
 
-def rpc_client(host: str, port: int, size: int) -> Round:
+def rpc_client(host: str, port: int, size: int, tcp: bool = False) -> Round:
     """Push as an argument, pull as a result."""
     from torch.distributed import rpc
 
-    _rpc(host, port, "client", 1)
+    _rpc(host, port, "client", 1, tcp)
     gradient = torch.ones(size // 4)
 
     def go() -> None:
@@ -153,10 +156,20 @@ def rpc_client(host: str, port: int, size: int) -> Round:
     return go
 
 
-def rpc_server(host: str, port: int, size: int) -> None:
+def rpc_server(host: str, port: int, size: int, tcp: bool = False) -> None:
     """Answer with as much."""
-    _rpc(host, port, "server", 0)
+    _rpc(host, port, "server", 0, tcp)
     threading.Event().wait()
+
+
+def tcp_client(host: str, port: int, size: int) -> Round:
+    """The same by TCP, though both ends are on one machine."""
+    return rpc_client(host, port, size, tcp=True)
+
+
+def tcp_server(host: str, port: int, size: int) -> None:
+    """Answer with as much."""
+    rpc_server(host, port, size, tcp=True)
 
 
 def mirror_of(gradient: torch.Tensor) -> torch.Tensor:
@@ -164,10 +177,11 @@ def mirror_of(gradient: torch.Tensor) -> torch.Tensor:
     return gradient
 
 
-def _rpc(host: str, port: int, name: str, rank: int) -> None:
+def _rpc(host: str, port: int, name: str, rank: int, tcp: bool) -> None:
     from torch.distributed import rpc
 
-    where = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://{host}:{port}")
+    ways = TCP if tcp else {}
+    where = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://{host}:{port}", **ways)
     rpc.init_rpc(name, rank=rank, world_size=2, rpc_backend_options=where)  # type: ignore[no-untyped-call]
 
 
@@ -185,12 +199,10 @@ def _patiently(host: str, port: int) -> socket.socket:
             return sock
 
 
-CLIENTS = dict(
-    zip(WAYS, (session_client, sealed_client, gloo_client, rpc_client, socket_client), strict=True)
-)
-SERVERS = dict(
-    zip(WAYS, (session_server, sealed_server, gloo_server, rpc_server, socket_server), strict=True)
-)
+_CLIENTS = session_client, sealed_client, gloo_client, rpc_client, tcp_client, socket_client
+_SERVERS = session_server, sealed_server, gloo_server, rpc_server, tcp_server, socket_server
+CLIENTS: dict[str, Callable[[str, int, int], Round]] = dict(zip(WAYS, _CLIENTS, strict=True))
+SERVERS: dict[str, Callable[[str, int, int], None]] = dict(zip(WAYS, _SERVERS, strict=True))
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 On loopback, and (with the privileges it takes) between two hosts of a testbed whose links have a
 known speed. There the plain socket tells what the link gives, and the share of it is the figure;
-torch's RPC is left out, because it sees that both hosts are one machine and takes another way.
+torch's RPC is held to TCP there, because it sees that both hosts are one machine and takes another way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paceline.errors import RunError
 from paceline.testbed import HostSpec, Testbed, why_not
 
 LINK_MBIT = 1000
-TARGETS = {"gloo": 1.0, "torch rpc": 2.0}
+TARGETS = {"gloo": 1.0, "torch rpc": 2.0, "torch rpc over TCP": 2.0}
 PIPES: dict[str, Any] = {
     "stdin": subprocess.PIPE,
     "stdout": subprocess.PIPE,
@@ -52,7 +52,7 @@ def _loopback(plan: Plan, size: float, say: Say) -> list[Row]:
     def start(role: str, command: Sequence[str]) -> subprocess.Popen[str]:
         return subprocess.Popen(command, **PIPES)
 
-    seen = _measure(plan, size, start, "127.0.0.1")
+    seen = _measure(plan, size, start, "127.0.0.1", 10)
     return [_row(plan, size, "loopback", way, seen, TARGETS.get(way), say) for way in WAYS[1:]]
 
 
@@ -63,7 +63,7 @@ def _link(plan: Plan, size: float, say: Say) -> list[Row]:
             host = bed["a" if role == "server" else "b"]
             return host.popen(list(command), **PIPES)
 
-        seen = _measure(plan, size, start, bed["a"].address)
+        seen = _measure(plan, size, start, bed["a"].address, 4)
     where = f"{LINK_MBIT} Mbit/s"
     ways = [way for way in WAYS[1:] if way != "torch rpc"]
     rows = [_row(plan, size, where, way, seen, 1.0 if way == "gloo" else None, say) for way in ways]
@@ -72,9 +72,9 @@ def _link(plan: Plan, size: float, say: Say) -> list[Row]:
     return [*rows, _share(plan, size, seen["paceline"], say)]
 
 
-def _measure(plan: Plan, size: float, start: Start, host: str) -> dict[str, list[list[float]]]:
-    """All ways in turns, block by block."""
-    blocks, rounds = plan.rounds(size) if size < 10 or plan.quick else (4, 3)
+def _measure(plan: Plan, size: float, start: Start, host: str, most: int) -> dict[str, list[list[float]]]:
+    """All ways in turns, block by block; that many blocks if they take long."""
+    blocks, rounds = plan.rounds(size) if size < 10 or plan.quick else (most, 3)
     with ExitStack() as stack:
         clients = {way: stack.enter_context(_pair(way, start, host, size)) for way in WAYS}
         for client in clients.values():
