@@ -59,8 +59,8 @@ BENCHMARKS = {
     "network": Benchmark(
         "A tensor there and another back between two processes, on loopback and on a link of known speed "
         "between two hosts of a testbed: Paceline's session against itself under TLS, gloo's send and recv, "
-        "torch.distributed.rpc (as it comes, and held to TCP), and a plain socket. In turns, started anew for "
-        "each size.",
+        "torch.distributed.rpc (as it comes, and held to TCP), and a plain socket. In turns, started anew "
+        "for each size.",
         network,
     ),
     "hiding": Benchmark(
