@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from paceline.errors import ConfigError
 from paceline.protocols import PEERS, PROTOCOLS, Peer
 from paceline.protocols.settings import about, make, make_any, make_peer, resolved
-from support.peers import Crew, large_batch, momentum, noisy
+from support.peers import Crew
+from support.problems import large_batch, momentum, noisy
 from support.tight import TIGHT
 
 TIGHTER: dict[str, dict[str, Any]] = TIGHT | {

@@ -16,7 +16,8 @@ from paceline.protocols.operations import CENTRE, Rule
 from paceline.protocols.peer import Me
 from paceline.store.cells import Cells
 from paceline.store.vector import FlatVector
-from support.peers import SIZE, Crew, Gradient, large_batch, momentum, noisy, nothing, sgd
+from support.peers import Crew
+from support.problems import SIZE, Gradient, large_batch, momentum, noisy, nothing, sgd
 
 close = torch.testing.assert_close
 seeds = st.integers(0, 99)

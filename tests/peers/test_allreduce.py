@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.protocols.allreduce import AllReduce
-from support.peers import Crew, MakeOptimizer, adam, large_batch, momentum, noisy, sgd
+from support.peers import Crew
+from support.problems import MakeOptimizer, adam, large_batch, momentum, noisy, sgd
 
 
 @pytest.mark.parametrize("optimizer", [sgd, momentum, adam])

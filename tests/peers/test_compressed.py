@@ -19,7 +19,8 @@ from paceline.protocols.settings import make_peer
 from paceline.runtime.compressing import Packing
 from paceline.store.compression import Matrix
 from paceline.store.vector import FlatVector
-from support.peers import SIZE, Crew, large_batch, noisy, nothing
+from support.peers import Crew
+from support.problems import SIZE, large_batch, noisy, nothing
 from support.tight import TIGHT
 
 WAYS = ["fp16", "bf16", "int8", "topk:0.34", "powersgd:1"]

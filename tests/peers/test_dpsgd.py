@@ -14,7 +14,8 @@ from torch import Tensor
 from paceline.errors import ConfigError
 from paceline.protocols.dpsgd import DPSGD
 from paceline.protocols.topology import Topology, parse_graph, parts
-from support.peers import SIZE, Crew, MakeOptimizer, large_batch, momentum, noisy, nothing, sgd
+from support.peers import Crew
+from support.problems import SIZE, MakeOptimizer, large_batch, momentum, noisy, nothing, sgd
 
 close = torch.testing.assert_close
 KINDS = ["ring", "exponential", "one_peer", "matching", "complete"]

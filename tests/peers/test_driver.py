@@ -11,7 +11,8 @@ from paceline.errors import RunError
 from paceline.protocols.meeting import Call, Meeting
 from paceline.protocols.operations import Agree, Average, Compute, How, Step, Steps
 from paceline.protocols.peer import Me, Peer
-from support.peers import Crew, noisy, nothing
+from support.peers import Crew
+from support.problems import noisy, nothing
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from paceline.errors import ConfigError
 from paceline.protocols.ds_sync import DSSync
-from support.peers import SIZE, Crew, MakeOptimizer, large_batch, momentum, noisy, nothing, sgd
+from support.peers import Crew
+from support.problems import SIZE, MakeOptimizer, large_batch, momentum, noisy, nothing, sgd
 
 close = torch.testing.assert_close
 seeds = st.integers(0, 99)

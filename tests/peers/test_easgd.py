@@ -10,7 +10,8 @@ from torch import Tensor
 
 from paceline.errors import ConfigError
 from paceline.protocols.easgd import EASGD
-from support.peers import SIZE, Crew, large_batch, noisy, nothing
+from support.peers import Crew
+from support.problems import SIZE, large_batch, noisy, nothing
 
 close = torch.testing.assert_close
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from paceline.errors import ConfigError
 from paceline.protocols.hpsgd import HPSGD
 from paceline.protocols.local_sgd import LocalSGD
-from support.peers import SIZE, Crew, Gradient, momentum, noisy
+from support.peers import Crew
+from support.problems import SIZE, Gradient, momentum, noisy
 
 close = torch.testing.assert_close
 seeds = st.integers(0, 99)

@@ -16,7 +16,8 @@ from paceline.protocols.fedavg import FedAvg
 from paceline.protocols.local_sgd import LocalSGD
 from paceline.protocols.operations import Steps
 from paceline.protocols.peer import Me
-from support.peers import SIZE, Crew, MakeOptimizer, adam, large_batch, momentum, noisy, nothing, sgd
+from support.peers import Crew
+from support.problems import SIZE, MakeOptimizer, adam, large_batch, momentum, noisy, nothing, sgd
 
 close = torch.testing.assert_close
 workers = st.integers(1, 5)

@@ -14,7 +14,8 @@ from torch import Tensor
 from paceline.errors import ConfigError
 from paceline.protocols.allreduce import AllReduce
 from paceline.protocols.osp import OSP
-from support.peers import SIZE, TENSORS, Crew, MakeOptimizer, adam, large_batch, momentum, noisy, sgd
+from support.peers import TENSORS, Crew
+from support.problems import SIZE, MakeOptimizer, adam, large_batch, momentum, noisy, sgd
 
 close = torch.testing.assert_close
 seeds = st.integers(0, 99)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from paceline.errors import ConfigError
 from paceline.protocols.selsync import SelSync
-from support.peers import Crew, Gradient, MakeOptimizer, adam, large_batch, momentum, noisy, sgd
+from support.peers import Crew
+from support.problems import Gradient, MakeOptimizer, adam, large_batch, momentum, noisy, sgd
 
 close = torch.testing.assert_close
 seeds = st.integers(0, 99)

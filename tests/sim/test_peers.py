@@ -16,7 +16,8 @@ from paceline.protocols.settings import make_peer
 from paceline.sim import Cluster, Fixed, Link, Lognormal, Membership, simulate_peers
 from paceline.sim.costs import ring_s
 from paceline.trace.events import AnyEvent, Exchanged, WorkerLeft
-from support.peers import Crew, nothing
+from support.peers import Crew
+from support.problems import nothing
 from support.tight import TIGHT
 
 TIMED = sorted(PEERS.keys() - {"selsync"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -17,7 +17,14 @@ from paceline.cli.common import (
     print_json,
 )
 from paceline.cli.train import checked_protocol, make_config, warn_if_crowded
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, RunError, RunStopped
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from paceline.config import RunConfig
+    from paceline.engines.engine import Engine
+    from paceline.trace import Result
 
 BALANCED = "+balance"
 
@@ -63,7 +70,8 @@ def compare(
 ) -> None:
     """Train SCRIPT under several protocols in turn: same seed, same data, same clock.
 
-    Prints a table and writes a self-contained HTML report.
+    Prints a table and writes a self-contained HTML report. A run that fails does not keep the others from
+    their turn, and when it is stopped, what has finished is shown.
 
     Example: paceline compare examples/digits.py --workers 4 --slow 3:2.5 --device-time 0.05 --target 0.95
     """
@@ -148,19 +156,45 @@ def _compare(
 ) -> None:
     from rich.console import Console
 
-    from paceline.cli.conduct import conduct
     from paceline.engines.local import LocalEngine
+
+    console = Console(stderr=True)
+    finished: dict[Path, Result] = {}
+    failures: list[str] = []
+    try:
+        with LocalEngine(shared["script"]) as engine:
+            for number, each in enumerate(wanted, 1):
+                config = make_config(shared | each.dials, runs)
+                console.print(f"[bold]{number}/{len(wanted)} {each.title}[/]", highlight=False)
+                why = _failure(engine, config, finished)
+                if why:
+                    failures.append(f"{each.title}: {why}")
+                    console.print(f"failed: {why}", style="bold red", highlight=False, markup=False)
+    finally:
+        if finished:
+            _show(finished, report, json, console)
+    if failures:
+        raise RunError(f"{len(failures)} of {len(wanted)} runs failed. {' '.join(failures)}")
+
+
+def _failure(engine: Engine, config: RunConfig, finished: dict[Path, Result]) -> str:
+    """Why this run has failed; if it has not, its result is kept."""
+    from paceline.cli.conduct import conduct
+
+    try:
+        finished[config.path] = conduct(engine, config)
+    except RunStopped:
+        raise
+    except RunError as error:
+        return str(error)
+    return ""
+
+
+def _show(finished: dict[Path, Result], report: Path | None, json: bool, console: Console) -> None:
     from paceline.view.report import write_report
     from paceline.view.table import comparison
 
-    console = Console(stderr=True)
-    results, folders = [], []
-    with LocalEngine(shared["script"]) as engine:
-        for number, each in enumerate(wanted, 1):
-            config = make_config(shared | each.dials, runs)
-            console.print(f"[bold]{number}/{len(wanted)} {each.title}[/]", highlight=False)
-            results.append(conduct(engine, config))
-            folders.append(config.path)
+    folders, results = list(finished), list(finished.values())
     page = write_report(folders, report or folders[-1].parent / "report.html")
     if json:
         print_json(results)

@@ -40,9 +40,11 @@ def run_script(seat: Seat, threads: int) -> int:
     sys.argv = [config.script, *config.args]
     sys.path.insert(0, str(Path(config.script).resolve().parent))
     error: BaseException | None = None
+    exits = False
     try:
         runpy.run_path(config.script, run_name="__main__")
     except SystemExit as stop:
+        exits = True
         if stop.code not in (None, 0):
             error = RunError(f"the script exited with {stop.code}")
     except BaseException as caught:  # whatever it is, the others must hear of it
@@ -52,11 +54,20 @@ def run_script(seat: Seat, threads: int) -> int:
         elif not isinstance(caught, RunStopped | ConfigError):
             print(caught, file=sys.stderr)
     if error is None and joined() is None:
-        error = ConfigError(
-            f"{config.script} never called paceline.join(...), so its workers cannot find each other. "
-            "Add `pace = paceline.join()` and `pace.prepare(model, optimizer, loader)`."
-        )
+        error = _not_joined(config.script, exits)
     return end_script(seat, error)
+
+
+def _not_joined(script: str, exits: bool) -> ConfigError:
+    if exits:
+        return ConfigError(
+            f"{script} exited by itself before it called paceline.join(...), so nothing was trained. To see "
+            f"what it says with these arguments, run it alone: python {script} ..."
+        )
+    return ConfigError(
+        f"{script} never called paceline.join(...), so its workers cannot find each other. "
+        "Add `pace = paceline.join()` and `pace.prepare(model, optimizer, loader)`."
+    )
 
 
 def end_script(seat: Seat, error: BaseException | None) -> int:
