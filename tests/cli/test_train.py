@@ -137,6 +137,23 @@ def test_a_second_ctrl_c_ends_a_run_whose_workers_do_not_come_to_save(lab: Lab, 
     wait_until(lambda: lab.leftovers() <= lab.idle, "everything is gone", 20)
 
 
+def test_a_comparison_that_is_stopped_shows_what_has_finished(lab: Lab, tmp_path: Path) -> None:
+    flags = ("--protocols", "bsp,asp,ssp", "-n", 2, "--device-time", 0.3, "--json")
+    command = start_command("compare", SCRIPT, *flags, *ARGS, cwd=tmp_path)
+
+    def second_is_under_way() -> bool:
+        traces = list((tmp_path / "runs").glob("*-asp-*/trace.jsonl"))
+        return any(b"decided" in trace.read_bytes() for trace in traces)
+
+    wait_until(second_is_under_way, "the second run is under way")
+    os.kill(command.pid, signal.SIGINT)
+    out, _ = command.communicate(timeout=60)
+    assert command.returncode == 1
+    assert [result["protocol"] for result in msgspec.json.decode(out)] == ["bsp"]
+    assert (tmp_path / "runs" / "report.html").is_file()
+    wait_until(lambda: lab.leftovers() <= lab.idle, "everything is gone", 20)
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_saves_the_run_and_the_command_it_names_finishes_it(
     lab: Lab, tmp_path: Path, how: signal.Signals

@@ -28,7 +28,8 @@ from paceline.fabric.tls import Seal, Trust
 from paceline.fabric.wire import check_secret
 
 SECRET = check_secret("the secret of a benchmark, for nobody else")
-WAYS = ("paceline", "paceline tls", "gloo", "torch rpc", "torch rpc over TCP", "socket")
+OVER_TCP = "torch rpc over TCP"
+WAYS = ("paceline", "paceline tls", "gloo", "torch rpc", OVER_TCP, "socket")
 TCP: dict[str, Any] = {"_transports": ["uv"], "_channels": ["basic"]}
 Round = Callable[[], None]
 

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import Any
 
-from paceline.bench.ends import WAYS
+from paceline.bench.ends import OVER_TCP, WAYS
 from paceline.bench.plan import Plan, Say
 from paceline.bench.record import Row
 from paceline.bench.stats import ratio_of_medians, spread
@@ -26,7 +26,7 @@ from paceline.testbed import HostSpec, Testbed, why_not
 
 LINK_MBIT = 1000
 ANSWER_S = 100
-TARGETS = {"gloo": 1.0, "torch rpc": 2.0, "torch rpc over TCP": 2.0}
+TARGETS = {"gloo": 1.0, "torch rpc": 2.0, OVER_TCP: 2.0}
 PIPES: dict[str, Any] = {
     "stdin": subprocess.PIPE,
     "stdout": subprocess.PIPE,
@@ -77,7 +77,7 @@ def _link(plan: Plan, size: float, say: Say) -> list[Row]:
 def _measure(plan: Plan, size: float, start: Start, host: str, most: int) -> dict[str, list[list[float]]]:
     """All ways in turns, block by block; that many blocks if they take long."""
     blocks, rounds = plan.rounds(size) if size < 10 or plan.quick else (most, 3)
-    ways = [way for way in WAYS if not (plan.quick and way == "torch rpc over TCP")]
+    ways = [way for way in WAYS if not (plan.quick and way == OVER_TCP)]
     with ExitStack() as stack:
         clients = {way: stack.enter_context(_pair(way, start, host, size)) for way in ways}
         for client in clients.values():

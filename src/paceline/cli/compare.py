@@ -22,8 +22,6 @@ from paceline.errors import ConfigError, RunError, RunStopped
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from paceline.config import RunConfig
-    from paceline.engines.engine import Engine
     from paceline.trace import Result
 
 BALANCED = "+balance"
@@ -156,38 +154,30 @@ def _compare(
 ) -> None:
     from rich.console import Console
 
+    from paceline.cli.conduct import conduct
     from paceline.engines.local import LocalEngine
 
     console = Console(stderr=True)
     finished: dict[Path, Result] = {}
-    failures: list[str] = []
+    failures: list[tuple[str, RunError]] = []
     try:
         with LocalEngine(shared["script"]) as engine:
             for number, each in enumerate(wanted, 1):
                 config = make_config(shared | each.dials, runs)
                 console.print(f"[bold]{number}/{len(wanted)} {each.title}[/]", highlight=False)
-                why = _failure(engine, config, finished)
-                if why:
-                    failures.append(f"{each.title}: {why}")
-                    console.print(f"failed: {why}", style="bold red", highlight=False, markup=False)
+                try:
+                    finished[config.path] = conduct(engine, config)
+                except RunStopped:
+                    raise
+                except RunError as error:
+                    failures.append((each.title, error))
+                    console.print(f"failed: {error}", style="bold red", highlight=False, markup=False)
     finally:
         if finished:
             _show(finished, report, json, console)
     if failures:
-        raise RunError(f"{len(failures)} of {len(wanted)} runs failed. {' '.join(failures)}")
-
-
-def _failure(engine: Engine, config: RunConfig, finished: dict[Path, Result]) -> str:
-    """Why this run has failed; if it has not, its result is kept."""
-    from paceline.cli.conduct import conduct
-
-    try:
-        finished[config.path] = conduct(engine, config)
-    except RunStopped:
-        raise
-    except RunError as error:
-        return str(error)
-    return ""
+        names, (_, first) = ", ".join(title for title, _ in failures), failures[0]
+        raise RunError(f"not finished: {names}. Of the first: {first}")
 
 
 def _show(finished: dict[Path, Result], report: Path | None, json: bool, console: Console) -> None:
