@@ -44,6 +44,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in left_out]
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show also why a test failed that passed when it was tried again: somewhere there is a race."""
+    for report in terminalreporter.getreports("rerun"):
+        terminalreporter.section(f"failed at the first try: {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)
+
+
 @pytest.fixture(scope="session")
 def warm_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """The engine is started once: importing torch takes seconds, forking takes none."""

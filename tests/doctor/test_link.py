@@ -114,8 +114,9 @@ def test_what_is_no_doctor_is_told_apart() -> None:
 )
 def test_a_stranger_gets_the_greeting_and_nothing_else(sent: bytes) -> None:
     with serving() as address, connect(address) as stranger:
-        stranger.sendall(sent)
-        stranger.shutdown(socket.SHUT_WR)
+        with suppress(OSError):  # it may be refused before it has sent all
+            stranger.sendall(sent)
+            stranger.shutdown(socket.SHUT_WR)
         got = b""
         while part := _receive(stranger):
             got += part

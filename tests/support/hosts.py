@@ -60,7 +60,7 @@ class Wire:
             try:
                 far = socket.create_connection(self.target)
             except OSError:
-                near.shutdown(socket.SHUT_RDWR)
+                near.close()
                 continue
             self.connections += 1
             self._open.append(far)
