@@ -29,17 +29,22 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with errors.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
-    """Train one PyTorch model on many workers, and choose how they keep time."""
-    if version:
+def _version(asked: bool) -> None:
+    if asked:
         from paceline import __version__
 
         print(__version__)
         raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with errors.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train one PyTorch model on many workers, and choose how they keep time."""
     if debug:
         os.environ[DEBUG] = "1"
 
