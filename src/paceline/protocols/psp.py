@@ -24,7 +24,7 @@ A worker never draws itself, so that `sample` is what it says. `pass_fraction` i
 barrier of its own (psp_distributed.py), asks the workers of its sample for their clocks, and tells the
 store when it goes on. It hears of no events, so it asks again every `poll_s` seconds: a new sample, or
 with resample=fixed those who lagged. Clocks heard are never ahead of the table's, so the invariant
-holds, and who lets go of whom is the same but for being noticed up to `poll_s` later.
+holds; that nobody lags any more is noticed up to `poll_s` later.
 """
 
 from __future__ import annotations
@@ -53,18 +53,15 @@ class PSP:
     staleness: int = 0
     """Iterations a worker may be ahead of each worker it looks at: 0 is pBSP, more is pSSP."""
     resample: Resample = "event"
-    """When a waiting worker draws a new sample: event, fixed (never) or poll. In the distributed form
-    event is poll, since nobody tells a worker of events."""
-    poll_s: float = 0.5
-    """Seconds between two looks of a waiting worker, with poll and in the distributed form. A fraction of
-    an iteration is usual."""
+    """When a waiting worker draws a new sample: event, fixed (never) or poll; distributed, event is poll."""
+    poll_s: float = 0.05
+    """Seconds between two looks, with poll or distributed. A fraction of an iteration is usual."""
     pass_fraction: float = 1.0
     """Share of the sample that must not lag. Below 1 a straggler in the sample need not block."""
     seed: int = 0
     """Seed of the samples. The same seed and the same order of events give the same decisions."""
     form: Form = "central"
-    """Who looks: central, the store at its table of clocks; distributed, every worker itself, at the clocks
-    of its sample (workers of one host)."""
+    """Who looks at clocks: central, the store for all; distributed, every worker for itself, on one host."""
 
     drawn: int = field(init=False, default=0)
     """Random numbers used so far."""

@@ -34,7 +34,7 @@ class PeerBarrier:
     """Iterations the worker may be ahead of each peer it asked."""
     resample: Literal["fixed", "poll"] = "fixed"
     """Whom a waiting worker asks next: those of its sample that lagged, or a new sample."""
-    poll_s: float = 0.5
+    poll_s: float = 0.05
     """Seconds between a look that did not pass and the next one."""
     seed: int = 0
     """Seed of the samples; each rank draws its own."""
