@@ -21,10 +21,11 @@ PROTOCOLS = {
     "sync_switch": ("phases=bsp@0.4,asp", "momentum=scaled"),
 }
 POLLING = ("psp", "resample=poll", "poll_s=0.003")
+APART = ("psp", "form=distributed", "poll_s=0.003")
 
 
 @pytest.mark.parametrize(
-    "asked", [*((name, *each) for name, each in PROTOCOLS.items()), POLLING], ids=" ".join
+    "asked", [*((name, *each) for name, each in PROTOCOLS.items()), POLLING, APART], ids=" ".join
 )
 def test_a_replayed_run_arrives_at_the_same_weights_bit_for_bit(shell: Shell, asked: tuple[str, ...]) -> None:
     protocol, *settings = asked

@@ -13,6 +13,7 @@ from hypothesis.strategies import integers
 
 from paceline.protocols import Clocks, Decision, Fate, Pacer, Pacing, Verdict
 from paceline.protocols.base import memory, restore
+from paceline.protocols.psp_distributed import PeerBarrier, own_barrier
 from paceline.protocols.settings import make, resolved
 from support.drive import Schedule, Step, drive
 from support.schedules import schedules
@@ -30,6 +31,9 @@ class Observed:
         self.lockstep = protocol.lockstep
         self.verdicts: list[Verdict] = []
         self.tables: list[tuple[Any, Any]] = []
+
+    def own_barrier(self, rank: int) -> PeerBarrier | None:
+        return own_barrier(self.protocol, rank)
 
     def decide(self, clocks: Clocks, pushed: int | None) -> Verdict:
         before = everything(clocks)

@@ -24,6 +24,8 @@ LOSING_NOTHING = [
     ("elastic_bsp", {"lookahead": 3, "monitor": "carry_over", "barrier_update": "immediate"}),
     ("psp", {"sample": 2, "staleness": 1}),
     ("psp", {"sample": 1, "resample": "poll", "poll_s": 0.002}),
+    ("psp", {"sample": 2, "form": "distributed", "poll_s": 0.002}),
+    ("psp", {"sample": 2, "form": "distributed", "resample": "fixed", "poll_s": 0.002}),
     ("sync_switch", {"phases": "bsp@0.3,ssp(staleness=2)@0.6,asp"}),
     ("sync_switch", {"phases": "hybrid_sgd(h=5,wait=never)@0.7,bsp"}),
     ("sync_switch", {"phases": "bsp@0.7,asp", "online": "greedy", "window": 1, "consecutive": 1}),

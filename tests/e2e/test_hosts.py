@@ -92,6 +92,17 @@ def test_a_worker_killed_on_another_host_is_named_and_the_others_do_its_work(
     assert "on host" in run.result.failures[0].detail
 
 
+def test_workers_that_could_not_read_each_others_clocks_are_refused_with_what_to_use(
+    lab: Lab, elsewhere: LocalEngine
+) -> None:
+    dials = {"workers": 2, "protocol": "psp", "settings": {"form": "distributed"}}
+    apart = Apart(lab, elsewhere, "train.py", "momentum", here=1, **dials)
+    apart.host(1)
+    run = apart.finish()
+    assert run.end.user_mistake
+    assert "rank 1 is on another. Use form=central" in run.end.detail
+
+
 def test_a_host_that_is_killed_takes_its_workers_along_and_the_run_goes_on(
     lab: Lab, elsewhere: LocalEngine
 ) -> None:

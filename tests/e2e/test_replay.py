@@ -9,7 +9,7 @@ import pytest
 
 from paceline.protocols import PROTOCOLS, Decision, Pacer
 from paceline.protocols.settings import make
-from paceline.trace.events import Asked, Decided, ModelReady, Planned, WorkerJoined, WorkerLeft
+from paceline.trace.events import Asked, Decided, ModelReady, Passed, Planned, WorkerJoined, WorkerLeft
 from support.runs import Lab, Run
 from support.variants import label, variants
 
@@ -36,6 +36,8 @@ def decided_again(run: Run) -> Iterator[tuple[Decided, Decision]]:
                 pacer.plan(event.epochs * samples)
             case Asked():
                 decision = pacer.timer(event.t)
+            case Passed():
+                decision = pacer.passed(event.worker, event.t)
             case WorkerLeft() if pacer.clocks.is_present(event.worker):
                 decision = pacer.leave(event.worker, event.t)
             case Decided():

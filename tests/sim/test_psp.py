@@ -233,3 +233,34 @@ def test_a_sample_of_nobody_never_waits_and_asks_nothing() -> None:
 def test_impossible_runs_of_peers_are_refused(cluster: Cluster, settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         simulate_barriers(PeerBarrier(0), cluster, **settings)
+
+
+# The distributed form, in the simulator of real runs.
+
+
+def test_distributed_and_asking_nobody_takes_the_time_of_asp() -> None:
+    apart, asp = (simulate(p, FEW, iterations=20) for p in (PSP(0, form="distributed"), ASP()))
+    assert (apart.now, apart.clock, apart.staleness) == (asp.now, asp.clock, asp.staleness)
+    assert apart.result().barrier_looks == apart.pushes
+    assert apart.result().barrier_questions == 0
+    assert asp.result().barrier_looks is None
+
+
+def test_distributed_it_comes_as_far_as_the_simulator_of_messages_alone() -> None:
+    """Another event loop, the same barriers and times; the first rank to look at one moment may differ."""
+    barrier = PeerBarrier(0, sample=4, resample="poll", poll_s=0.1)
+    messages = simulate_barriers(barrier, FEW, until_s=100.0)
+    psp = PSP(sample=4, poll_s=0.1, form="distributed")
+    stored = simulate(psp, FEW, iterations=1000, until_s=100.0, summarise=False)
+    assert mean(list(stored.clock.values())) == pytest.approx(mean(messages.steps), rel=0.01)
+    assert stored.result().barrier_questions == pytest.approx(messages.queries, rel=0.05)
+
+
+def test_summed_up_a_distributed_run_tells_the_same_figures() -> None:
+    lossy = Cluster(workers=60, compute=TASK, event=(Membership(9.0, kill=3),))
+    psp = PSP(2, form="distributed")
+    long, short = (simulate(psp, lossy, iterations=20, summarise=each).result() for each in (False, True))
+    assert long.failures
+    assert (long.barrier_looks or 0) > 60 * 20
+    assert (long.barrier_looks, long.barrier_questions) == (short.barrier_looks, short.barrier_questions)
+    assert long.waiting_share == pytest.approx(short.waiting_share)

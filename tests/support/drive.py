@@ -5,7 +5,8 @@
 
 A step's clocks come from a count of its own, not from the clock table, so what is proved on steps
 does not rest on the table being right. `drive` itself fails when every worker waits and no timer
-runs, and when somebody is released who does not wait.
+runs, and when somebody is released who does not wait. Where workers keep barriers of their own, it asks
+the workers as they really are, and fails when the slowest does not pass.
 
 Times are multiples of 1/8 s: they are exact in floating point, and ties do happen.
 """
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from random import Random
 
 from paceline.protocols import Clocks, Decision, Pacer, Pacing
+from paceline.protocols.psp_distributed import PeerBarrier, own_barrier
 
 TICK_S = 0.125
 
@@ -45,7 +47,7 @@ class Step:
     """One event, what was decided, and how things stand then."""
 
     event: str
-    """join, died, finished, push or timer."""
+    """join, died, finished, push, timer or passed: of a barrier that the worker keeps itself."""
     worker: int
     now: float
     decision: Decision
@@ -108,6 +110,7 @@ class _World:
         self.computing: set[int] = set()
         self.benched: set[int] = set()
         self.timers = 0
+        self.barriers: dict[int, PeerBarrier] = {}
         self.random: dict[int, Random] = {}
         for worker in range(schedule.workers):
             self.at(0.0, "join", worker)
@@ -117,8 +120,8 @@ class _World:
             self.at(tick * TICK_S, "died", worker)
 
     def at(self, now: float, event: str, worker: int) -> None:
-        """Queue an event; a push or a finish concerns only the life the worker leads now."""
-        life = self.life.get(worker, 0) if event in ("push", "finished") else -1
+        """Queue an event; a push, a look or a finish concerns only the life the worker leads now."""
+        life = self.life.get(worker, 0) if event in ("push", "passed", "finished") else -1
         heapq.heappush(self.queue, (now, self.sequence, event, worker, life))
         self.sequence += 1
 
@@ -128,6 +131,8 @@ class _World:
         if event == "timer":
             self.timers -= 1
         elif (event == "join") == self.is_present(worker) or life not in (-1, self.life.get(worker, 0)):
+            return None
+        if event == "passed" and not self.looks(worker, now):
             return None
         before = dict(self.clock)
         decision = self.happen(event, worker, now)
@@ -142,6 +147,15 @@ class _World:
             event, worker, now, decision, before, after, waited, computing, benched, self.pacer.clocks
         )
 
+    def looks(self, worker: int, now: float) -> bool:
+        """Let a worker look at others for itself; if it does not pass, it looks again later."""
+        barrier = self.barriers[worker]
+        if barrier.may_advance(self.clock[worker], sorted(self.clock), self.clock.__getitem__):
+            return True
+        assert self.clock[worker] > min(self.clock.values()), f"worker {worker} is slowest, and waits"
+        self.at(now + barrier.poll_s, "passed", worker)
+        return False
+
     def is_present(self, worker: int) -> bool:
         return worker in self.clock or worker in self.benched
 
@@ -153,10 +167,17 @@ class _World:
             self.clock[worker] += 1
             self.left_to_do[worker] -= 1
             self.computing.discard(worker)
+            if worker in self.barriers:
+                self.at(now, "passed", worker)
             return self.pacer.push(worker, now)
+        if event == "passed":
+            return self.pacer.passed(worker, now)
         if event == "join":
             self.clock[worker] = min(self.clock.values(), default=self.floor)
             self.left_to_do[worker] = self.schedule.iterations
+            barrier = own_barrier(self.pacer.protocol, worker)
+            if barrier is not None:
+                self.barriers[worker] = barrier
             return self.pacer.join(worker, now)
         if worker in self.benched:
             self.benched.discard(worker)
@@ -195,7 +216,8 @@ class _World:
             self.timers += 1
             self.at(now + decision.ask_again_s, "timer", -1)
         idle = self.clock.keys() | self.benched
-        assert self.computing or self.timers or not idle, f"deadlock: {idle} all wait"
+        looks = any(worker in self.barriers for worker in idle)  # the slowest passes its next one
+        assert self.computing or self.timers or looks or not idle, f"deadlock: {idle} all wait"
 
     def start(self, worker: int, now: float) -> None:
         """Compute, and push then; or be done."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 from typing import Protocol, TypeVar
 
@@ -74,6 +75,12 @@ class Channel:
             for fd in fds:
                 os.close(fd)
             raise RunError(f"a message of {len(data)} bytes that is not ours: {error}") from None
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep until there is something to receive, for so long at most; whether there is."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
 
     def close(self) -> None:
         """End the conversation."""

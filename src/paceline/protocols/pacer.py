@@ -105,6 +105,11 @@ class Pacer:
             table.hold(worker, verdict.weight)
         return self._booked(verdict, worker, fate, read, before - read)
 
+    def passed(self, worker: int, now: float) -> Decision:
+        """A worker that keeps a barrier of its own goes on; the protocol has no say in it."""
+        self._table.now = now
+        return self._booked(Verdict(release=(worker,)), None, None, self._table.version, 0)
+
     def plan(self, samples: int | None) -> None:
         """The run is going to process this many samples in all."""
         self._table.planned = samples

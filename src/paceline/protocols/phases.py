@@ -18,6 +18,7 @@ import msgspec
 
 from paceline.errors import ConfigError
 from paceline.protocols.base import Pacing
+from paceline.protocols.psp_distributed import own_barrier
 
 EXAMPLE = "Write bsp@0.25,ssp(staleness=3)@0.6,asp, say."
 _PHASE = re.compile(r"\s*(?P<name>\w+)\s*(\((?P<settings>[^()]*)\)\s*)?(@(?P<end>[^,+()]*))?")
@@ -38,7 +39,13 @@ class Phase(msgspec.Struct, frozen=True):
         """The protocol of this phase, with nothing to remember yet."""
         from paceline.protocols.settings import make  # which knows all protocols, this one's user too
 
-        return make(self.name, self.settings)
+        rule = make(self.name, self.settings)
+        if own_barrier(rule, 0) is not None:
+            raise ConfigError(
+                f"in phase {self.text!r} workers go on by themselves, so that none could end it. "
+                "Use form=central there."
+            )
+        return rule
 
     def end_samples(self, total: int | None) -> float:
         """After how many samples of the run's total the phase ends; infinite if that is unknown."""

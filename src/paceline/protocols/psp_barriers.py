@@ -161,6 +161,13 @@ class Keep(msgspec.Struct, tag="fixed"):
         return [worker for peer in gone for worker in self._level_with(psp, clocks, peer)]
 
 
+class Apart(msgspec.Struct, tag="distributed"):
+    """Nobody is judged here: every worker keeps a barrier of its own, and tells when it has passed."""
+
+    def decide(self, psp: PSP, clocks: Clocks, pushed: int | None) -> Verdict:
+        return Verdict()
+
+
 class Poll(msgspec.Struct, tag="poll"):
     """A new sample for a waiting worker every `poll_s` seconds, counted from its own push."""
 

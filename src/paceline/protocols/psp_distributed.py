@@ -19,7 +19,7 @@ from random import Random
 from typing import Literal
 
 from paceline.errors import ConfigError
-from paceline.protocols.psp_sampling import draw_sample
+from paceline.protocols.psp_sampling import draw_sample, may_lag
 
 
 @dataclass(slots=True)
@@ -34,13 +34,24 @@ class PeerBarrier:
     """Iterations the worker may be ahead of each peer it asked."""
     resample: Literal["fixed", "poll"] = "fixed"
     """Whom a waiting worker asks next: those of its sample that lagged, or a new sample."""
-    poll_s: float = 0.5
+    poll_s: float = 0.05
     """Seconds between a look that did not pass and the next one."""
     seed: int = 0
     """Seed of the samples; each rank draws its own."""
+    pass_fraction: float = 1.0
+    """Share of a sample that must not lag."""
 
     looks: int = field(init=False, default=0)
+    """Looks so far, at all barriers."""
     lagging: list[int] = field(init=False, default_factory=list)
+    """Of a sample that is kept: whom this worker still waits for."""
+    allowed: int = field(init=False, default=0)
+    """How many of the sample may lag."""
+    passed: bool = field(init=False, default=True)
+    tries: int = field(init=False, default=0)
+    """Looks at this barrier, or at the one that was passed last."""
+    asked: int = field(init=False, default=0)
+    """Questions asked in these."""
 
     def __post_init__(self) -> None:
         if self.sample < 0 or self.staleness < 0:
@@ -59,15 +70,33 @@ class PeerBarrier:
 
     def whom_to_ask(self, members: Sequence[int]) -> list[int]:
         """The peers to ask now; `members` are all who take part, this worker among them."""
-        self.looks += 1
-        if self.lagging:  # of a kept sample; who has left is struck off
-            present = set(members)
-            return [peer for peer in self.lagging if peer in present]
-        random = Random(f"{self.seed}, {self.rank}, {self.looks}")
-        return draw_sample(members, self.rank, min(self.sample, len(members) - 1), random.random)
+        if self.passed:  # the next barrier
+            self.tries = self.asked = 0
+        self.looks, self.tries = self.looks + 1, self.tries + 1
+        sample = self._kept(members) if self.lagging else self._drawn(members)
+        self.asked += len(sample)
+        return sample
 
     def hear(self, clock: int, replies: Mapping[int, int]) -> bool:
         """Whether the replies, one for each peer asked, let a worker of that clock go on."""
         lagging = [peer for peer, reply in replies.items() if clock - reply > self.staleness]
-        self.lagging = lagging if self.resample == "fixed" else []
-        return not lagging
+        self.passed = len(lagging) <= self.allowed
+        self.lagging = lagging if self.resample == "fixed" and not self.passed else []
+        return self.passed
+
+    def _kept(self, members: Sequence[int]) -> list[int]:
+        """Those of the sample who lagged; who has left is struck off."""
+        present = set(members)
+        return [peer for peer in self.lagging if peer in present]
+
+    def _drawn(self, members: Sequence[int]) -> list[int]:
+        size = min(self.sample, len(members) - 1)
+        self.allowed = may_lag(size, self.pass_fraction)
+        random = Random(f"{self.seed}, {self.rank}, {self.looks}")
+        return draw_sample(members, self.rank, size, random.random)
+
+
+def own_barrier(protocol: object, rank: int) -> PeerBarrier | None:
+    """The barrier that a worker keeps itself under this protocol; None where the store decides."""
+    make: Callable[[int], PeerBarrier | None] | None = getattr(protocol, "own_barrier", None)
+    return None if make is None else make(rank)

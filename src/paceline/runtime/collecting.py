@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 MOST_GROUPS = 32
 """Groups that are connected for good; further ones, of a pattern drawn at random, exchange by pairs."""
 
+NO_MORE_PEERS = "peers that have begun take nobody in: nobody could hand the state over that it needs."
+
 
 class Circles:
     """Which groups there are, the same for all who take part: each of them is connected once."""

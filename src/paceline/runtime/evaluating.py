@@ -26,11 +26,11 @@ class Evaluating:
         self._run, self._trace, self._now = run, trace, now
         self._follow, self._send, self._simulated = follow, send, simulated
 
-    def away(self, member: Member, steps_aside: bool) -> None:
+    def away(self, member: Member) -> None:
         """The lead evaluates what it is given now; outside of lockstep nobody waits for it."""
         ledger = self._run.ledger
         member.snapshot = (self._now(), ledger.pacer.clocks.version, ledger.samples)
-        if steps_aside:
+        if not (ledger.pacer.in_lockstep or self._simulated):
             self._follow(ledger.leave(member.rank, self._now(), "away"))
         self._refresh(member, copy=True)
 

@@ -7,6 +7,7 @@ rank 0's initial values, and everybody gets its descriptors at the same moment.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from torch import Tensor
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
+from paceline.fabric.board import Board
 from paceline.fabric.segment import Segment, check_room
 from paceline.protocols import Pacing, Peer
 from paceline.protocols.base import memory, restore
+from paceline.protocols.psp_distributed import PeerBarrier, own_barrier
 from paceline.protocols.settings import make, make_any, resolved
 from paceline.runtime import messages as m
 from paceline.runtime.held import HeldGradients
@@ -80,6 +83,7 @@ class Gathering:
         check_same(lead, members)
         name = self._name or "bsp"
         protocol = make(name, self._settings)
+        check_one_host(name, protocol, members, self._config.store_hosts)
         shared = protocol.lockstep and not self._config.private_weights
         check_room(
             memory_needed(layout, members, shared, self.portion), f"the store for {len(members)} workers"
@@ -91,6 +95,9 @@ class Gathering:
             store.norm_by_parameter()
         opening: list[Event] = []
         ledger = Ledger(self._config, name, protocol, opening.append, simulated=simulated)
+        board = None if own_barrier(protocol, 0) is None else Board.create(self._config.workers)
+        if board is not None:
+            ledger.on_member = board.note
         ledger.offer(lead.registered.source, {member.rank for member in members})
         buffers = _resume(self._config.resume, store, ledger)
         for member in members:
@@ -101,13 +108,14 @@ class Gathering:
         lead.initial, ledger.write = None, write
         for event in opening:  # not before all has gone well: a run that never begins writes its own
             write(event)
-        return Assembly(ledger, store, weights, shared)
+        return Assembly(ledger, store, weights, shared, board)
 
     def equip_late(self, member: Member, run: Assembly, living: list[Member]) -> None:
         """A worker came, or came back, while the run goes on: give it what the others have."""
         others = [x for x in living if x.segment is not None]
         if not others or isinstance(self.protocol[1], Peer):
             raise ConfigError(f"rank {member.rank} cannot join now: nobody is there to go on with it.")
+        check_one_host(*self.protocol, [member], self._config.store_hosts)
         first = others[0]
         assert first.segment is not None
         check_same(first, [first, member])
@@ -120,8 +128,17 @@ class Gathering:
 class Assembly:
     """A run that can begin."""
 
-    def __init__(self, ledger: Ledger, store: ParameterStore, weights: Segment, shared: bool) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        store: ParameterStore,
+        weights: Segment,
+        shared: bool,
+        board: Board | None = None,
+    ) -> None:
+        """`board`: the clocks, where workers keep barriers of their own."""
         self.ledger = ledger
+        self.board = board
         self.store = store
         self.weights = weights
         self.shared = shared
@@ -138,9 +155,27 @@ class Assembly:
         return lambda: taken
 
     def fds(self, member: Member) -> tuple[int, ...]:
-        """What a worker is given: its segment, its weights."""
+        """What a worker is given: its segment, its weights, the board if there is one."""
         assert member.segment is not None, "a worker is equipped before it is told"
-        return member.segment.fd, (member.weights or self.weights).fd
+        given = member.segment.fd, (member.weights or self.weights).fd
+        return given if self.board is None else (*given, self.board.fd)
+
+    def barrier(self, rank: int) -> PeerBarrier | None:
+        """The barrier a worker keeps itself, if any; in a replay one that asks nobody."""
+        barrier = own_barrier(self.ledger.pacer.protocol, rank)
+        if barrier is None or self.ledger.config.replay is None:
+            return barrier
+        return replace(barrier, sample=0)
+
+    def at_barriers(self, living: list[Member]) -> list[Member]:
+        """Who waits at a barrier of its own."""
+        clocks = self.ledger.pacer.clocks
+        return [each for each in living if self.board is not None and clocks.is_waiting(each.rank)]
+
+    def idle_cores(self, cores: int, released: int) -> int:
+        """Cores on which no worker computes: the released ones sleep until they are told."""
+        clocks = self.ledger.pacer.clocks
+        return cores - (len(clocks.active) - clocks.waiting_count - released)
 
 
 def run_state(ledger: Ledger, store: ParameterStore, peers: int | None, shared: bool) -> RunState:
@@ -234,6 +269,18 @@ def check_same(lead: Member, members: list[Member]) -> None:
             raise ConfigError(
                 f"ranks 0 and {member.rank} have different optimizers or loaders. Build the same."
             )
+
+
+def check_one_host(name: str, protocol: object, members: list[Member], store_hosts: int) -> None:
+    """Refuse workers that could not read the board."""
+    far = next((f"rank {member.rank} is on another" for member in members if member.far), "")
+    if store_hosts > 1:
+        far = f"the store lies on {store_hosts}"
+    if far and own_barrier(protocol, 0) is not None:
+        raise ConfigError(
+            f"protocol {name!r} with form=distributed needs one host, since workers read each other's clocks "
+            f"in shared memory, but {far}. Use form=central, in which the store looks for all."
+        )
 
 
 def memory_needed(layout: Layout, members: list[Member], shared: bool, portion: Portion | None) -> int:

@@ -8,10 +8,12 @@ from typing import Any, Literal, TypeVar
 
 from paceline.config import RunConfig
 from paceline.errors import BadGradient, ConfigError, RunError, RunStopped
+from paceline.fabric.board import Board
 from paceline.fabric.channel import Channel
 from paceline.fabric.segment import Segment
 from paceline.runtime import messages as m
 from paceline.runtime.binding import Binding
+from paceline.runtime.own_barrier import OwnBarrier
 from paceline.store.budget import Batch, Source
 from paceline.store.layout import Layout
 from paceline.store.optimizers import OptimizerSpec
@@ -31,6 +33,8 @@ class StoreLink:
         self._over = False
         self.segments: list[Segment] = []
         """This worker's segment, its weights, and what else it was given."""
+        self._barrier: OwnBarrier | None = None
+        """Where this worker decides itself when to go on; None: the store does."""
         self._send(m.Hello(os.getpid(), protocol, settings, rank))
         welcome, _ = self._expect(m.Welcome)
         self.config: RunConfig = welcome.config
@@ -46,6 +50,8 @@ class StoreLink:
         if initial is not None:
             initial.close_fd()
         ready, received = self._expect(m.Ready)
+        if ready.barrier is not None:
+            self._barrier = OwnBarrier(ready.barrier, Board.of(received.pop(), self.config.workers))
         segment = Segment(received[0], binding.layout.segment_bytes)
         weights = Segment(received[1], binding.layout.weights_bytes, writable=not ready.shared)
         self.segments = [segment, weights, *self._further(received[2:], binding.layout)]
@@ -62,6 +68,9 @@ class StoreLink:
     def push(self, message: m.Push) -> m.Release:
         """Announce the gradient, sleep until released."""
         self._send(message)
+        if self._barrier is not None:
+            self._expect(m.Added)
+            self._send(self._barrier.wait(self._nap))
         release, _ = self._expect(m.Release)
         self._take(release.batch)
         return release
@@ -131,6 +140,14 @@ class StoreLink:
         if not self._over:
             self._over = True
             self._send(m.Failed(_kind(error), text))
+
+    def _nap(self, seconds: float) -> None:
+        """Sleep for so long; the end of the run ends it at once."""
+        if self.config.cluster is not None:
+            self._send(m.Nap(seconds))
+            self._expect(m.Elapsed)
+        elif self._channel.wait(seconds):
+            self._expect(m.Halt)
 
     def _take(self, batch: Batch | None) -> None:
         if batch is not None:

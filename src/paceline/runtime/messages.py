@@ -10,6 +10,7 @@ from paceline.config import RunConfig
 from paceline.protocols.meeting import Call
 from paceline.protocols.operations import Rule
 from paceline.protocols.parts import Part
+from paceline.protocols.psp_distributed import PeerBarrier
 from paceline.store.budget import Batch, Source
 from paceline.store.layout import Layout
 from paceline.store.optimizers import GroupSettings, OptimizerSpec
@@ -51,6 +52,21 @@ class Push(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Whether to grant the next batch along with the release."""
     finite: bool = False
     """Whether I have looked, and found the gradient finite; if not, the store looks."""
+
+
+class Passed(msgspec.Struct, frozen=True, tag=True):
+    """I keep a barrier of my own and have passed it: give me fresh weights, I go on."""
+
+    looks: int
+    """How often I looked at others for that."""
+    asked: int
+    """How many clocks I asked for."""
+
+
+class Nap(msgspec.Struct, frozen=True, tag=True):
+    """Under a virtual clock: I did not pass, and sleep until it is time to look again."""
+
+    seconds: float
 
 
 class Draw(msgspec.Struct, frozen=True, tag=True):
@@ -175,7 +191,21 @@ class Say(msgspec.Struct, frozen=True, tag=True):
 
 
 FromWorker = (
-    Hello | Register | Push | Draw | Linger | Away | Back | Meet | Computed | Leave | Failed | Plan | Say
+    Hello
+    | Register
+    | Push
+    | Passed
+    | Nap
+    | Draw
+    | Linger
+    | Away
+    | Back
+    | Meet
+    | Computed
+    | Leave
+    | Failed
+    | Plan
+    | Say
 )
 
 
@@ -195,6 +225,12 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """The epoch to begin with; not 0 when resumed."""
     position: int
     batch: Batch | None
+    barrier: PeerBarrier | None = None
+    """Where you decide yourself when to go on; the last descriptor is the board of all clocks."""
+
+
+class Added(msgspec.Struct, frozen=True, tag=True):
+    """Your gradient is in the weights. When you go on is your own business."""
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
@@ -273,7 +309,7 @@ class Met(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class Elapsed(msgspec.Struct, frozen=True, tag=True):
-    """The time has passed that your gradient takes."""
+    """The time has passed that your gradient takes, or your nap."""
 
     compute_s: float
 
@@ -291,7 +327,7 @@ class Halt(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-FromStore = Welcome | Ready | Release | Met | Stand | Show | Elapsed | Grant | Halt
+FromStore = Welcome | Ready | Added | Release | Met | Stand | Show | Elapsed | Grant | Halt
 
 worker_decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 store_decoder: msgspec.msgpack.Decoder[FromStore] = msgspec.msgpack.Decoder(FromStore)

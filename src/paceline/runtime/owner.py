@@ -23,7 +23,7 @@ from paceline.protocols import Decision
 from paceline.runtime import messages as m
 from paceline.runtime.assembling import PeerAssembly, assemble
 from paceline.runtime.carrying import Carrier
-from paceline.runtime.collecting import make_peering
+from paceline.runtime.collecting import NO_MORE_PEERS, make_peering
 from paceline.runtime.dispensing import Dispenser
 from paceline.runtime.evaluating import Evaluating
 from paceline.runtime.gathering import Assembly, Gathering
@@ -38,8 +38,6 @@ from paceline.trace import TraceWriter, events
 if TYPE_CHECKING:
     from paceline.runtime.virtual import VirtualLoop
 
-NO_MORE_PEERS = "peers that have begun take nobody in: nobody could hand the state over that it needs."
-
 
 class Owner:
     """Carries out one run. What arrives, and when, is the business of the loop that calls it."""
@@ -53,6 +51,8 @@ class Owner:
         self.halted: m.Halt | None = None
         self.on_release: Callable[[int], None] = lambda rank: None
         """Told of every worker that starts to compute; a virtual clock needs to know."""
+        self.on_added: Callable[[int], None] = lambda rank: None
+        """Told of every worker that is left to a barrier of its own."""
         self.ask_at: float | None = None
         """When the protocol wants to be asked again, even if nothing happens."""
         self.trace = TraceWriter(config.path / "trace.jsonl")
@@ -151,6 +151,10 @@ class Owner:
                 self.send(member, self.halted)
             case m.Push():
                 self._push(member, message)
+            case m.Passed():
+                now, ledger = self.now(), self._started.ledger
+                self._follow(ledger.passed(member.rank, now, message.looks, message.asked))
+                self._work.answer()
             case m.Meet() if self.peering is not None:
                 self.peering.meet(member, message, fds)
                 self._work.answer()
@@ -160,10 +164,13 @@ class Owner:
             case m.Linger():
                 member.lingers = message.epoch
                 self._work.answer()
+            case m.Away() if self.peering is not None:
+                self.peering.away(member, message)
             case m.Away():
-                self._away(member, message)
+                self._evaluating.away(member)
             case m.Back():
-                self._back(member, message)
+                distance = None if self.peering is None else self.peering.distance
+                self._evaluating.back(member, message, distance)
             case m.Hello():
                 if self._run is None:
                     self._gathering.hello(member, message)
@@ -215,7 +222,7 @@ class Owner:
         for member in members:
             batch = self._work.draw(member)
             epoch = run.ledger.budget.epoch if run.ledger.budget else 0
-            ready = m.Ready(run.shared, epoch, run.ledger.position(), batch)
+            ready = m.Ready(run.shared, epoch, run.ledger.position(), batch, run.barrier(member.rank))
             self.send(member, ready, run.fds(member))
             self.on_release(member.rank)
         self.trace.flush()
@@ -248,7 +255,15 @@ class Owner:
             self._skipped += 1
         run.ledger.pushed(decision, now, push.samples, push.compute_s, spent, scale, skipped=not usable)
         self._report(member, push.values)
+        for each in run.at_barriers([member]):
+            self._leave_to_itself(each)
         self._work.answer()
+
+    def _leave_to_itself(self, member: Member) -> None:
+        """Its gradient is in the weights, and it keeps a barrier of its own: it tells when it has passed."""
+        self.send(member, self._stopping or m.Added())
+        member.asks = True
+        self.on_added(member.rank)
 
     def _carry_out(self, decision: Decision) -> float:
         """Gradient, flush, releases: in this order, so that a release contains what caused it."""
@@ -256,7 +271,7 @@ class Owner:
             return 1.0
         run, again_s = self._started, decision.ask_again_s
         self.ask_at = None if again_s is None else self.now() + again_s
-        run.store.use_cores(self._idle_cores(len(decision.release)))
+        run.store.use_cores(run.idle_cores(self.cores, len(decision.release)))
         scale = Carrier(self.config, run, self.members).carry_out(decision)
         if not self.ending:
             keep_if_due(self.keeping, run, self.members.values())
@@ -279,16 +294,6 @@ class Owner:
         self.on_release(member.rank)
 
     # -- evaluation, reports, endings ---------------------------------------------------------
-
-    def _away(self, member: Member, message: m.Away) -> None:
-        if self.peering is not None:
-            self.peering.away(member, message)
-        else:
-            lockstep = self._started.ledger.pacer.in_lockstep
-            self._evaluating.away(member, steps_aside=not lockstep and not self._simulated)
-
-    def _back(self, member: Member, message: m.Back) -> None:
-        self._evaluating.back(member, message, None if self.peering is None else self.peering.distance)
 
     def _report(self, member: Member, values: dict[str, float] | None) -> None:
         if values and self._run is not None:
@@ -328,6 +333,8 @@ class Owner:
             self.halt(kind, text)
         elif not self.ending:
             self._stopping = m.Halt(kind, text)
+            for member in self._run.at_barriers(self.living):
+                self.send(member, self._stopping)
             self.patience_s = self.peering.stop(kind) if self.peering is not None else 0.0
 
     def halt(self, kind: Literal["config", "stopped", "failed"], text: str) -> None:
@@ -380,11 +387,6 @@ class Owner:
     @property
     def _evaluating(self) -> Evaluating:
         return Evaluating(self._started, self.trace, self.now, self._follow, self.send, self._simulated)
-
-    def _idle_cores(self, released: int) -> int:
-        """Cores on which no worker computes: the released ones sleep until they are told."""
-        clocks = self._started.ledger.pacer.clocks
-        return self.cores - (len(clocks.active) - clocks.waiting_count - released)
 
     def _grant(self, member: Member, batch: Batch | None) -> None:
         self.send(member, m.Grant(batch))

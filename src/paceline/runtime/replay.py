@@ -29,12 +29,13 @@ from paceline.trace.events import (
     Came,
     Decided,
     Evaluated,
+    Passed,
     Rested,
     WorkerJoined,
     WorkerLeft,
 )
 
-PATIENT = (m.Push, m.Meet, m.Away, m.Back, m.Leave, m.Failed)
+PATIENT = (m.Push, m.Passed, m.Meet, m.Away, m.Back, m.Leave, m.Failed)
 """What is heard at its recorded time only; requests for work and remarks are answered at once."""
 
 
@@ -80,6 +81,8 @@ class ReplayLoop:
         members = self._owner.members
         if isinstance(event, Decided) and event.pushed is not None:
             self._hear(members[event.pushed], "Push")
+        elif isinstance(event, Passed):
+            self._hear(members[event.worker], "Passed", instead=m.Passed(event.looks, event.asked))
         elif isinstance(event, Came):
             self._hear(members[event.worker], "Meet", "Away")
         elif isinstance(event, Evaluated) and self._owner.peering is not None:
@@ -97,8 +100,8 @@ class ReplayLoop:
         elif isinstance(event, WorkerLeft) and event.reason != "stopped":
             self._hear(members[event.worker], "Away" if event.reason == "away" else "Leave")
 
-    def _hear(self, member: Member, *due: str) -> None:
-        """Wait for what the record says comes next from this worker."""
+    def _hear(self, member: Member, *due: str, instead: m.Passed | None = None) -> None:
+        """Wait for what the record says comes next from this worker; `instead`: what it said then."""
         while not self._held[member.rank] and not member.gone and self._owner.halted is None:
             self._listen()
         if not self._held[member.rank]:
@@ -106,10 +109,10 @@ class ReplayLoop:
         message, fds = self._held[member.rank].popleft()
         said = _kind(message)
         if said in due:
-            self._owner.handle(member, message, fds)
+            self._owner.handle(member, instead or message, fds)
         elif said in ("Away", "Back") and self._owner.peering is None:
             self._owner.handle(member, message, fds)  # in lockstep an evaluation leaves no mark on record
-            self._hear(member, *due)
+            self._hear(member, *due, instead=instead)
         else:
             text = f"rank {member.rank} said {said} when {' or '.join(due)} was due"
             self._owner.halt("failed", f"replay left the record: {text}")

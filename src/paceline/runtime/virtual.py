@@ -35,8 +35,9 @@ from paceline.sim.cluster import Cluster
 from paceline.sim.costs import Costs
 from paceline.sim.timing import Timing
 
-Kind = Literal["kill", "push", "wake", "ask", "timer"]
-PRIORITY: dict[Kind, int] = {"kill": 0, "push": 1, "wake": 1, "timer": 2, "ask": 3}
+Kind = Literal["look", "kill", "push", "wake", "ask", "timer", "nap"]
+PRIORITY: dict[Kind, int] = {"look": 0, "kill": 1, "push": 2, "wake": 2, "timer": 3, "nap": 3, "ask": 4}
+"""Whose gradient was added looks at the others as they are then: nothing comes before that."""
 
 
 class VirtualLoop:
@@ -60,6 +61,7 @@ class VirtualLoop:
         """The run to attend to."""
         self._owner = owner
         owner.on_release = self._released
+        owner.on_added = lambda rank: self._at(self.now, "look", rank)
         for rank, (channel, pid) in enumerate(workers):
             owner.add(rank, channel, pid)
 
@@ -109,6 +111,11 @@ class VirtualLoop:
             self._kill(member)
         elif kind == "ask" and not member.gone:
             self._ask(member)
+        elif kind == "look" and not member.gone:
+            self._hear(member)
+        elif kind == "nap" and not member.gone:
+            self._owner.send(member, m.Elapsed(0.0))
+            self._hear(member)
         elif what is not None and not member.gone:
             self._arrive(member, what)
 
@@ -148,6 +155,8 @@ class VirtualLoop:
         else:
             if isinstance(message, m.Computed):
                 self._compute(member, message.batches)
+            elif isinstance(message, m.Nap):
+                self._at(self.now + message.seconds, "nap", member.rank)
             self._owner.handle(member, message, fds)
         return message
 

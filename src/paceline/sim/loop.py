@@ -4,7 +4,8 @@ One iteration of a worker is
 
     released -> pull -> compute -> push -> its turn at the store -> the verdict -> released ...
 
-and costs one event, its arrival at the store.
+and costs one event, its arrival at the store. Where workers keep barriers of their own, one looks as soon
+as its push was added, which takes no time, and then again and again until it has passed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from math import inf
 
 from paceline.errors import RunError
 from paceline.protocols import PROTOCOLS, Decision, Pacer, Pacing
-from paceline.sim.agenda import ARRIVAL, JOIN, KILL, STOP, STORE_FREE, TIMER, Agenda, Event
+from paceline.protocols.psp_distributed import PeerBarrier, own_barrier
+from paceline.sim.agenda import ARRIVAL, JOIN, KILL, LOOK, STOP, STORE_FREE, TIMER, Agenda, Event
 from paceline.sim.cluster import Cluster
 from paceline.sim.record import Reason, Record
 from paceline.sim.timing import Timing
@@ -58,6 +60,8 @@ class Loop:
         self._now = 0.0
         self._timer: Event | None = None
         self._idle_timers = 0
+        self._barriers: dict[int, PeerBarrier] = {}  # of all who take part, if they keep their own
+        self._members: list[int] = []  # the same, by rank; empty until the next look after a change
         self._stopped = False
 
     def run(self, progress: Callable[[float], None], until_s: float | None = None) -> None:
@@ -102,6 +106,10 @@ class Loop:
             self._serve_next()
         elif kind == STOP:
             self._stop(time)
+        elif kind == LOOK:
+            if self._under_way[worker] is event:
+                self._now = time
+                self._look(worker)
         elif event is self._timer and self._pacer.clocks.active:
             self._ring(time)
 
@@ -137,6 +145,32 @@ class Loop:
             self._carry_out(decision)
         if self._measures:
             self._work.pushed(worker, samples, compute_s)
+        if worker in self._barriers:
+            self._look(worker)
+
+    # Barriers that workers keep themselves.
+
+    def _keep_barrier(self, worker: int) -> None:
+        barrier = own_barrier(self._pacer.protocol, worker)
+        if barrier is not None:
+            self._barriers[worker] = barrier
+            self._members.clear()
+
+    def _drop_barrier(self, worker: int) -> None:
+        if self._barriers.pop(worker, None) is not None:
+            self._members.clear()
+
+    def _look(self, worker: int) -> None:
+        """Let a worker that waits look at others' clocks, and go on or look again later."""
+        barrier, clocks = self._barriers[worker], self._pacer.clocks
+        if not self._members:
+            self._members.extend(sorted(self._barriers))
+        if not barrier.may_advance(clocks.clock(worker), self._members, clocks.clock):
+            self._under_way[worker] = self._plan(self._now + barrier.poll_s, LOOK, worker)
+            return
+        decision = self._pacer.passed(worker, self._now)
+        self._record.passed(self._now, decision, worker, barrier.tries, barrier.asked)
+        self._carry_out(decision)
 
     # Decisions.
 
@@ -191,6 +225,7 @@ class Loop:
         self._now = time
         self._idle.pop(worker, None)
         self._record.joined(time, worker)
+        self._keep_barrier(worker)
         decision = self._pacer.join(worker, time)
         self._record.asked(time, decision)
         self._begin((worker,))
@@ -199,6 +234,7 @@ class Loop:
     def _leave(self, worker: int, reason: Reason, unfinished: int) -> None:
         self._record.left(self._now, worker, reason, unfinished)
         self._work.leave(worker)
+        self._drop_barrier(worker)
         decision = self._pacer.leave(worker, self._now)
         self._record.asked(self._now, decision)
         self._carry_out(decision)

@@ -17,6 +17,7 @@ from paceline.trace.events import (
     AnyEvent,
     Decided,
     Note,
+    Passed,
     Progress,
     RunEnded,
     Totals,
@@ -49,6 +50,10 @@ class Record(Protocol):
 
     def asked(self, now: float, decision: Decision) -> None:
         """The protocol was asked without a push."""
+        ...
+
+    def passed(self, now: float, decision: Decision, worker: int, looks: int, asked: int) -> None:
+        """A worker passed the barrier it keeps itself."""
         ...
 
     def ended(self, now: float, status: Status, detail: str) -> None:
@@ -117,6 +122,10 @@ class Full:
         )
         _tell(self._emit, now, decision)
 
+    def passed(self, now: float, decision: Decision, worker: int, looks: int, asked: int) -> None:
+        self._emit(Passed(now, worker, looks, asked))
+        self.asked(now, decision)
+
     def ended(self, now: float, status: Status, detail: str) -> None:
         self._emit(RunEnded(now, status, detail))
 
@@ -138,6 +147,7 @@ class Summary:
         self._pushed: list[int] = []
         self._took_s: list[float] = []
         self._stale: list[int] = []
+        self._looks: tuple[int, int] | None = None
 
     def joined(self, now: float, worker: int) -> None:
         self._emit(WorkerJoined(now, worker))
@@ -168,6 +178,11 @@ class Summary:
         self._released(now, decision)
         _tell(self._emit, now, decision)
 
+    def passed(self, now: float, decision: Decision, worker: int, looks: int, asked: int) -> None:
+        before = self._looks or (0, 0)
+        self._looks = before[0] + looks, before[1] + asked
+        self.asked(now, decision)
+
     def ended(self, now: float, status: Status, detail: str) -> None:
         self._add_up()
         for worker in range(len(self._wait_s)):
@@ -176,8 +191,9 @@ class Summary:
         compute_s, wait_s = tuple(self._compute_s.tolist()), tuple(self._wait_s)
         self._emit(self._progress(now))
         samples, max_gap = clocks.total_samples, max(self._gaps, default=None)
-        each = tuple(self._pushes.tolist())
-        self._emit(Totals(now, clocks.pushes, samples, max_gap, self._staleness, compute_s, wait_s, each))
+        each, looks = tuple(self._pushes.tolist()), self._looks or (None, None)
+        totals = clocks.pushes, samples, max_gap, self._staleness, compute_s, wait_s, each, *looks
+        self._emit(Totals(now, *totals))
         self._emit(RunEnded(now, status, detail))
 
     def _add_up(self) -> None:

@@ -78,6 +78,8 @@ class Ledger:
         self._unapplied: dict[int, list[tuple[Batch, ...]]] = {}
         self._orphaned: list[Batch] = []
         self._last_epoch = -1
+        self.on_member: Callable[[int, int | None], None] = lambda worker, clock: None
+        """Told of everyone who begins to take part, and at which clock; None: who no longer does."""
         write(run_started(config, *self.named, simulated))
 
     def offer(self, source: Source | None, present: Collection[int]) -> None:
@@ -113,7 +115,9 @@ class Ledger:
         self.write(events.WorkerJoined(now, worker, pid))
         if self._balancer is not None:
             self._balancer.join(worker)
-        return self._noted(self.pacer.join(worker, now), now)
+        decision = self.pacer.join(worker, now)
+        self.on_member(worker, self.pacer.clocks.clock(worker))
+        return self._noted(decision, now)
 
     def leave(self, worker: int, now: float, reason: str, detail: str = "") -> Decision | None:
         """A worker is gone, or away; only what is gone gives its work back."""
@@ -126,6 +130,7 @@ class Ledger:
         self._orphaned += lost
         count, work = sum(each.count for each in lost), tuple((x.epoch, x.first, x.count) for x in lost)
         self.write(events.WorkerLeft(now, worker, reason, detail, count, work))  # type: ignore[arg-type]
+        self.on_member(worker, None)
         if not self.pacer.clocks.is_present(worker):
             return None
         return self._noted(self.pacer.leave(worker, now), now)
@@ -164,6 +169,11 @@ class Ledger:
         """The time the protocol asked for has come."""
         self.write(events.Asked(now))
         return self._noted(self.pacer.timer(now), now)
+
+    def passed(self, worker: int, now: float, looks: int, asked: int) -> Decision:
+        """A worker goes on that keeps a barrier of its own."""
+        self.write(events.Passed(now, worker, looks, asked))
+        return self._noted(self.pacer.passed(worker, now), now)
 
     def released(self, now: float) -> Decision:
         """Workers go on though nobody has pushed."""

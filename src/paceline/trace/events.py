@@ -126,6 +126,16 @@ class Asked(Event, frozen=True, gc=False, tag="asked"):
     """The time had come that the protocol had asked for; a `Decided` follows if it changed anything."""
 
 
+class Passed(Event, frozen=True, gc=False, tag="passed"):
+    """A worker passed the barrier that it keeps itself; the `Decided` that releases it follows."""
+
+    worker: int
+    looks: int
+    """How often it looked at a sample of the others."""
+    asked: int
+    """Clocks it asked for in all these looks."""
+
+
 class Exchanged(Event, frozen=True, gc=False, tag="exchanged"):
     """Peers have met, the last of them at `t`: each gave away so many bytes, and got as many, or as told."""
 
@@ -225,6 +235,10 @@ class Totals(Event, frozen=True, gc=False, tag="totals"):
     wait_s: tuple[float, ...]
     pushes_each: tuple[int, ...] = ()
     """Per worker; empty in older traces."""
+    looks: int | None = None
+    """At barriers that workers keep themselves, by all of them; None where they keep none."""
+    asked: int | None = None
+    """Clocks asked for in these."""
 
 
 class RunEnded(Event, frozen=True, gc=False, tag="run_ended"):
@@ -243,6 +257,7 @@ AnyEvent = (
     | WorkerLeft
     | Decided
     | Asked
+    | Passed
     | Exchanged
     | Came
     | Rested

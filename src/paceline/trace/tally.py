@@ -16,6 +16,7 @@ from paceline.trace.events import (
     Evaluated,
     Exchanged,
     ModelReady,
+    Passed,
     Progress,
     Reported,
     RunEnded,
@@ -78,6 +79,11 @@ class Result(msgspec.Struct, frozen=True):
     """Per worker, rank 0 first; null when only their sum is known."""
     fabric: str | None = None
     """How vectors travelled; null when none did, as in a simulation of times."""
+    barrier_looks: int | None = None
+    """How often workers looked at others before they passed barriers that they keep themselves; null
+    where the store decides."""
+    barrier_questions: int | None = None
+    """Clocks they asked for in these looks."""
 
 
 class Tally:
@@ -106,6 +112,8 @@ class Tally:
         """Among peers: what each worker gave away."""
         self._got_bytes = 0
         """What all got."""
+        self._looks: tuple[int, int] | None = None
+        """At barriers that workers keep themselves: how many, and how many clocks they asked for."""
 
     @property
     def loss(self) -> float | None:
@@ -126,6 +134,9 @@ class Tally:
         match event:
             case Decided():
                 self._decided(event)
+            case Passed():
+                looks, asked = self._looks or (0, 0)
+                self._looks = looks + event.looks, asked + event.asked
             case Exchanged():
                 self.exchanged_bytes.update(dict.fromkeys(event.workers, event.bytes))
                 got = event.bytes if event.answer_bytes is None else event.answer_bytes
@@ -182,6 +193,8 @@ class Tally:
             compress=start.compress,
             bytes_sent_each=self._sent_each(start),
             fabric=start.fabric,
+            barrier_looks=self._looks[0] if self._looks else None,
+            barrier_questions=self._looks[1] if self._looks else None,
         )
 
     def _moved(self) -> tuple[int | None, int | None]:
@@ -232,6 +245,8 @@ class Tally:
         self.staleness = Counter(event.staleness)
         self._pushes = Counter(dict(enumerate(event.pushes_each)))
         self.wait_s = dict(enumerate(event.wait_s))
+        if event.looks is not None and event.asked is not None:
+            self._looks = event.looks, event.asked
 
     def _waiting_share(self, rank: int) -> float | None:
         present = self.present_s.get(rank, 0.0)
