@@ -113,8 +113,12 @@ def used(*folders: Path) -> dict[tuple[int, int], int]:
 class Board(dict[str, bytes]):
     """torchrun's key-value store, as far as it is used."""
 
-    def set(self, key: str, value: bytes) -> None:
-        self[key] = value
+    def set(self, key: str, value: str | bytes) -> None:
+        self[key] = value.encode() if isinstance(value, str) else value
+
+    def add(self, key: str, number: int) -> int:
+        self[key] = str(int(self.get(key, b"0")) + number).encode()
+        return int(self[key])
 
 
 @pytest.mark.parametrize(("given", "written"), [("a secret that all hosts know", False), ("", True)])

@@ -121,9 +121,16 @@ def train(
             "protocol": protocol,
             "settings": settings,
         }
-        if resume is not None:
+        if resume is not None and not _is_told():
             asked = _as_before(resume, asked, _typed(context))
         _run(asked, runs, json, secret_file)
+
+
+def _is_told() -> bool:
+    """Whether this is a worker of torchrun's that hears from rank 0 what to run, maybe on another host."""
+    from paceline.engines import torchrun
+
+    return torchrun.launched() and torchrun.rank() > 0
 
 
 def _as_worker(asked: dict[str, Any], runs: Path) -> None:
@@ -132,7 +139,7 @@ def _as_worker(asked: dict[str, Any], runs: Path) -> None:
     from paceline.runtime.script import run_script
 
     cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    raise typer.Exit(run_script(take_part(asked, runs), max(1, cores)))
+    raise typer.Exit(run_script(take_part(asked, runs), max(1, cores), conducted=False))
 
 
 def _run(asked: dict[str, Any], runs: Path, json: bool, secret_file: Path | None = None) -> None:

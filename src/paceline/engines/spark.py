@@ -38,6 +38,7 @@ from paceline.errors import ConfigError, RunError
 from paceline.fabric.tls import Seal
 from paceline.fabric.wire import new_secret
 from paceline.runtime.rows import spooled
+from paceline.store.folders import new_folder
 from paceline.trace import Result, read_trace, tally
 
 if TYPE_CHECKING:
@@ -211,8 +212,7 @@ def train_on(
     """
     rows: Any = data.rdd if hasattr(data, "rdd") else data
     run = f"spark-{time.strftime('%Y%m%d-%H%M%S')}-{new_secret()[:4]}"
-    folder = Path(runs) / run
-    folder.mkdir(parents=True)
+    folder = new_folder(Path(runs), run)
     workers = rows.getNumPartitions()
     config = RunConfig(run=run, folder=str(folder), script=str(script), args=args, workers=workers, **dials)
     engine = SparkEngine(rows.context, rows)

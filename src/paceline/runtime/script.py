@@ -29,8 +29,9 @@ LONGEST = 500
 """Characters of an error that are passed on; the log has all of it."""
 
 
-def run_script(seat: Seat, threads: int) -> int:
-    """Run the script in this process; the exit status."""
+def run_script(seat: Seat, threads: int, conducted: bool = True) -> int:
+    """Run the script in this process; the exit status. `conducted`: somebody tells how the run ended, so
+    that this worker need not."""
     config = seat.config
     assert config.script is not None
     faulthandler.enable()
@@ -55,7 +56,11 @@ def run_script(seat: Seat, threads: int) -> int:
             print(caught, file=sys.stderr)
     if error is None and joined() is None:
         error = _not_joined(config.script, exits)
-    return end_script(seat, error)
+    status = end_script(seat, error)
+    if not conducted and isinstance(error, RunStopped | ConfigError):
+        print(f"error: rank {seat.rank}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    return status
 
 
 def _not_joined(script: str, exits: bool) -> ConfigError:
