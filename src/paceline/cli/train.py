@@ -85,7 +85,7 @@ def train(
         check_script(script)
         settings = parse_settings(set_ or [])
         every = None if workers == 1 else checkpoint_every
-        checked_protocol(protocol, settings, compress, fabric, every)
+        checked_protocol(protocol, settings, compress, fabric, every, store_hosts)
         asked = {
             "script": str(script),
             "args": tuple(args or ()),
@@ -248,9 +248,10 @@ def checked_protocol(
     compress: str = "none",
     fabric: str = "shared",
     every: str | None = None,
+    store_hosts: int = 1,
 ) -> None:
     """Find a misspelt protocol or setting, or what it cannot use, before anything is started."""
-    from paceline.fabric.choice import check_fabric
+    from paceline.fabric.choice import check_fabric, check_store_hosts
     from paceline.protocols.compression import check_family, parse_compression
     from paceline.protocols.settings import make_any
     from paceline.protocols.steady import check_steady
@@ -260,6 +261,7 @@ def checked_protocol(
         protocol = make_any(name, settings)
         check_family(compress, name, protocol)
         check_fabric(fabric, name, protocol, compress)
+        check_store_hosts(store_hosts, name, protocol)
         check_steady(every, name, protocol)
 
 

@@ -34,6 +34,8 @@ class Meeting(msgspec.Struct, frozen=True):
     secret: str
     trust: Trust | None = None
     """None: the run does not use TLS."""
+    portions: bool = False
+    """Whether hosts are to hold portions of the store."""
 
     @property
     def name(self) -> str:
@@ -73,7 +75,7 @@ def open_store(config: RunConfig, secret: str) -> Meeting:
 
 def meeting_of(config: RunConfig, address: str, secret: str) -> Meeting:
     """What a worker of this run has to know."""
-    return Meeting(address, secret, Trust() if config.tls else None)
+    return Meeting(address, secret, Trust() if config.tls else None, config.store_hosts > 1)
 
 
 def start_service(kind: str, order: bytes) -> str:

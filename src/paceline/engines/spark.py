@@ -150,7 +150,8 @@ class SparkEngine:
         except subprocess.TimeoutExpired:
             self._end_store()
             raise RunError(self._without_an_end()) from None
-        return Ended(self._statuses, self._store.returncode, self._hosts)
+        detail = f"Spark gave the workers' stage up: {self._error.rstrip('.')}" if self._error else ""
+        return Ended(self._statuses, self._store.returncode, self._hosts, detail)
 
     def _check_all_came(self, logs: LogBook) -> None:
         """A worker that ended without a word before the run began is waited for by nobody."""
@@ -231,7 +232,8 @@ def _result(folder: Path, ended: Ended) -> Result:
         return total.result()
     detail = "the store ended without a word" if total.end is None else total.end.detail
     failed = [f"Rank {r} was on host {ended.hosts[r]}." for r, code in sorted(ended.statuses.items()) if code]
-    raise RunError(f"{detail.rstrip('.')}. {' '.join([*failed, f'Read {folder}/logs/.'])}")
+    said = [f"{ended.detail}."] if ended.detail else []
+    raise RunError(f"{detail.rstrip('.')}. {' '.join([*said, *failed, f'Read {folder}/logs/.'])}")
 
 
 def check_slots(spark: SparkContext, workers: int, settled_s: float = SETTLED_S) -> None:
