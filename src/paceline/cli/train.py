@@ -82,7 +82,8 @@ def train(
     Example: paceline train examples/digits.py --protocol ssp --workers 4 --slow 3:2.5
     """
     with errors_for_people():
-        check_script(script)
+        if not _is_told():  # it would say so to nobody while the others wait for it
+            check_script(script)
         settings = parse_settings(set_ or [])
         every = None if workers == 1 else checkpoint_every
         checked_protocol(protocol, settings, compress, fabric, every, store_hosts)

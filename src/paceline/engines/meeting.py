@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import msgspec
 
 from paceline.config import RunConfig
-from paceline.errors import RunError, RunStopped
+from paceline.errors import ConfigError, RunError, RunStopped
 from paceline.fabric.channel import Channel
 from paceline.fabric.neighbours import find_neighbour
 from paceline.fabric.tls import Trust
@@ -101,7 +101,9 @@ def launch_service(kind: str, order: bytes) -> tuple[subprocess.Popen[bytes], st
         line = process.stdout.readline().decode().strip()
     word, _, rest = line.partition(" ")
     if word != "ready":
-        raise RunError(f"the {kind} of this run could not start: {rest or 'it ended without a word'}")
+        mistaken = process.wait() == 2
+        text = f"the {kind} of this run could not start: {rest or 'it ended without a word'}"
+        raise ConfigError(text) if mistaken else RunError(text)
     return process, rest
 
 

@@ -36,7 +36,7 @@ from paceline.engines.meeting import Meeting, StoreOrder, launch_service, meetin
 from paceline.engines.worker import WorkerOrder, run_worker
 from paceline.errors import ConfigError, RunError
 from paceline.fabric.tls import Seal
-from paceline.fabric.wire import new_secret
+from paceline.fabric.wire import new_secret, parse_address
 from paceline.runtime.rows import spooled
 from paceline.store.folders import new_folder
 from paceline.trace import Result, read_trace, tally
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 EXECUTORS_S = 60.0
 """How long the first executor may take to appear."""
+REACH_S = 5.0
+"""How long a master may take to answer."""
 SETTLED_S = 10.0
 """After so long without another one, those that are there are all there are."""
 LATE_S = 10.0
@@ -66,6 +68,7 @@ def connect(master: str) -> SparkContext:
     """Spark as this run needs it. Its quirks end here: it would take Ctrl-C for itself."""
     from pyspark import SparkConf, SparkContext
 
+    check_master(master)
     local = master.startswith("local")
     settings = {
         "spark.ui.enabled": "false",
@@ -245,12 +248,34 @@ def check_slots(spark: SparkContext, workers: int, settled_s: float = SETTLED_S)
         if now != slots:
             slots, since = now, time.monotonic()
         if time.monotonic() - since > (settled_s if slots else EXECUTORS_S):
-            raise ConfigError(
-                f"{workers} workers need {workers} slots at the same time, but Spark has {slots} "
-                f"(executors x cores / spark.task.cpus, at {spark.master}). "
-                f"Use --workers {max(1, slots)}, or give Spark more."
-            )
+            raise _too_few(workers, slots, str(spark.master))
         time.sleep(0.1)
+
+
+def _too_few(workers: int, slots: int, master: str) -> ConfigError:
+    if not slots:
+        return ConfigError(
+            f"Spark at {master} had no executor for {EXECUTORS_S:g} s. Look whether it has workers with "
+            "free cores and memory."
+        )
+    return ConfigError(
+        f"{workers} workers need {workers} slots at the same time, but Spark has {slots} "
+        f"(executors x cores / spark.task.cpus, at {master}). Use --workers {slots}, or give Spark more."
+    )
+
+
+def check_master(master: str) -> None:
+    """Whether somebody is there: Spark itself tries for a minute, and then seems to have no executors."""
+    scheme, _, addresses = master.partition("spark://")
+    if scheme or not addresses:
+        return
+    for address in addresses.split(","):
+        try:
+            socket.create_connection(parse_address(address), REACH_S).close()
+            return
+        except OSError as error:
+            why = error.strerror or str(error)
+    raise ConfigError(f"no Spark at {master}: {why}. Name a master that runs, or local[2] for this machine.")
 
 
 def _driver_host(spark: SparkContext) -> str:

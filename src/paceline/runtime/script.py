@@ -7,6 +7,7 @@ import faulthandler
 import os
 import random
 import runpy
+import socket
 import sys
 import traceback
 from pathlib import Path
@@ -43,6 +44,7 @@ def run_script(seat: Seat, threads: int, conducted: bool = True) -> int:
     error: BaseException | None = None
     exits = False
     try:
+        _check_there(config.script)
         runpy.run_path(config.script, run_name="__main__")
     except SystemExit as stop:
         exits = True
@@ -61,6 +63,11 @@ def run_script(seat: Seat, threads: int, conducted: bool = True) -> int:
         print(f"error: rank {seat.rank}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     return status
+
+
+def _check_there(script: str) -> None:
+    if not os.path.isfile(script):
+        raise ConfigError(f"no script at {script} on host {socket.gethostname()}.")
 
 
 def _not_joined(script: str, exits: bool) -> ConfigError:
