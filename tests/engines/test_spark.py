@@ -211,27 +211,28 @@ def placed(lab: Lab) -> set[int]:
 def test_a_lost_executor_ends_the_run_which_goes_on_from_its_checkpoint(
     lab: Lab, spark: SparkContext
 ) -> None:
-    dials: dict[str, Any] = {"protocol": "dssp", "device_time_s": 0.02, "tls": True}
-    sizes = ("momentum", "--samples", 240, "--epochs", 2)
+    dials: dict[str, Any] = {"protocol": "dssp", "tls": True}
+    sizes = ("momentum", "--samples", 240, "--epochs", 2, "--pause", lab.root / "go on", "--before", 9)
     config, engine = lab.config("train.py", *sizes, workers=2, **dials), SparkEngine(spark)
     try:
-        killer = threading.Thread(target=kill_an_executor, args=(lab, config.path / "trace.jsonl"))
+        killer = threading.Thread(target=kill_an_executor, args=(lab,))
         killer.start()
         with pytest.raises(
-            RunError, match=r"Spark gave the workers' stage up: .*[Ee]xecutor.*Read \S+/logs/"
+            RunError, match=r"Spark gave the workers' stage up: ExecutorLost.* Read \S+/logs/"
         ):
             conduct(engine, config)
         killer.join(30)
     finally:
         engine.close()
+    (lab.root / "go on").touch()
     first = Run(config, Ended({}, 0))
     second = on_spark(lab, spark, "train.py", *sizes, resume=str(saved_in(first.folder)), **dials)
     assert first.used() + second.used() == once(2, 240)
 
 
-def kill_an_executor(lab: Lab, trace: Path) -> None:
-    """Once training has begun: the JVM that a worker is in."""
-    wait_until(lambda: trace.exists() and trace.stat().st_size > 5000, "training has begun")
+def kill_an_executor(lab: Lab) -> None:
+    """In the middle of training: the JVM that a worker is in."""
+    lab.until_paused(2)
     executor = min(placed(lab))
     while b"CoarseGrainedExecutorBackend" not in Path(f"/proc/{executor}/cmdline").read_bytes():
         executor = int(Path(f"/proc/{executor}/stat").read_text().rpartition(")")[2].split()[1])

@@ -286,7 +286,9 @@ def _driver_host(spark: SparkContext) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """What a Java exception says, without its hundred lines of trace."""
+    """What a Java exception says, without its hundred lines of trace: a lost executor, if that is why."""
     java = getattr(error, "java_exception", None)
     text = str(error) if java is None else str(java.getMessage() or java)
-    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lost = (line for line in lines if line.startswith("ExecutorLost"))
+    return next(lost, lines[0] if lines else type(error).__name__)
