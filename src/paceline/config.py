@@ -155,8 +155,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.inject:
             self._check_injection()
-        if self.store_hosts != 1:
-            self._check_store_hosts()
+        if self.store_hosts < 1:
+            raise ConfigError(f"the store lies on at least 1 host, got {self.store_hosts}.")
         if self.checkpoint_every is not None:
             self._check_checkpoints(self.checkpoint_every)
         if not 0 <= self.jitter < 1:
@@ -186,16 +186,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"with fabric {self.fabric!r} workers connect to each other by torch.distributed, which does "
                 "not encrypt. Leave --tls out and use a tunnel (WireGuard), or leave --fabric out."
             )
-
-    def _check_store_hosts(self) -> None:
-        if self.store_hosts < 1:
-            raise ConfigError(f"the store lies on at least 1 host, got {self.store_hosts}.")
-        for asked, why, instead in (
-            (self.listen is None, "the run does not listen for any", "Name an address with --listen"),
-            (self.engine != "local", f"engine {self.engine!r} does not place it", "Use --engine local"),
-        ):
-            if asked:
-                raise ConfigError(f"the store is to lie on {self.store_hosts} hosts, but {why}. {instead}.")
 
     def _check_injection(self) -> None:
         parse_injection(self.inject)

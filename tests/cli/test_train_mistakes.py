@@ -53,7 +53,7 @@ SCRIPT = SCRIPTS / "train.py"
         ("--engine rai", "unknown --engine 'rai'. Did you mean 'ray'?"),
         ("--store-hosts 0 --listen 127.0.0.1:0", "the store lies on at least 1 host, got 0"),
         ("--store-hosts 2", "on 2 hosts, but the run does not listen for any. Name an address with --listen"),
-        ("--store-hosts 2 --listen 127.0.0.1:0 --engine ray", "engine 'ray' does not place it"),
+        ("-p local_sgd --store-hosts 2 --listen 127.0.0.1:0", "which has no store to lie on several hosts"),
         ("--address 10.0.0.1:6379", "--address 10.0.0.1:6379 is where Ray is reached. Add --engine ray"),
         ("--engine ray --here 1 --listen 127.0.0.1:0", "--engine ray places all of them"),
         (

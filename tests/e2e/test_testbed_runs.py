@@ -163,14 +163,17 @@ def torchrun(hosts: Hosts, host: str, node: int, *flags: str) -> None:
     hosts.start(host, *run)
 
 
-@pytest.mark.parametrize(("protocol", "tls"), [("bsp", ()), ("bsp", ("--tls",)), ("local_sgd", ())])
+@pytest.mark.parametrize(
+    ("protocol", "more"),
+    [("bsp", ("--store-hosts", "2")), ("bsp", ("--tls",)), ("local_sgd", ()), ("bsp", ())],
+)
 def test_torchrun_over_two_hosts_gives_the_weights_of_the_local_engine(
-    lab: Lab, testbeds: Testbeds, tmp_path: Path, protocol: str, tls: tuple[str, ...]
+    lab: Lab, testbeds: Testbeds, tmp_path: Path, protocol: str, more: tuple[str, ...]
 ) -> None:
     near = lab.trained("train.py", "normed", *SIZES, workers=4, protocol=protocol, seed=3)
     hosts = two_hosts(testbeds, tmp_path)
     for node, host in enumerate(("a", "b")):
-        torchrun(hosts, host, node, "-p", protocol, "--seed", "3", *tls)
+        torchrun(hosts, host, node, "-p", protocol, "--seed", "3", *more)
     assert hosts.wait() == [0, 0], hosts.said()
     assert hosts.events("a", WorkerJoined) == 4
     far = load_file(hosts.folder("a") / "weights.safetensors")

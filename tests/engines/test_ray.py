@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from paceline.engines import ray_cluster
 from paceline.trace import read_trace
 from paceline.trace.events import Decided, WorkerJoined
 from support.command import error_lines, run_command, start_command
@@ -141,6 +142,17 @@ def test_no_ray_at_an_address_is_said_at_once(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("says", "is_one"), [(b"HTTP/1.0 400 Bad Request\r\n", False), (b"", False), (ray_cluster.SETTINGS, True)]
+)
+def test_somebody_else_at_the_address_is_not_taken_for_ray(says: bytes, is_one: bool) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(says)
+        theirs.shutdown(socket.SHUT_WR)
+        assert ray_cluster._speaks_http2(ours) is is_one
+
+
 def test_without_ray_one_line_says_what_to_install(tmp_path: Path) -> None:
     code = "import sys; sys.modules['ray'] = None; from paceline.cli.main import main; main()"
     command = [sys.executable, "-c", code, "train", str(SCRIPT), "--engine", "ray"]
@@ -149,14 +161,34 @@ def test_without_ray_one_line_says_what_to_install(tmp_path: Path) -> None:
     assert error_lines(done.stderr) == ["error: --engine ray needs Ray: pip install 'paceline[ray]'."]
 
 
-def test_bsp_over_two_nodes_of_ray_on_two_hosts_equals_the_local_engine_bit_for_bit(
+def test_a_node_of_ray_that_is_lost_takes_its_workers_along_and_the_others_go_on(
+    testbeds: Testbeds, tmp_path: Path
+) -> None:
+    bed = testbeds("a", "b", link_mbit=1000)
+    with short_folder() as folder:
+        nodes = TwoNodes(bed["a"], bed["b"], folder)
+        flags = ("--workers", 3, "-p", "asp", "--device-time", 0.02, "--host-patience", 2)
+        command = nodes.start(SCRIPT, *flags, "--", "momentum", *SIZES, cwd=tmp_path)
+        run = OnRay(nodes.address, tmp_path)
+        run.until_pushes(20)
+        bed["b"].kill()
+        errors = run.end(command)
+        bed["a"].kill()
+    there = run_in(run.latest)
+    assert there.used() == once(EPOCHS, SAMPLES)
+    assert there.died
+    for rank in there.died:
+        assert f"warning: Rank {rank} was on host b; read runs/" in errors
+
+
+def test_a_store_on_two_nodes_of_ray_gives_the_weights_of_the_local_engine_over_tls_too(
     lab: Lab, testbeds: Testbeds, tmp_path: Path
 ) -> None:
     near = lab.trained("train.py", "normed", *SIZES, workers=4, protocol="bsp")
     bed = testbeds("a", "b", link_mbit=1000)
     with short_folder() as folder:
         nodes = TwoNodes(bed["a"], bed["b"], folder)
-        flags = ("--workers", 4, "--protocol", "bsp", "--", "normed", *SIZES)
+        flags = ("--workers", 4, "-p", "bsp", "--store-hosts", 2, "--tls", "--", "normed", *SIZES)
         result = nodes.train(SCRIPT, *flags, cwd=tmp_path)
         bed["b"].kill()
         bed["a"].kill()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,11 +25,12 @@ from pyspark.sql import SparkSession
 
 from paceline.cli.conduct import conduct
 from paceline.engines.control import Ended
-from paceline.engines.spark import SparkEngine, check_slots, connect, train_on
+from paceline.engines.spark import SparkEngine, check_master, check_slots, connect, train_on
 from paceline.errors import ConfigError, RunError
+from paceline.store.folders import saved_in
 from paceline.trace import read_trace
 from paceline.trace.events import Exchanged
-from support.runs import TOKEN, Lab, Run, wait_until
+from support.runs import TOKEN, Lab, Run, once, wait_until
 from support.spark import Cluster, end_spark
 from support.tensors import assert_close
 
@@ -203,6 +206,45 @@ def placed(lab: Lab) -> set[int]:
             return False
 
     return {pid for pid in lab.leftovers() if ours(pid)}
+
+
+def test_a_lost_executor_ends_the_run_which_goes_on_from_its_checkpoint(
+    lab: Lab, spark: SparkContext
+) -> None:
+    dials: dict[str, Any] = {"protocol": "dssp", "tls": True}
+    sizes = ("momentum", "--samples", 240, "--epochs", 2, "--pause", lab.root / "go on", "--before", 9)
+    config, engine = lab.config("train.py", *sizes, workers=2, **dials), SparkEngine(spark)
+    try:
+        killer = threading.Thread(target=kill_an_executor, args=(lab,))
+        killer.start()
+        with pytest.raises(
+            RunError, match=r"Spark gave the workers' stage up: ExecutorLost.* Read \S+/logs/"
+        ):
+            conduct(engine, config)
+        killer.join(30)
+    finally:
+        engine.close()
+    (lab.root / "go on").touch()
+    first = Run(config, Ended({}, 0))
+    second = on_spark(lab, spark, "train.py", *sizes, resume=str(saved_in(first.folder)), **dials)
+    assert first.used() + second.used() == once(2, 240)
+
+
+def kill_an_executor(lab: Lab) -> None:
+    """In the middle of training: the JVM that a worker is in."""
+    lab.until_paused(2)
+    executor = min(placed(lab))
+    while b"CoarseGrainedExecutorBackend" not in Path(f"/proc/{executor}/cmdline").read_bytes():
+        executor = int(Path(f"/proc/{executor}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(executor, signal.SIGKILL)
+
+
+def test_no_spark_at_an_address_is_said_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        master = f"spark://127.0.0.1:{taken.getsockname()[1]}"
+        check_master(f"spark://127.0.0.1:1,{master.removeprefix('spark://')}")
+    with pytest.raises(ConfigError, match=f"no Spark at {master}: Connection refused"):
+        connect(master)
 
 
 def test_too_few_slots_are_refused_at_once(spark: SparkContext) -> None:

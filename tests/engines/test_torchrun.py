@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ from safetensors.torch import load_file
 from paceline.config import RunConfig
 from paceline.engines import torchrun as engine
 from paceline.engines.meeting import Meeting
+from paceline.store.folders import saved_in
 from paceline.trace import read_trace
 from paceline.trace.events import Decided, Event, RunEnded, WorkerJoined
 from support.runs import SCRIPTS, Lab, once, wait_until
@@ -28,16 +31,9 @@ pytestmark = pytest.mark.timeout(150)
 LAUNCH = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-def torchrun(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run it in a folder; whatever it started is gone afterwards."""
-    dials: dict[str, Any] = {"cwd": folder, "env": environment(folder), "timeout": 140}
-    done = subprocess.run([*LAUNCH, *command], **dials, capture_output=True, text=True)
-    wait_until(lambda: not strays(folder), "the store's process has ended", 20)
-    return done
-
-
 def torchrun_at_a_terminal(folder: Path, *command: str) -> tuple[int, str]:
-    """The same, with a terminal for standard error; the status, and what stands there."""
+    """Run it in a folder, with a terminal for standard error; the status, and what stands there. Whatever it
+    started is gone afterwards."""
     master, slave = os.openpty()
     process = subprocess.Popen([*LAUNCH, *command], cwd=folder, env=environment(folder), stderr=slave)
     os.close(slave)
@@ -82,13 +78,34 @@ def test_a_script_under_torchrun_is_a_run_and_equals_the_local_engine(lab: Lab, 
     assert_equal(load_file(folder / "weights.safetensors"), near.weights)
 
 
-def test_after_a_restart_workers_go_on_from_what_the_failed_run_left(tmp_path: Path) -> None:
+def two_nodes(folder: Path, *command: str) -> tuple[list[int], str]:
+    """One worker under each of two agents, as on two hosts; their statuses, and what they said."""
+    port = str(free_port())
+    launch = (sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1")
+    meet = ("--master-addr", "127.0.0.1", "--master-port", port)
+    with (folder / "said").open("w+") as said:
+        dials: dict[str, Any] = {"cwd": folder, "env": environment(folder), "stdout": said, "stderr": said}
+        nodes = [
+            subprocess.Popen([*launch, *meet, "--node-rank", str(rank), *command], **dials)
+            for rank in range(2)
+        ]
+        statuses = [node.wait(140) for node in nodes]
+    wait_until(lambda: not strays(folder), "all processes have ended", 20)
+    return statuses, (folder / "said").read_text()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def test_after_a_restart_workers_of_all_nodes_go_on_from_what_the_failed_run_left(tmp_path: Path) -> None:
     script = ("-m", "paceline", "train", str(SCRIPTS / "breaks_once.py"))
-    done = torchrun(tmp_path, "--max-restarts", "1", *script)
-    assert done.returncode == 0, done.stderr
-    assert "samples/s" not in done.stderr, "progress is for terminals"
+    statuses, said = two_nodes(tmp_path, "--max-restarts", "1", *script)
+    assert statuses == [0, 0], said
+    assert "samples/s" not in said, "progress is for terminals"
     first, second = sorted((tmp_path / "runs").glob("torchrun-*"))
-    assert "broken on purpose" in done.stderr
+    assert "broken on purpose" in said
     ended = events(first, RunEnded)[0]
     assert isinstance(ended, RunEnded)
     assert ended.status == "failed"
@@ -110,11 +127,67 @@ def used(*folders: Path) -> dict[tuple[int, int], int]:
     return places
 
 
+class Plain:
+    """Two workers that a shell starts, as Slurm would: nobody but the environment tells them who they are."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+
+    def start(self, rank: int, *words: str) -> subprocess.Popen[bytes]:
+        """Begin with one of them; its standard error is a file in its own folder."""
+        own = self.folder / f"host{rank}"
+        own.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "paceline", "train", str(SCRIPTS / "train.py"), *words]
+        env = environment(self.folder) | self._place | {"RANK": str(rank)}
+        with self.said(rank).open("w") as said:
+            return subprocess.Popen(command, cwd=own, env=env, stderr=said)
+
+    def said(self, rank: int) -> Path:
+        return self.folder / f"host{rank}" / "said"
+
+    def until_open(self) -> Path:
+        """Wait for rank 0 to have told where the run is."""
+        wait_until(lambda: self.said(0).read_text().startswith("run runs/torchrun-"), "rank 0 has begun")
+        return (self.folder / "host0" / "runs" / "latest").resolve()
+
+    def kill(self) -> None:
+        """Everything at once, the store too."""
+        for process in strays(self.folder):
+            os.kill(int(process.name), signal.SIGKILL)
+        wait_until(lambda: not strays(self.folder), "all are killed", 20)
+
+
+def test_killed_as_a_whole_workers_of_a_shell_go_on_from_a_checkpoint(lab: Lab, tmp_path: Path) -> None:
+    """At the same port, and rank 1 where the folder of the run is not to be found."""
+    case = ("--", "momentum", *SIZES, "--shuffle")
+    near = lab.trained("train.py", *case[1:], workers=2, protocol="bsp", seed=5)
+    shell, flags = Plain(tmp_path), ("-p", "bsp", "--seed", "5", "--checkpoint-every", "3")
+    pause = ("--pause", str(tmp_path / "go on"), "--before", "9")
+    killed = [shell.start(0, *flags, *case, *pause)]
+    first = shell.until_open()
+    killed.append(shell.start(1, *flags, *case, *pause))  # late
+    wait_until(lambda: saved_in(first) is not None, "a checkpoint is on the disk")
+    shell.kill()
+    (tmp_path / "go on").touch()
+    workers = [shell.start(rank, "--resume", str(first)) for rank in range(2)]
+    assert [worker.wait(100) for worker in workers] == [0, 0], shell.said(0).read_text()
+    second = shell.until_open()
+    wait_until(lambda: not strays(tmp_path), "the store's process has ended", 20)
+    assert second != first
+    assert_equal(load_file(second / "weights.safetensors"), near.weights)
+    assert [worker.wait() for worker in killed] == [-9, -9]
+
+
 class Board(dict[str, bytes]):
     """torchrun's key-value store, as far as it is used."""
 
-    def set(self, key: str, value: bytes) -> None:
-        self[key] = value
+    def set(self, key: str, value: str | bytes) -> None:
+        self[key] = value.encode() if isinstance(value, str) else value
+
+    def add(self, key: str, number: int) -> int:
+        self[key] = str(int(self.get(key, b"0")) + number).encode()
+        return int(self[key])
 
 
 @pytest.mark.parametrize(("given", "written"), [("a secret that all hosts know", False), ("", True)])
@@ -132,3 +205,26 @@ def test_a_secret_that_all_were_given_is_not_written_where_others_may_read_it(
     assert len(used.secret) >= 16
     assert used.secret == given or not given
     assert (used.secret.encode() in b"".join(board.values())) is written
+
+
+def test_a_letter_that_was_written_before_a_restart_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    config = RunConfig(run="", folder="")
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        ports = [free_port(), store.getsockname()[1]]
+        letters = [engine.Letter(Meeting(f"127.0.0.1:{port}", "a secret"), config) for port in ports]
+        board = Letters([msgspec.json.encode(letter) for letter in letters])
+        assert engine._read(board) == letters[1]
+    assert not board
+
+
+class Letters(list[bytes]):
+    """A board on which the next letter appears when the one before is taken away."""
+
+    def get(self, key: str) -> bytes:
+        assert key == "paceline/letter/1"
+        return self[0]
+
+    def delete_key(self, key: str) -> None:
+        assert key == "paceline/letter/1"
+        del self[0]

@@ -135,11 +135,21 @@ class TwoNodes:
 
     def train(self, script: Path, *args: object, cwd: Path) -> Result:
         """Run `paceline train` on the first node."""
-        words = ("train", script, "--engine", "ray", "--address", self.address, "--json", *args)
-        return msgspec.json.decode(self._run(self._head, "paceline", *map(str, words), cwd=cwd), type=Result)
+        words = self._words(script, "--json", *args)
+        return msgspec.json.decode(self._run(self._head, *words, cwd=cwd), type=Result)
 
-    def _run(self, host: Host, module: str, *words: str, **options: Any) -> str:
-        command = [sys.executable, "-m", module, *words]
+    def start(self, script: Path, *args: object, cwd: Path) -> subprocess.Popen[str]:
+        """Begin a run there."""
+        command = [sys.executable, "-m", *self._words(script, *args)]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return self._head.popen(command, cwd=cwd, env=self.environment, **streams)
+
+    def _words(self, script: Path, *args: object) -> list[str]:
+        words = ("paceline", "train", script, "--engine", "ray", "--address", self.address, *args)
+        return [str(word) for word in words]
+
+    def _run(self, host: Host, *words: str, **options: Any) -> str:
+        command = [sys.executable, "-m", *words]
         done = host.run(command, timeout_s=200, env=self.environment, **options)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

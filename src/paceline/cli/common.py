@@ -81,19 +81,11 @@ def parse_weighting(text: str) -> str | float:
 
 
 def new_run(runs: Path, name: str) -> tuple[str, Path]:
-    """A fresh folder for a run, and `latest` pointing at it."""
+    """A fresh folder for a run, named after the time and what it is."""
+    from paceline.store.folders import new_folder
+
     run = f"{datetime.now():%Y%m%d-%H%M%S}-{name}-{token_hex(2)}"
-    folder = runs / run
-    try:
-        folder.mkdir(parents=True)
-        newest = folder.with_suffix(".latest")
-        newest.symlink_to(run)
-        newest.replace(runs / "latest")  # at once: other commands may begin a run at the same time
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write runs to {runs}: {error.strerror}. Choose a folder with --runs."
-        ) from None
-    return run, folder
+    return run, new_folder(runs, run)
 
 
 def check_script(script: Path) -> None:

@@ -102,7 +102,8 @@ def _finish(config: RunConfig, ended: Ended) -> Result:
     why = _why(total.failures, total.end.detail)
     read = " ".join(places) or f"Read {config.path}/logs/."
     go_on = "" if config.checkpoint_every is None else _go_on(config)
-    raise RunError(f"{total.end.detail.rstrip('.')}{why}.{killed} {read}{go_on}")
+    engine = f" {ended.detail}." if ended.detail else ""
+    raise RunError(f"{total.end.detail.rstrip('.')}{why}.{killed}{engine} {read}{go_on}")
 
 
 def _go_on(config: RunConfig) -> str:

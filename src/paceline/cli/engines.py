@@ -29,6 +29,11 @@ def check_engine(asked: dict[str, Any]) -> None:
         from paceline.fabric.tls import Seal
 
         Seal(asked["tls_cert"], asked["tls_key"])
+    if asked.get("store_hosts", 1) > 1 and engine == "local" and asked.get("listen") is None:
+        raise ConfigError(
+            f"the store is to lie on {asked['store_hosts']} hosts, but the run does not listen for any. Name "
+            "an address with --listen."
+        )
     if asked.get("tls") and engine == "local" and asked.get("listen") is None:
         raise ConfigError(
             "--tls is for what travels between hosts, and this run does not listen. "

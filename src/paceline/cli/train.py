@@ -82,10 +82,11 @@ def train(
     Example: paceline train examples/digits.py --protocol ssp --workers 4 --slow 3:2.5
     """
     with errors_for_people():
-        check_script(script)
+        if not _is_told():  # it would say so to nobody while the others wait for it
+            check_script(script)
         settings = parse_settings(set_ or [])
         every = None if workers == 1 else checkpoint_every
-        checked_protocol(protocol, settings, compress, fabric, every)
+        checked_protocol(protocol, settings, compress, fabric, every, store_hosts)
         asked = {
             "script": str(script),
             "args": tuple(args or ()),
@@ -121,9 +122,16 @@ def train(
             "protocol": protocol,
             "settings": settings,
         }
-        if resume is not None:
+        if resume is not None and not _is_told():
             asked = _as_before(resume, asked, _typed(context))
         _run(asked, runs, json, secret_file)
+
+
+def _is_told() -> bool:
+    """Whether this is a worker of torchrun's that hears from rank 0 what to run, maybe on another host."""
+    from paceline.engines import torchrun
+
+    return torchrun.launched() and torchrun.rank() > 0
 
 
 def _as_worker(asked: dict[str, Any], runs: Path) -> None:
@@ -132,7 +140,7 @@ def _as_worker(asked: dict[str, Any], runs: Path) -> None:
     from paceline.runtime.script import run_script
 
     cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    raise typer.Exit(run_script(take_part(asked, runs), max(1, cores)))
+    raise typer.Exit(run_script(take_part(asked, runs), max(1, cores), conducted=False))
 
 
 def _run(asked: dict[str, Any], runs: Path, json: bool, secret_file: Path | None = None) -> None:
@@ -241,9 +249,10 @@ def checked_protocol(
     compress: str = "none",
     fabric: str = "shared",
     every: str | None = None,
+    store_hosts: int = 1,
 ) -> None:
     """Find a misspelt protocol or setting, or what it cannot use, before anything is started."""
-    from paceline.fabric.choice import check_fabric
+    from paceline.fabric.choice import check_fabric, check_store_hosts
     from paceline.protocols.compression import check_family, parse_compression
     from paceline.protocols.settings import make_any
     from paceline.protocols.steady import check_steady
@@ -253,6 +262,7 @@ def checked_protocol(
         protocol = make_any(name, settings)
         check_family(compress, name, protocol)
         check_fabric(fabric, name, protocol, compress)
+        check_store_hosts(store_hosts, name, protocol)
         check_steady(every, name, protocol)
 
 

@@ -49,6 +49,8 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     store_status: int
     hosts: dict[int, str] = {}
     """Per rank, where it ran; empty when all ran here."""
+    detail: str = ""
+    """What whoever placed the workers says about their end."""
 
 
 ToZygote = Launch | Stop

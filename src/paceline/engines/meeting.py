@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import msgspec
 
 from paceline.config import RunConfig
-from paceline.errors import RunError, RunStopped
+from paceline.errors import ConfigError, RunError, RunStopped
 from paceline.fabric.channel import Channel
 from paceline.fabric.neighbours import find_neighbour
 from paceline.fabric.tls import Trust
@@ -34,6 +34,8 @@ class Meeting(msgspec.Struct, frozen=True):
     secret: str
     trust: Trust | None = None
     """None: the run does not use TLS."""
+    portions: bool = False
+    """Whether hosts are to hold portions of the store."""
 
     @property
     def name(self) -> str:
@@ -73,7 +75,7 @@ def open_store(config: RunConfig, secret: str) -> Meeting:
 
 def meeting_of(config: RunConfig, address: str, secret: str) -> Meeting:
     """What a worker of this run has to know."""
-    return Meeting(address, secret, Trust() if config.tls else None)
+    return Meeting(address, secret, Trust() if config.tls else None, config.store_hosts > 1)
 
 
 def start_service(kind: str, order: bytes) -> str:
@@ -99,7 +101,9 @@ def launch_service(kind: str, order: bytes) -> tuple[subprocess.Popen[bytes], st
         line = process.stdout.readline().decode().strip()
     word, _, rest = line.partition(" ")
     if word != "ready":
-        raise RunError(f"the {kind} of this run could not start: {rest or 'it ended without a word'}")
+        mistaken = process.wait() == 2
+        text = f"the {kind} of this run could not start: {rest or 'it ended without a word'}"
+        raise ConfigError(text) if mistaken else RunError(text)
     return process, rest
 
 

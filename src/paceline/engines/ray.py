@@ -35,6 +35,9 @@ ROOM_S = 60.0
 """How long Ray may take to find room for the workers."""
 START_S = 120.0
 """How long it may take to start its actors there."""
+LATE_S = 10.0
+"""How long workers are waited for once the run is over: Ray takes a minute to find a node lost."""
+LOOK_S = 1.0
 KILLED = -9
 """Status of a worker whose actor died: its process was killed with it."""
 PIECE = 1 << 20
@@ -85,6 +88,7 @@ class RayEngine:
         self._actors: list[Any] = []
         self._calls: dict[Any, int] = {}
         self._statuses: dict[int, int] = {}
+        self._over_since: float | None = None
         self.hosts: dict[int, str] = {}
         """Where each rank runs."""
         self.pids: tuple[int, ...] = ()
@@ -101,7 +105,7 @@ class RayEngine:
     def launch(self, config: RunConfig, secret: str = "") -> None:
         """Find room, start the store here and the workers there."""
         self._config = config
-        self._statuses, self._calls = {}, {}
+        self._statuses, self._calls, self._over_since = {}, {}, None
         self._cluster = self._cluster or Cluster(self._address, config.workers)
         self._actors = self._place(config.workers)
         asked = [actor.where.remote() for actor in self._actors]
@@ -118,7 +122,8 @@ class RayEngine:
         assert self._store is not None, "a run was launched"
         until = time.monotonic() + timeout_s
         while self._calls and (left := until - time.monotonic()) > 0:
-            self._listen(left)
+            self._listen(min(left, LOOK_S))
+            self._give_up(self._store)
         status = None if self._calls else self._store.wait(max(0.0, until - time.monotonic()))
         if status is None:
             return None
@@ -210,6 +215,14 @@ class RayEngine:
             else:
                 self._note_end(rank, status)
             del self._calls[call]  # last: Ctrl-C may come anywhere above, and then it is heard again
+
+    def _give_up(self, store: HeldStore) -> None:
+        """Wait for nobody who should have ended with the run long ago."""
+        if self._over_since is None and store.wait(0) is not None:
+            self._over_since = time.monotonic()
+        if self._over_since is not None and time.monotonic() - self._over_since > LATE_S:
+            self._statuses |= dict.fromkeys(self._calls.values(), KILLED)
+            self._calls = {}
 
     def _note_end(self, rank: int, status: int) -> None:
         self._statuses[rank] = status

@@ -10,13 +10,16 @@ import secrets
 import shutil
 import socket
 import tempfile
+import time
 from typing import Any
 
-from paceline.errors import ConfigError
-from paceline.fabric.wire import parse_address
+from paceline.errors import ConfigError, RunError
+from paceline.fabric.wire import parse_address, receive_exactly
 
 REACH_S = 5.0
 """How long a Ray at an address may take to answer."""
+SETTINGS = b"\0\0\0\x04\0\0\0\0\0"
+"""An empty frame of HTTP/2's settings: length, type, flags, stream."""
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
@@ -113,14 +116,27 @@ def _connect(address: str) -> None:
 
 
 def _knock(address: str) -> None:
-    """Ray itself tries for a long time."""
+    """Ray itself tries for minutes, also if somebody else answers."""
     try:
-        socket.create_connection(parse_address(address), REACH_S).close()
+        with socket.create_connection(parse_address(address), REACH_S) as sock:
+            answered = _speaks_http2(sock) or os.environ.get("RAY_USE_TLS", "0") != "0"
+        why = "" if answered else "somebody else listens there"
     except OSError as error:
+        why = error.strerror or str(error)
+    if why:
         raise ConfigError(
-            f"no Ray at {address}: {error.strerror or error}. Start one with `ray start --head`, or leave "
-            "--address out for one of the run's own."
-        ) from None
+            f"no Ray at {address}: {why}. Start one with `ray start --head`, or leave --address out for one "
+            "of the run's own."
+        )
+
+
+def _speaks_http2(sock: socket.socket) -> bool:
+    """Whether its settings come in answer to ours, as from every gRPC server; Ray's is one."""
+    sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS)
+    try:
+        return receive_exactly(sock, len(SETTINGS), time.monotonic() + REACH_S)[3] == SETTINGS[3]
+    except (OSError, RunError):
+        return False
 
 
 def first_line(error: BaseException) -> str:

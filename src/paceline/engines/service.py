@@ -65,15 +65,17 @@ def _stop_signal(holder: int | None) -> int:
 
 def _relay(order: bytes) -> int:
     from paceline.runtime.relay import Relay
+    from paceline.runtime.sharing import Sharing
 
     meeting = msgspec.json.decode(order, type=Meeting)
     listener = wait_for_neighbours(meeting.name)
     if listener is None:  # a neighbour was faster
         _say("ready")
         return 0
-    hello = Enter(secrets.token_hex(16), socket.gethostname())
     address, secret = parse_address(meeting.address), check_secret(meeting.secret)
-    relay = Relay(address, secret, hello, [], listener, trust=meeting.trust)
+    sharing = Sharing(address, secret, sealed=meeting.trust is not None) if meeting.portions else None
+    hello = Enter(secrets.token_hex(16), socket.gethostname(), reach="" if sharing is None else sharing.reach)
+    relay = Relay(address, secret, hello, [], listener, trust=meeting.trust, sharing=sharing)
     _say("ready", Path(os.devnull))
     relay.run()
     return 0

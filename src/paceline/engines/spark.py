@@ -36,8 +36,9 @@ from paceline.engines.meeting import Meeting, StoreOrder, launch_service, meetin
 from paceline.engines.worker import WorkerOrder, run_worker
 from paceline.errors import ConfigError, RunError
 from paceline.fabric.tls import Seal
-from paceline.fabric.wire import new_secret
+from paceline.fabric.wire import new_secret, parse_address
 from paceline.runtime.rows import spooled
+from paceline.store.folders import new_folder
 from paceline.trace import Result, read_trace, tally
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 EXECUTORS_S = 60.0
 """How long the first executor may take to appear."""
+REACH_S = 5.0
+"""How long a master may take to answer."""
 SETTLED_S = 10.0
 """After so long without another one, those that are there are all there are."""
 LATE_S = 10.0
@@ -65,6 +68,7 @@ def connect(master: str) -> SparkContext:
     """Spark as this run needs it. Its quirks end here: it would take Ctrl-C for itself."""
     from pyspark import SparkConf, SparkContext
 
+    check_master(master)
     local = master.startswith("local")
     settings = {
         "spark.ui.enabled": "false",
@@ -149,7 +153,8 @@ class SparkEngine:
         except subprocess.TimeoutExpired:
             self._end_store()
             raise RunError(self._without_an_end()) from None
-        return Ended(self._statuses, self._store.returncode, self._hosts)
+        detail = f"Spark gave the workers' stage up: {self._error.rstrip('.')}" if self._error else ""
+        return Ended(self._statuses, self._store.returncode, self._hosts, detail)
 
     def _check_all_came(self, logs: LogBook) -> None:
         """A worker that ended without a word before the run began is waited for by nobody."""
@@ -211,8 +216,7 @@ def train_on(
     """
     rows: Any = data.rdd if hasattr(data, "rdd") else data
     run = f"spark-{time.strftime('%Y%m%d-%H%M%S')}-{new_secret()[:4]}"
-    folder = Path(runs) / run
-    folder.mkdir(parents=True)
+    folder = new_folder(Path(runs), run)
     workers = rows.getNumPartitions()
     config = RunConfig(run=run, folder=str(folder), script=str(script), args=args, workers=workers, **dials)
     engine = SparkEngine(rows.context, rows)
@@ -231,7 +235,8 @@ def _result(folder: Path, ended: Ended) -> Result:
         return total.result()
     detail = "the store ended without a word" if total.end is None else total.end.detail
     failed = [f"Rank {r} was on host {ended.hosts[r]}." for r, code in sorted(ended.statuses.items()) if code]
-    raise RunError(f"{detail.rstrip('.')}. {' '.join([*failed, f'Read {folder}/logs/.'])}")
+    said = [f"{ended.detail}."] if ended.detail else []
+    raise RunError(f"{detail.rstrip('.')}. {' '.join([*said, *failed, f'Read {folder}/logs/.'])}")
 
 
 def check_slots(spark: SparkContext, workers: int, settled_s: float = SETTLED_S) -> None:
@@ -243,12 +248,34 @@ def check_slots(spark: SparkContext, workers: int, settled_s: float = SETTLED_S)
         if now != slots:
             slots, since = now, time.monotonic()
         if time.monotonic() - since > (settled_s if slots else EXECUTORS_S):
-            raise ConfigError(
-                f"{workers} workers need {workers} slots at the same time, but Spark has {slots} "
-                f"(executors x cores / spark.task.cpus, at {spark.master}). "
-                f"Use --workers {max(1, slots)}, or give Spark more."
-            )
+            raise _too_few(workers, slots, str(spark.master))
         time.sleep(0.1)
+
+
+def _too_few(workers: int, slots: int, master: str) -> ConfigError:
+    if not slots:
+        return ConfigError(
+            f"Spark at {master} had no executor for {EXECUTORS_S:g} s. Look whether it has workers with "
+            "free cores and memory."
+        )
+    return ConfigError(
+        f"{workers} workers need {workers} slots at the same time, but Spark has {slots} "
+        f"(executors x cores / spark.task.cpus, at {master}). Use --workers {slots}, or give Spark more."
+    )
+
+
+def check_master(master: str) -> None:
+    """Whether somebody is there: Spark itself tries for a minute, and then seems to have no executors."""
+    scheme, _, addresses = master.partition("spark://")
+    if scheme or not addresses:
+        return
+    for address in addresses.split(","):
+        try:
+            socket.create_connection(parse_address(address), REACH_S).close()
+            return
+        except OSError as error:
+            why = error.strerror or str(error)
+    raise ConfigError(f"no Spark at {master}: {why}. Name a master that runs, or local[2] for this machine.")
 
 
 def _driver_host(spark: SparkContext) -> str:
@@ -259,7 +286,9 @@ def _driver_host(spark: SparkContext) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """What a Java exception says, without its hundred lines of trace."""
+    """What a Java exception says, without its hundred lines of trace: a lost executor, if that is why."""
     java = getattr(error, "java_exception", None)
     text = str(error) if java is None else str(java.getMessage() or java)
-    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lost = (line for line in lines if line.startswith("ExecutorLost"))
+    return next(lost, lines[0] if lines else type(error).__name__)

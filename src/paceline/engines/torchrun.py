@@ -3,11 +3,15 @@
 `torchrun --nproc-per-node 4 script.py` just works: `join` finds the environment. So do the flags of
 `paceline train`: `torchrun --nproc-per-node 4 -m paceline train script.py --protocol dssp`. Rank 0
 starts the store beside itself and tells the others through torchrun's own key-value store where
-it is. The run's secret goes the same way, unless PACELINE_SECRET is set on every host: whoever can
-read torchrun's store can read it there. When torchrun starts all workers anew after a failure, the
-new ones go on from the checkpoint that the old run left; as long as it may do so, a failed
+it is, and what was asked of it. The run's secret goes the same way, unless PACELINE_SECRET is set on every
+host: whoever can read torchrun's store can read it there. When torchrun starts all workers anew after a
+failure, the new ones go on from the checkpoint that the old run left; as long as it may do so, a failed
 worker ends the run, whose others are about to be killed anyway. If rank 0's standard error is a terminal, a
 process beside it says now and then how the run goes.
+
+How often they were started is not the same number on all hosts (a host whose workers were well does not
+count). So what is told is a letter to each rank, which takes it away: one that is still there was written
+for a worker that died before it read it, and its store is gone by now.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -29,15 +34,27 @@ import msgspec
 from paceline.config import RunConfig
 from paceline.engines.meeting import Meeting, open_store, plain_environment, take_seat
 from paceline.errors import ConfigError, RunError
-from paceline.fabric.wire import new_secret
+from paceline.fabric.wire import new_secret, parse_address
 from paceline.runtime import seat as seats
-from paceline.store.folders import saved_in
+from paceline.store.folders import new_folder, saved_in
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PATIENCE_S = 300.0
 LAST_WORD_S = 5.0
 SAVING_S = 30.0
 """How long the store of a run that failed may take to save it."""
+REACH_S = 5.0
+
+
+class Letter(msgspec.Struct, frozen=True):
+    """What rank 0 tells another: where the run is, and what it is."""
+
+    meeting: Meeting
+    config: RunConfig
+
+
+_boards: list[Any] = []
+"""Kept as long as this process: if rank 0 has made it, those who come late still look there."""
 
 
 def launched() -> bool:
@@ -71,29 +88,72 @@ def sit_down() -> None:
 
 def take_part(asked: dict[str, Any], runs: Path) -> seats.Seat:
     """This worker's place in the run that rank 0 opens."""
-    config = msgspec.convert(
-        asked | {"run": "", "folder": "", "workers": _number("WORLD_SIZE")}, RunConfig, strict=False
-    )
     board = _board()
-    key = f"paceline/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/meeting"
-    if rank() == 0:
-        try:
-            config = _with_folder(config, runs)
-            meeting = open_store(config, os.environ.get("PACELINE_SECRET") or new_secret())
-        except Exception as error:
-            board.set(key, b"error " + str(error).encode())
-            raise
-        board.set(key, msgspec.json.encode(_without_known_secret(meeting)))
-        print(f"run {config.folder}", file=sys.stderr)
-        if sys.stderr.isatty():
-            _tell_progress(config.folder)
+    letter = _open_run(board, asked, runs) if rank() == 0 else _read(board)
+    config = msgspec.structs.replace(letter.config, script=asked.get("script"))  # as it is called here
+    return take_seat(letter.meeting, rank(), config)
+
+
+def _open_run(board: Any, asked: dict[str, Any], runs: Path) -> Letter:
+    """Start the store, and tell everybody."""
+    workers = _number("WORLD_SIZE")
     try:
-        told = board.get(key)
-    except Exception as error:  # torch raises plain RuntimeError, DistStoreError and others
-        raise RunError(f"rank 0 did not say where the store is: {error}") from None
-    if told.startswith(b"error "):
-        raise ConfigError(told.removeprefix(b"error ").decode())
-    return take_seat(_with_known_secret(msgspec.json.decode(told, type=Meeting)), rank(), config)
+        given = msgspec.convert(
+            asked | {"run": "", "folder": "", "workers": workers}, RunConfig, strict=False
+        )
+        config = _with_folder(board, given, runs)
+        meeting = open_store(_listening(config), os.environ.get("PACELINE_SECRET") or new_secret())
+    except Exception as error:
+        _tell(board, b"error " + str(error).encode())
+        raise
+    _tell(board, msgspec.json.encode(Letter(_without_known_secret(meeting), config)))
+    print(f"run {config.folder}", file=sys.stderr)
+    if sys.stderr.isatty():
+        _tell_progress(config.folder)
+    return Letter(meeting, config)
+
+
+def _asked_for(asked: dict[str, Any]) -> RunConfig:
+    given = asked | {"run": "", "folder": "", "workers": _number("WORLD_SIZE")}
+    try:
+        return msgspec.convert(given, RunConfig, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{str(error).rstrip('.')}.") from None
+
+
+def _tell(board: Any, text: bytes) -> None:
+    for other in range(1, _number("WORLD_SIZE")):
+        board.set(_address(other), text)
+
+
+def _read(board: Any) -> Letter:
+    """What rank 0 of the same start has to say; letters of an earlier one are thrown away."""
+    while True:
+        try:
+            told = board.get(_address(rank()))
+        except Exception as error:  # torch raises plain RuntimeError, DistStoreError and others
+            raise RunError(f"rank 0 did not say where the store is: {error}") from None
+        board.delete_key(_address(rank()))
+        if told.startswith(b"error "):
+            raise ConfigError(told.removeprefix(b"error ").decode())
+        letter = msgspec.json.decode(told, type=Letter)
+        if not _is_gone(letter.meeting):
+            return msgspec.structs.replace(letter, meeting=_with_known_secret(letter.meeting))
+
+
+def _address(other: int) -> str:
+    return f"paceline/letter/{other}"
+
+
+def _is_gone(meeting: Meeting) -> bool:
+    """Whether nobody listens there any more; a link that is cut may come back."""
+    try:
+        socket.create_connection(parse_address(meeting.address), REACH_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _tell_progress(folder: str) -> None:
@@ -131,31 +191,37 @@ def _board() -> Any:
 
     address, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
     mine = rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    patience = timedelta(seconds=PATIENCE_S)
     try:
-        return TCPStore(
-            address, port, is_master=mine, timeout=timedelta(seconds=PATIENCE_S), wait_for_workers=False
-        )
+        board = TCPStore(address, port, is_master=mine, timeout=patience, wait_for_workers=False)
     except Exception as error:
         raise RunError(f"cannot reach torchrun's store at {address}:{port}: {error}") from None
+    _boards.append(board)
+    return board
 
 
-def _with_folder(config: RunConfig, runs: Path) -> RunConfig:
-    """A folder for the run; after a restart, the checkpoint that the run before left."""
-    count = _number("TORCHELASTIC_RESTART_COUNT", 0)
-    name = f"torchrun-{os.environ.get('TORCHELASTIC_RUN_ID', 'none')}-{os.environ['MASTER_PORT']}"
-    previous = [runs / f"{name}-{number}" for number in range(count - 1, -1, -1)]
-    saved = (_saved(path) for path in previous)
+def _with_folder(board: Any, config: RunConfig, runs: Path) -> RunConfig:
+    """A folder for the run, which says what was asked; after a restart, with the checkpoint of the last."""
+    attempt = board.add("paceline/attempts", 1)
+    run = f"torchrun-{time.strftime('%Y%m%d-%H%M%S')}-{attempt}-{secrets.token_hex(2)}"
+    folder = new_folder(runs, run)
+    board.set(f"paceline/folder/{attempt}", str(folder))
+    before = (Path(board.get(f"paceline/folder/{past}").decode()) for past in range(attempt - 1, 0, -1))
+    saved = (_saved(path) for path in before)
     resume = next((str(checkpoint) for checkpoint in saved if checkpoint is not None), config.resume)
-    folder = runs / f"{name}-{count}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot write runs to {runs}: {error.strerror}.") from None
-    if _number("TORCHELASTIC_MAX_RESTARTS", 0) > count:  # all are about to be started anew
-        config = msgspec.structs.replace(config, on_failure="stop")
-    listen = config.listen or f"{_own_address()}:0"
+    config = msgspec.structs.replace(config, run=run, folder=str(folder), resume=resume)
+    (folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+    return config
+
+
+def _listening(config: RunConfig) -> RunConfig:
+    """As its store needs it. If all are going to be started anew after a failure, they need not go on."""
+    restarts = _number("TORCHELASTIC_MAX_RESTARTS", 0) > _number("TORCHELASTIC_RESTART_COUNT", 0)
     return msgspec.structs.replace(
-        config, run=folder.name, folder=str(folder), resume=resume, listen=listen, here=0
+        config,
+        listen=config.listen or f"{_own_address()}:0",
+        here=0,
+        on_failure="stop" if restarts else config.on_failure,
     )
 
 

@@ -15,6 +15,15 @@ def check_hosts(fabric: str, elsewhere: bool) -> None:
         )
 
 
+def check_store_hosts(hosts: int, name: str, protocol: object) -> None:
+    """Refuse a store on several hosts for those who have none."""
+    if hosts > 1 and isinstance(protocol, Peer):
+        raise ConfigError(
+            f"protocol {name!r} is of the peer family, which has no store to lie on several hosts. "
+            "Leave --store-hosts out, or use a paced protocol (ssp, dssp, ...)."
+        )
+
+
 def check_fabric(fabric: str, name: str, protocol: object, compress: str = "none") -> None:
     """Refuse a fabric between peers for what cannot use it."""
     if fabric == "shared":

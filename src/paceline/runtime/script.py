@@ -7,6 +7,7 @@ import faulthandler
 import os
 import random
 import runpy
+import socket
 import sys
 import traceback
 from pathlib import Path
@@ -29,8 +30,9 @@ LONGEST = 500
 """Characters of an error that are passed on; the log has all of it."""
 
 
-def run_script(seat: Seat, threads: int) -> int:
-    """Run the script in this process; the exit status."""
+def run_script(seat: Seat, threads: int, conducted: bool = True) -> int:
+    """Run the script in this process; the exit status. `conducted`: somebody tells how the run ended, so
+    that this worker need not."""
     config = seat.config
     assert config.script is not None
     faulthandler.enable()
@@ -42,6 +44,7 @@ def run_script(seat: Seat, threads: int) -> int:
     error: BaseException | None = None
     exits = False
     try:
+        _check_there(config.script)
         runpy.run_path(config.script, run_name="__main__")
     except SystemExit as stop:
         exits = True
@@ -55,7 +58,16 @@ def run_script(seat: Seat, threads: int) -> int:
             print(caught, file=sys.stderr)
     if error is None and joined() is None:
         error = _not_joined(config.script, exits)
-    return end_script(seat, error)
+    status = end_script(seat, error)
+    if not conducted and isinstance(error, RunStopped | ConfigError):
+        print(f"error: rank {seat.rank}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    return status
+
+
+def _check_there(script: str) -> None:
+    if not os.path.isfile(script):
+        raise ConfigError(f"no script at {script} on host {socket.gethostname()}.")
 
 
 def _not_joined(script: str, exits: bool) -> ConfigError:

@@ -40,10 +40,7 @@ def serve(config: RunConfig, workers: list[tuple[Channel, int]], stop: int, secr
     elif config.cluster is None:
         owner = _owner(config, secret)
         try:
-            guests = _guests(config, secret)
-            if guests is not None and isinstance(owner, SpreadOwner):
-                guests.on_lost = owner.host_lost
-                owner.while_waiting(guests.overdue)
+            guests = _guests(config, secret, owner)
         except ConfigError as error:
             owner.halt("config", str(error))
             guests = None
@@ -69,13 +66,8 @@ def serve_strangers(
 ) -> int:
     """Hold the store for workers that somebody else started; `ready` is told the address, and gives what
     neighbours come through."""
-    if config.store_hosts > 1:
-        raise ConfigError(
-            f"the store is to lie on {config.store_hosts} hosts, but only `paceline host` brings hosts that "
-            "can hold a portion of it. Start the workers with it, or leave --store-hosts out."
-        )
-    owner = Owner(config, time.monotonic)
-    guests = _guests(config, secret)
+    owner = _owner(config, secret)
+    guests = _guests(config, secret, owner)
     assert guests is not None, "a store for strangers listens"
     listener = ready(show_address(*guests.address))
     status = _see_through(owner, RealLoop(owner, [], stop, guests, listener))
@@ -114,10 +106,13 @@ def host(
     return 0
 
 
-def _guests(config: RunConfig, secret: str) -> Guests | None:
+def _guests(config: RunConfig, secret: str, owner: Owner) -> Guests | None:
     """The door for other hosts; where it is stands in the run's folder."""
     if config.listen is None:
         return None
     guests = Guests(config, check_secret(secret))
+    if isinstance(owner, SpreadOwner):
+        guests.on_lost = owner.host_lost
+        owner.while_waiting(guests.overdue)
     (config.path / "address").write_text(show_address(*guests.address) + "\n")
     return guests

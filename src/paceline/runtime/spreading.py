@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from paceline.config import RunConfig
 from paceline.errors import BadGradient, ConfigError, RunError
 from paceline.fabric.channel import Channel
+from paceline.fabric.choice import check_store_hosts
 from paceline.fabric.segment import Segment
 from paceline.fabric.wire import parse_address
 from paceline.protocols import Decision, Peer
@@ -136,11 +137,8 @@ class SpreadOwner(Owner):
 
     def _begin(self) -> None:
         name, protocol = self._gathering.protocol
-        if isinstance(protocol, Peer):
-            raise ConfigError(
-                f"protocol {name!r} is of the peer family, which has no store to lie on several hosts. "
-                "Leave --store-hosts out, or use a paced protocol (ssp, dssp, ...)."
-            )
+        check_store_hosts(self.config.store_hosts, name, protocol)
+        assert not isinstance(protocol, Peer)
         holders = self._choose_holders()
         registered = self.living[0].registered
         assert registered is not None
@@ -160,7 +158,7 @@ class SpreadOwner(Owner):
         if len(hosts) < wanted:
             raise ConfigError(
                 f"the store is to lie on {wanted + 1} hosts, but the run's workers are on {len(hosts) + 1}. "
-                f"Let workers of more hosts join (paceline host), or use --store-hosts {len(hosts) + 1}."
+                f"Let workers of more hosts take part, or use --store-hosts {len(hosts) + 1}."
             )
         return [HolderPlace(host.number, host.name, parse_address(host.reach)) for host in hosts[:wanted]]
 

@@ -1,8 +1,25 @@
-"""Where the checkpoint of a run is, while it is made and once it is whole."""
+"""Where a run is, and its checkpoint, while it is made and once it is whole."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+from paceline.errors import ConfigError
+
+
+def new_folder(runs: Path, run: str) -> Path:
+    """A fresh folder for a run, and `latest` pointing at it."""
+    folder = runs / run
+    try:
+        folder.mkdir(parents=True)
+        newest = folder.with_suffix(".latest")
+        newest.symlink_to(run)
+        newest.replace(runs / "latest")  # at once: other commands may begin a run at the same time
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write runs to {runs}: {error.strerror}. Choose a folder with --runs."
+        ) from None
+    return folder
 
 
 def partial_of(folder: Path) -> Path:
