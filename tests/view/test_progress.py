@@ -232,3 +232,9 @@ def test_standard_output_is_left_to_the_command(capsys: pytest.CaptureFixture[st
     with live(Screen(terminal=True).progress):
         print('{"json": true}')
     assert capsys.readouterr().out == '{"json": true}\n'
+
+
+def test_a_line_tells_what_is_known_and_nothing_else() -> None:
+    assert Screen().progress.line() == "starting"
+    screen = Screen().feed(START)
+    assert screen.progress.line() == "0:00 · 0 samples"

@@ -222,7 +222,7 @@ def _exact(
 def _answer(done: list[tuple[Result, Path]], report: Path | None, json: bool) -> None:
     from rich.console import Console
 
-    from paceline.view.table import comparison, summary
+    from paceline.view.table import print_comparison, summary
 
     results = [result for result, _ in done]
     if report is not None:
@@ -233,6 +233,9 @@ def _answer(done: list[tuple[Result, Path]], report: Path | None, json: bool) ->
         print_json(results if len(results) > 1 else results[0])
         return
     console = Console(stderr=True)
-    console.print(comparison(results, console.width) if len(results) > 1 else summary(results[0]))
+    if len(results) > 1:
+        print_comparison(results, console)
+    else:
+        console.print(summary(results[0]))
     for _, path in done:
         print(path)

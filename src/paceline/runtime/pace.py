@@ -207,9 +207,9 @@ def refuse_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Non
     """Load no momentum and the like where steps are taken elsewhere: nobody would use it."""
     if state.get("state"):
         raise ConfigError(
-            "optimizer.load_state_dict() after prepare: steps are taken for all in one place, which would not "
-            "see this state. Go on from a run's own checkpoint with --resume, or use a protocol whose workers "
-            "have an optimizer each, such as local_sgd."
+            "optimizer.load_state_dict() after prepare: steps are taken for all in one place, which would "
+            "not see this state. Go on from a run's own checkpoint with --resume, or use a protocol whose "
+            "workers have an optimizer each, such as local_sgd."
         )
 
 
