@@ -236,5 +236,6 @@ def test_standard_output_is_left_to_the_command(capsys: pytest.CaptureFixture[st
 
 def test_a_line_tells_what_is_known_and_nothing_else() -> None:
     assert Screen().progress.line() == "starting"
-    screen = Screen().feed(START)
-    assert screen.progress.line() == "0:00 · 0 samples"
+    assert Screen().feed(START).progress.line() == "starting"
+    begun = Screen().feed(START, WorkerJoined(0.0, 0))
+    assert begun.progress.line() == "0:00 · 0 samples · 1 computing"

@@ -92,7 +92,7 @@ class RunProgress:
     def line(self) -> str:
         """The view as one plain line."""
         with self._lock:
-            if self.tally.start is None:
+            if not (self.samples or self.workers.by_rank or self._summary):
                 return "starting"
             known = [words for words in self._figure_words() if figures.DASH not in words]
             parts = [figures.stopwatch(self.elapsed_s), self._done_words(), *known]
