@@ -82,8 +82,8 @@ def _config(run: Path, until: int | None, runs: Path) -> RunConfig:
         )
     if not Path(old.script).is_file():
         raise ConfigError(
-            f"the script of that run is not at {old.script}, seen from here. Replay it in the folder where it "
-            "was started."
+            f"the script of that run is not at {old.script}, seen from here. Replay it in the folder where "
+            "it was started."
         )
     _check_record(run, until)
     name, folder = new_run(runs, "replay")

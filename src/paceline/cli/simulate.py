@@ -142,8 +142,10 @@ def _timing_only(
     from paceline.protocols.compression import check_family, parse_compression
     from paceline.protocols.settings import make_any
     from paceline.sim.balanced import check_balance
+    from paceline.sim.compute import require
 
     cluster = request.cluster()
+    require(iterations >= 1, "iterations must be >= 1", iterations, "Use --iterations 100, say.")
     if any(each.balance for each in wanted):
         check_balance(cluster.batch, common["shards"] != "shared")
     protocols = [(x, make_any(x.name, x.settings)) for x in wanted if x.name is not None]
