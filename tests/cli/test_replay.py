@@ -116,3 +116,20 @@ def test_a_simulated_lockstep_run_equals_the_real_one_bit_for_bit(shell: Shell) 
     first = load_file(f"{real.out.strip()}/weights.safetensors")
     second = load_file(f"{virtual.out.strip()}/weights.safetensors")
     assert all(bool((first[name] == second[name]).all()) for name in first)
+
+
+def test_a_script_that_is_gone_or_fails_now_ends_the_replay_and_says_so(shell: Shell, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"import runpy, sys\nsys.path.insert(0, {str(SCRIPTS)!r})\nrunpy.run_path({str(SCRIPT)!r})"
+    )
+    recorded = shell("train", script, "-n", 2, *ARGS)
+    assert recorded.code == 0, recorded.err
+    script.write_text("raise KeyError('changed')")
+    failed = shell("replay", recorded.out.strip())
+    assert failed.code == 1
+    assert "before training began: KeyError: 'changed'" in failed.err
+    script.unlink()
+    refused = shell("replay", recorded.out.strip())
+    assert refused.code == 2
+    assert f"is not at {script}" in refused.err

@@ -149,7 +149,7 @@ def test_workers_that_name_different_protocols_are_a_mistake(shell: Shell, in_sc
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("optimizer = torch.optim.LBFGS(model.parameters())\n", "LBFGS cannot run in the parameter store"),
+        ("optimizer = torch.optim.LBFGS(model.parameters())\n", "LBFGS cannot run on several workers"),
         ("optimizer = torch.optim.SparseAdam(model.parameters())\n", "it needs sparse gradients"),
         (
             "class Mine(torch.optim.SGD): pass\noptimizer = Mine(model.parameters(), lr=0.1)\n",

@@ -9,7 +9,7 @@ import pytest
 from paceline.errors import ConfigError
 from paceline.protocols import PROTOCOLS
 from paceline.protocols.dssp import DSSP
-from paceline.protocols.settings import about, make, resolved
+from paceline.protocols.settings import about, make, make_any, resolved
 
 
 def test_strings_are_converted_as_set_on_the_command_line() -> None:
@@ -85,3 +85,22 @@ def test_about_tells_type_default_and_help_of_a_setting() -> None:
     assert (upper.name, upper.type, upper.default) == ("upper", "int", 15)
     assert preset.type == "Literal['bounded', 'bounded_eager', 'figure2', 'printed']"
     assert "ahead of the slowest" in lower.help
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "words"),
+    [
+        ("dssp", "preset", "bouded", "Did you mean 'bounded'? Available: bounded, bounded_eager"),
+        ("ssp", "staleness", "1.5", "takes a whole number, got '1.5'"),
+        ("bounded_ps", "buffered", "perhaps", "takes true or false, got 'perhaps'"),
+        ("diloco", "lr", "fast", "takes a number, got 'fast'"),
+        ("diloco", "lr", "nan", "takes a finite number, got 'nan'"),
+        ("diloco", "momentum", float("inf"), "takes a finite number, got inf"),
+    ],
+)
+def test_a_value_that_is_no_such_setting_is_refused_with_what_it_takes(
+    name: str, key: str, value: object, words: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make_any(name, {key: value})
+    assert words in str(refused.value)

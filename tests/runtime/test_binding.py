@@ -170,3 +170,15 @@ def test_a_model_on_the_cpu_stays_in_the_shared_memory_itself() -> None:
     binding.fresh()
     binding.hand_back()
     assert torch.equal(weights, before)
+
+
+def test_a_script_that_writes_to_parameters_is_seen_until_new_weights_arrive() -> None:
+    model, binding, _ = tied()
+    backward(model)
+    binding.collect()
+    assert binding.written() is None
+    with torch.no_grad():
+        model.other.weight.clamp_(-0.01, 0.01)
+    assert binding.written() == "other.weight"
+    binding.fresh()
+    assert binding.written() is None

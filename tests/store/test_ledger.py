@@ -57,3 +57,33 @@ def test_what_a_dead_worker_left_is_abandoned_as_far_as_nobody_took_it_over() ->
     assert books.abandoned() == BATCH
     assert books.budget.draw(1) == Batch(0, 0, BATCH)
     assert books.abandoned() == 0
+
+
+def push_of(books: Ledger, rank: int, batches: int) -> None:
+    assert books.budget is not None
+    work = [books.budget.draw(rank) for _ in range(batches)]
+    books.push(rank, 1.0, BATCH * batches, [each for each in work if each is not None])
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_schedule_counts_steps_however_many_batches_a_gradient_is_of(batches: int) -> None:
+    books = ledger(False)
+    for rank in range(WORKERS):
+        assert books.position() == 0
+        push_of(books, rank, batches)
+    assert books.position() == 1
+
+
+def test_a_resumed_schedule_stands_where_it_stood_also_with_gradients_of_several_batches() -> None:
+    books, resumed = ledger(False), ledger(False)
+    for rank in range(WORKERS):
+        push_of(books, rank, 2)
+    resumed.resume_at(0, books.samples, books.units, books.pacer.clocks.pushes, books.batches_pushed)
+    assert resumed.position() == books.position() == 1
+
+
+def test_with_balance_a_gradient_of_several_usual_batches_counts_once() -> None:
+    books = ledger(True)
+    push_of(books, 0, 2)
+    assert books.batches([2 * BATCH]) == 1
+    assert books.batches([3 * BATCH]) == 1.5

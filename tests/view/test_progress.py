@@ -232,3 +232,10 @@ def test_standard_output_is_left_to_the_command(capsys: pytest.CaptureFixture[st
     with live(Screen(terminal=True).progress):
         print('{"json": true}')
     assert capsys.readouterr().out == '{"json": true}\n'
+
+
+def test_a_line_tells_what_is_known_and_nothing_else() -> None:
+    assert Screen().progress.line() == "starting"
+    assert Screen().feed(START).progress.line() == "starting"
+    begun = Screen().feed(START, WorkerJoined(0.0, 0))
+    assert begun.progress.line() == "0:00 · 0 samples · 1 computing"

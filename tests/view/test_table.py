@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from paceline.trace import Result, tally
 from paceline.view.compare import compare, labels, speedups
 from paceline.view.figures import DASH
-from paceline.view.table import comparison, summary
+from paceline.view.table import comparison, print_comparison, summary
 from view.synthetic import SyntheticRun
 
 
@@ -153,3 +153,17 @@ def test_summary_tells_status_failures_and_unknowns() -> None:
 
 def test_words_of_a_run_are_never_read_as_terminal_markup() -> None:
     assert "[red]x[/red]" in text(summary(result(settings={"note": "[red]x[/red]"})))
+
+
+@pytest.mark.parametrize(("columns", "whole"), [(None, True), ("40", False)])
+def test_a_table_in_a_pipe_is_whole_unless_columns_say_otherwise(
+    monkeypatch: pytest.MonkeyPatch, columns: str | None, whole: bool
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    shown = io.StringIO()
+    many = [result(p, waiting_share=[0.5] * 12, max_clock_gap=3, samples_per_s=1e6) for p in ("bsp", "asp")]
+    print_comparison(many, Console(file=shown))
+    assert (" gap " in shown.getvalue().splitlines()[0]) == whole
+    assert ("Left out" in shown.getvalue()) != whole

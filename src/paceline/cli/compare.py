@@ -182,12 +182,12 @@ def _compare(
 
 def _show(finished: dict[Path, Result], report: Path | None, json: bool, console: Console) -> None:
     from paceline.view.report import write_report
-    from paceline.view.table import comparison
+    from paceline.view.table import print_comparison
 
     folders, results = list(finished), list(finished.values())
     page = write_report(folders, report or folders[-1].parent / "report.html")
     if json:
         print_json(results)
     else:
-        console.print(comparison(results, console.width))
+        print_comparison(results, console)
         print(f"report: {page}")

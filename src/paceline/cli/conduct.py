@@ -63,8 +63,9 @@ def _invitation(config: RunConfig, address: str) -> str:
     made = config.path / "secret"
     secret = f"the secret in {made}" if made.exists() else "the run's secret"
     tls = " --tls" if config.tls else ""
+    others = "1 worker" if missing == 1 else f"{missing} workers"
     return (
-        f"listening at {address} for {missing} workers of other hosts. There, with {secret}: "
+        f"listening at {address} for {others} of other hosts. There, with {secret}: "
         f"paceline host {address} --workers {missing} --secret-file FILE{tls}"
     )
 

@@ -77,12 +77,14 @@ def _host(
     if workers < 1:
         raise ConfigError(f"workers must be at least 1, got {workers}.")
     secret = needed_secret(secret_file).decode()
+    print(f"calling {address}, for up to {wait:g} s", file=sys.stderr, flush=True)
     config, guest = enrol(address, secret, workers, runs, wait, trust)
     path = Path(config.script or "") if script is None else script
     check_script(path)
     config = msgspec.structs.replace(config, script=str(path))
     print(
-        f"ranks {', '.join(map(str, guest.ranks))} of {config.workers}; logs in {config.folder}/logs",
+        f"rank{'s' * (len(guest.ranks) > 1)} {', '.join(map(str, guest.ranks))} of {config.workers}; "
+        f"logs in {config.folder}/logs",
         file=sys.stderr,
     )
     with LocalEngine(config.script) as engine:

@@ -80,6 +80,11 @@ def _config(run: Path, until: int | None, runs: Path) -> RunConfig:
         raise ConfigError(
             "only a real run of several workers needs a replay; run anything else again, it repeats."
         )
+    if not Path(old.script).is_file():
+        raise ConfigError(
+            f"the script of that run is not at {old.script}, seen from here. Replay it in the folder where "
+            "it was started."
+        )
     _check_record(run, until)
     name, folder = new_run(runs, "replay")
     changes: dict[str, Any] = {"slow": {}, "device_time_s": None, "jitter": 0.0, "on_failure": "continue"}

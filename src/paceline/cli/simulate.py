@@ -142,8 +142,10 @@ def _timing_only(
     from paceline.protocols.compression import check_family, parse_compression
     from paceline.protocols.settings import make_any
     from paceline.sim.balanced import check_balance
+    from paceline.sim.compute import require
 
     cluster = request.cluster()
+    require(iterations >= 1, "iterations must be >= 1", iterations, "Use --iterations 100, say.")
     if any(each.balance for each in wanted):
         check_balance(cluster.batch, common["shards"] != "shared")
     protocols = [(x, make_any(x.name, x.settings)) for x in wanted if x.name is not None]
@@ -222,7 +224,7 @@ def _exact(
 def _answer(done: list[tuple[Result, Path]], report: Path | None, json: bool) -> None:
     from rich.console import Console
 
-    from paceline.view.table import comparison, summary
+    from paceline.view.table import print_comparison, summary
 
     results = [result for result, _ in done]
     if report is not None:
@@ -233,6 +235,9 @@ def _answer(done: list[tuple[Result, Path]], report: Path | None, json: bool) ->
         print_json(results if len(results) > 1 else results[0])
         return
     console = Console(stderr=True)
-    console.print(comparison(results, console.width) if len(results) > 1 else summary(results[0]))
+    if len(results) > 1:
+        print_comparison(results, console)
+    else:
+        console.print(summary(results[0]))
     for _, path in done:
         print(path)

@@ -7,6 +7,7 @@ It dies with its launcher, and its children die with it: nothing is ever left be
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -121,6 +122,12 @@ def main() -> None:
     wakeup_read, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the launcher is gone, and so are we
+        _attend(channel, wakeup_read)
+
+
+def _attend(channel: Channel, wakeup_read: int) -> None:
+    """Do what the launcher says until it hangs up."""
     brood: Brood | None = None
     while True:
         ready, _, _ = select.select([channel.fileno(), wakeup_read], [], [])

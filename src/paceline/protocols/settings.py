@@ -11,7 +11,8 @@ import inspect
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from typing import Any, TypeVar, get_type_hints
+from math import isfinite
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -99,10 +100,18 @@ def _convert(protocol: str, key: str, value: Any, types: dict[str, Any]) -> Any:
         if not types:
             raise ConfigError(f"protocol {protocol!r} has no settings, got {key}={value!r}. Leave it out.")
         raise unknown(f"setting of protocol {protocol!r}:", key, types)
+    kind, choices = types[key], get_args(types[key]) if get_origin(types[key]) is Literal else ()
     try:
-        return msgspec.convert(value, types[key], strict=False)
+        converted = msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"setting {key}={value!r} of protocol {protocol!r}: {error}.") from None
+        if choices:
+            raise unknown(f"{key} of protocol {protocol!r}:", str(value), map(str, choices)) from None
+        what = {int: "takes a whole number", float: "takes a number", bool: "takes true or false"}
+        words = what.get(kind, str(error))
+        raise ConfigError(f"setting {key} of protocol {protocol!r} {words}, got {value!r}.") from None
+    if isinstance(converted, float) and not isfinite(converted):
+        raise ConfigError(f"setting {key} of protocol {protocol!r} takes a finite number, got {value!r}.")
+    return converted
 
 
 def _settings(cls: type[Any]) -> tuple[Setting, ...]:

@@ -143,6 +143,11 @@ class Binding:
                 "far. Use --fabric gloo, which takes NCCL for such a model, or a paced protocol, such as bsp."
             )
 
+    def written(self) -> str | None:
+        """A parameter that the script wrote to since new weights arrived, as far as torch counts that."""
+        named = zip(self.layout.parameters, self._parameters, self._untouched, strict=True)
+        return next((slot.name for slot, p, seen in named if p._version != seen), None)
+
     def pull(self) -> None:
         """New weights have arrived."""
         if self._staged:
@@ -154,6 +159,7 @@ class Binding:
         """New weights have arrived, and gradients begin anew."""
         self.pull()
         self._seen = [view._version for view in self._gradients]
+        self._untouched = [p._version for p in self._parameters]
 
     def zero(self, set_to_none: bool) -> None:
         """Zero all gradients at once. Unless they become None, they take part in the next step as zeros."""

@@ -188,6 +188,7 @@ def run_state(ledger: Ledger, store: ParameterStore, peers: int | None, shared: 
         samples=ledger.samples,
         units=ledger.units - sum(batch.count for batch in ledger.unapplied),
         pushes=ledger.pacer.clocks.pushes,
+        batches=ledger.batches_pushed,
         rule=_rule(ledger.pacer.at_rest()) if peers is None else Rule(*ledger.named, {}),
         adjusted=store.adjusted,
         budget=ledger.budget.state(ledger.unapplied) if ledger.budget else None,
@@ -205,7 +206,7 @@ def _resume(folder: str | None, store: ParameterStore, ledger: Ledger) -> dict[s
             f"the checkpoint at {folder} is of {state.peers} peers under {_named(state)}, which keep "
             "models of their own. Resume it with the same protocol and number of workers."
         )
-    ledger.resume_at(state.version, state.samples, state.units, state.pushes)
+    ledger.resume_at(state.version, state.samples, state.units, state.pushes, state.batches)
     protocol = ledger.pacer.protocol
     if state.rule is not None and _same(state.rule, _rule(protocol)):
         restore(protocol, state.rule.memory)
@@ -237,7 +238,7 @@ def resume_peers(
             f"the checkpoint at {folder} is of workers with {kept}; as the run is set now they have {now}. "
             "Resume it with the --fabric and --private-weights it had, and the same script."
         )
-    ledger.resume_at(state.version, state.samples, state.units, state.pushes)
+    ledger.resume_at(state.version, state.samples, state.units, state.pushes, state.batches)
     if ledger.budget is not None and state.budget is not None:
         ledger.budget.load(state.budget)
 

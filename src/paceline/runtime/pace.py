@@ -188,6 +188,31 @@ def catch_up(scheduler: LRScheduler, steps: int) -> None:
         scheduler.step()
 
 
+def follow(scheduler: LRScheduler, missed: Callable[[], int]) -> None:
+    """Let each step be as many as were missed.
+
+    By a class of its own: an attribute would be in its `state_dict()`, and could not be pickled.
+    """
+    kind = type(scheduler)
+
+    def step(self: LRScheduler, epoch: int | None = None) -> None:
+        for _ in range(missed()):
+            kind.step(self)
+
+    named = {"step": step, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    scheduler.__class__ = type(kind.__name__, (kind,), named)
+
+
+def refuse_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load no momentum and the like where steps are taken elsewhere: nobody would use it."""
+    if state.get("state"):
+        raise ConfigError(
+            "optimizer.load_state_dict() after prepare: steps are taken for all in one place, which would "
+            "not see this state. Go on from a run's own checkpoint with --resume, or use a protocol whose "
+            "workers have an optimizer each, such as local_sgd."
+        )
+
+
 def replace_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> None:
     """Put another `step` into an optimizer so that LR schedulers, made before or after, accept it."""
 
@@ -202,7 +227,13 @@ def replace_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> 
 def _the_one(objects: tuple[Any, ...], kind: type, what: str) -> Any:
     found = [o for o in objects if isinstance(o, kind)]
     if len(found) != 1:
-        raise ConfigError(f"prepare needs exactly one {what}, got {len(found)}.")
+        several = (
+            " Put several models into one (torch.nn.ModuleList), and their parameters into groups of one "
+            "optimizer: a step moves only what has a gradient."
+        )
+        raise ConfigError(
+            f"prepare needs exactly one {what}, got {len(found)}.{several if len(found) > 1 else ''}"
+        )
     return found[0]
 
 

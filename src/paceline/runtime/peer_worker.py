@@ -44,12 +44,12 @@ from paceline.runtime.link import StoreLink
 from paceline.runtime.memories import Halves, Memories
 from paceline.runtime.messages import Meet, Met, Push, Trade
 from paceline.runtime.own_optimizer import has_hooks, hasten, not_finite, reads_only
-from paceline.runtime.pace import replace_step
+from paceline.runtime.pace import refuse_state, replace_step
 from paceline.runtime.stepping import Memory, rates, stepping
 from paceline.runtime.wearing import Wearing
 from paceline.store.compression import matrices
 from paceline.store.cutting import blank, cut_of
-from paceline.store.optimizers import OptimizerSpec
+from paceline.store.optimizers import OptimizerSpec, check_suited
 from paceline.store.replicas import (
     GRADIENTS,
     answer_parts,
@@ -85,6 +85,7 @@ class PeerPace(Wearing):
 
     def _describe(self, optimizer: torch.optim.Optimizer) -> OptimizerSpec:
         """It stays here, so its class and settings are nobody else's business; unless one step is for all."""
+        check_suited(optimizer)
         config = self._link.config
         apart = config.connects or config.private_weights or config.compress != "none"
         if self._protocol.in_unison and not apart and not has_hooks(optimizer):
@@ -104,6 +105,7 @@ class PeerPace(Wearing):
         self._shown: dict[int, list[Tensor]] = {}
         if self._shared:
             optimizer.register_state_dict_pre_hook(self._state_is_elsewhere)
+            optimizer.register_load_state_dict_pre_hook(refuse_state)
         else:
             hasten(optimizer)
         self._repeats.on = self._protocol.probes

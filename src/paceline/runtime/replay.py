@@ -142,7 +142,7 @@ class ReplayLoop:
             received = member.near.receive(m.worker_decoder)
         if received is None:
             self._owner.lost(member, "its process ended")
-        elif isinstance(received[0], PATIENT):
+        elif member.registered and isinstance(received[0], PATIENT):
             self._held[member.rank].append(received)
         else:
             self._owner.handle(member, *received)

@@ -15,7 +15,7 @@ from paceline.runtime.emulation import Emulation, VirtualDevice
 from paceline.runtime.link import StoreLink
 from paceline.runtime.loader import Dispensed, Orders, PacedLoader, StridedLoader, source_of
 from paceline.runtime.messages import Push
-from paceline.runtime.pace import Pace, catch_up, replace_step
+from paceline.runtime.pace import Pace, catch_up, follow, refuse_state, replace_step
 from paceline.runtime.partition import Partition
 from paceline.runtime.repeating import Repeats
 from paceline.store.budget import Batch
@@ -45,6 +45,8 @@ class WorkerPace(Pace):
         self._resumed = False
         self._shared = False
         """Whether all read the same weights."""
+        self._written = False
+        """Whether it was said that the script writes to parameters."""
         self._looks = False
         """Whether to look for NaN here, where gradients are applied one by one: it is one thing less for the
         store. Where they are added up first, the store looks at the sum in the same pass."""
@@ -84,22 +86,21 @@ class WorkerPace(Pace):
         replace_step(optimizer, self._step)
         optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
         optimizer.register_state_dict_pre_hook(self._state_is_elsewhere)
+        optimizer.register_load_state_dict_pre_hook(refuse_state)
 
     def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
         """Let the scheduler stand where the run's samples (or updates) say, whoever processed them."""
         if isinstance(scheduler, ReduceLROnPlateau):
             raise ConfigError("ReduceLROnPlateau is stepped with a metric; leave it out of prepare.")
         catch_up(scheduler, self._position)
-        plain: Callable[[], None] = scheduler.step
         done = self._position
 
-        def step(epoch: int | None = None) -> None:
+        def missed() -> int:
             nonlocal done
-            for _ in range(self._position - done):
-                plain()
-            done = max(done, self._position)
+            steps, done = max(self._position - done, 0), max(self._position, done)
+            return steps
 
-        scheduler.step = step  # type: ignore[method-assign]
+        follow(scheduler, missed)
 
     def _arrived(self, samples: int, batch: Batch | None = None) -> None:
         """A batch reached the script."""
@@ -120,13 +121,29 @@ class WorkerPace(Pace):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        compute_s = self._emulation.finish(1.0 if self._batch is None else self._samples / self._batch)
+        compute_s = self._emulation.finish(self._usual_batches())
+        self._mention_written()
         self._iterate(compute_s, self._binding.collect())
         self._binding.fresh()
         if not self._fed:
             self._emulation.begin()  # no prepared loader: compute begins with the release
         self._used, self._samples, self._fed = [], 0, False
         return loss
+
+    def _mention_written(self) -> None:
+        """Say once that what the script wrote into parameters is lost with the store's next weights."""
+        name = None if self.peer or self._written else self._binding.written()
+        if name is not None:
+            self._written = True
+            self._warn(
+                f"rank {self.rank} wrote to parameters by itself ({name!r}, say): that lasts until the next "
+                "optimizer.step(), which brings the store's weights. Write before prepare, or train with a "
+                "protocol that has no store, such as local_sgd"
+            )
+
+    def _usual_batches(self) -> float:
+        """What was computed, in batches of the loader's size; several of one iteration count as one."""
+        return 1.0 if self._batch is None else self._samples / (self._batch * max(len(self._used), 1))
 
     def _iterate(self, compute_s: float, missing: tuple[int, ...]) -> None:
         """The gradient is complete: push it, and sleep until released."""

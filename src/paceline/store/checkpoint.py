@@ -45,6 +45,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     stepped_by: str = ""
     """The optimizer's class; empty in checkpoints that do not tell."""
     pushes: int = 0
+    batches: int | None = None
+    """Of the loader, in these pushes; None in checkpoints that do not tell."""
     rule: Rule | None = None
     peers: int | None = None
     """How many peers have files of their own beside this one; None: there are none."""

@@ -74,6 +74,7 @@ class Ledger:
         self._told = 0
         self.samples = 0
         self._units = 0
+        self._batches = 0
         self._work: tuple[Batch, ...] = ()
         self._unapplied: dict[int, list[tuple[Batch, ...]]] = {}
         self._orphaned: list[Batch] = []
@@ -142,6 +143,7 @@ class Ledger:
         self._work = self.budget.finish(worker, used) if self.budget is not None else ()
         if self._work:
             self._units += sum(batch.count for batch in self._work)
+            self._batches += len(self._work)
             self._last_epoch = max([self._last_epoch, *(batch.epoch for batch in self._work)])
         self._unapplied.setdefault(worker, []).append(self._work)
         self.samples += samples
@@ -219,13 +221,14 @@ class Ledger:
         self._balance(worker, now, samples, compute_s)
 
     def batches(self, samples: Collection[int]) -> float:
-        """How many of the loader's batches pushes of so many samples count for.
+        """How many pushes of the usual size pushes of so many samples count for.
 
-        One each, unless batches are balanced and the samples known.
+        One each, unless batches are balanced and the samples known. The usual push is of as many of the
+        loader's batches as pushes were so far: several in a script that accumulates gradients.
         """
         if not self.config.balance or self.budget is None:
             return float(len(samples))
-        usual = self.budget.source.batch
+        usual = self.budget.source.batch * (self._batches / self.pacer.clocks.pushes if self._batches else 1)
         return sum(count or usual for count in samples) / usual
 
     def _balance(self, worker: int, now: float, samples: int, compute_s: float) -> None:
@@ -245,22 +248,32 @@ class Ledger:
             return clocks.version
         if self.budget is None:
             return clocks.pushes // self.config.workers
-        return self._units // (self.budget.source.batch * self.config.workers)
+        usual, pushes = self.budget.source.batch * self.config.workers, clocks.pushes
+        if self._batches == pushes:
+            return self._units // usual
+        return self._units * pushes // (usual * max(self._batches, 1))  # gradients of several batches
 
     def plan(self, epochs: int) -> None:
         """The script means to run this many epochs."""
         per_epoch = self.budget.source.samples if self.budget else None
         self.pacer.plan(None if per_epoch is None else epochs * per_epoch)
 
-    def resume_at(self, version: int, samples: int, units: int, pushes: int) -> None:
-        """Go on from a checkpoint's counts."""
-        self.samples, self._units = samples, units
+    def resume_at(
+        self, version: int, samples: int, units: int, pushes: int, batches: int | None = None
+    ) -> None:
+        """Go on from a checkpoint's counts; without that of batches, every push had one."""
+        self.samples, self._units, self._batches = samples, units, pushes if batches is None else batches
         self.pacer.resume(version, samples, pushes)
 
     @property
     def units(self) -> int:
         """Units of work finished, for a checkpoint."""
         return self._units
+
+    @property
+    def batches_pushed(self) -> int:
+        """How many of the loader's batches went into pushes, for a checkpoint."""
+        return self._batches
 
     def _noted(self, decision: Decision, now: float) -> Decision:
         if decision.flushed or decision.release:

@@ -38,13 +38,17 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
     groups: tuple[Group, ...]
 
 
+def check_suited(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse what takes no step with a gradient that lies in flat memory: neither a store nor a peer can."""
+    name = type(optimizer).__name__
+    if name in UNSUITED:
+        raise ConfigError(f"optimizer {name} cannot run on several workers: {UNSUITED[name]}. Use another.")
+
+
 def describe_optimizer(optimizer: torch.optim.Optimizer, index: dict[int, int]) -> OptimizerSpec:
     """Take an optimizer apart. `index` maps id(parameter) to its place among the trained ones."""
     name = type(optimizer).__name__
-    if name in UNSUITED:
-        raise ConfigError(
-            f"optimizer {name} cannot run in the parameter store: {UNSUITED[name]}. Use another."
-        )
+    check_suited(optimizer)
     if getattr(torch.optim, name, None) is not type(optimizer):
         raise ConfigError(
             f"optimizer {type(optimizer).__module__}.{name} is not one of torch.optim. "

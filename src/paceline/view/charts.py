@@ -20,7 +20,7 @@ LOG_FROM = 30.0
 """A curve that falls by this factor gets a logarithmic axis: on a linear one its end would lie flat."""
 LABELLED_CURVES = 6
 DOTTED_POINTS = 60
-LABEL_STEP, LABEL_REACH = 14.0, 60.0
+LABEL_STEP = 15.0
 _DASHES = (None, "7 4", "2 4", "9 3 2 3")
 
 
@@ -42,6 +42,11 @@ class Look:
     def css(self) -> str:
         """The classes of an element of this run."""
         return f"{self.run} {self.colour}"
+
+    @property
+    def swatch(self) -> str:
+        """The classes of its colour where lines are told apart: a dashed line has a dashed one."""
+        return self.colour if self.dash is None else f"{self.colour} dashed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +120,7 @@ def line_chart(curves: Sequence[Curve], measure: Measure, until: float) -> Marku
     """Curves of several runs over one time axis."""
     named = [curve for curve in curves if not curve.faint] or list(curves)
     labelled = named if len(named) <= LABELLED_CURVES else []
-    right = 14 + 6.4 * max((len(curve.look.short) for curve in labelled), default=0)
+    right = 14 + 7.0 * max((len(curve.look.short) for curve in labelled), default=0)
     width = WIDE if measure.wide else WIDTH
     x = Axis(0.0, until or 1.0, LEFT, width - right)
     plot = Plot(x, _value_axis(curves, measure))
@@ -162,19 +167,26 @@ def _say(look: Look, point: Point, measure: Measure) -> str:
 
 
 def _end_labels(plot: Plot, curves: Sequence[Curve]) -> list[Markup]:
-    """Each run's name where its curve ends, moved apart towards the middle where several end together."""
-    ends = [(plot.x(curve.points[-1][0]), plot.y(curve.points[-1][1]), curve) for curve in curves]
-    low = 2 * sum(y for _, y, _ in ends) > len(ends) * (plot.y.first + plot.y.last)
-    step = -LABEL_STEP if low else LABEL_STEP
-    placed: list[tuple[float, float]] = []
+    """Each run's name at the right of the chart, as high as its curve ends or as near as there is room."""
+    ends = sorted((plot.y(curve.points[-1][1]), at) for at, curve in enumerate(curves))
+    heights = spread([y for y, _ in ends], plot.y.last, plot.y.first)
     parts = []
-    for x, y, curve in sorted(ends, key=lambda end: end[1] * step):
-        for other_x, other_y in placed:
-            if abs(other_x - x) < LABEL_REACH and (y - other_y) * step < step * step:
-                y = other_y + step
-        placed.append((x, y))
-        parts.append(element("g", label(x + 8, y + 4, curve.look.short, "end"), class_=curve.look.css))
+    for y, (_, at) in zip(heights, ends, strict=True):
+        look = curves[at].look
+        parts.append(element("g", label(plot.x.last + 8, y + 4, look.short, "end"), class_=look.css))
     return parts
+
+
+def spread(wanted: Sequence[float], top: float, bottom: float) -> list[float]:
+    """Ascending heights, moved apart by a label's height and kept within the chart where there is room."""
+    heights: list[float] = []
+    for y in wanted:
+        heights.append(max(y, heights[-1] + LABEL_STEP) if heights else max(y, top))
+    limit = bottom
+    for at in reversed(range(len(heights))):
+        heights[at] = min(heights[at], limit)
+        limit = heights[at] - LABEL_STEP
+    return heights
 
 
 def histogram(counts: Counter[int], look: Look, highest: int) -> Markup:

@@ -92,11 +92,14 @@ class RunProgress:
     def line(self) -> str:
         """The view as one plain line."""
         with self._lock:
-            parts = [figures.stopwatch(self.elapsed_s), self._done_words(), *self._figure_words()]
+            if not (self.samples or self.workers.by_rank or self._summary):
+                return "starting"
+            known = [words for words in self._figure_words() if figures.DASH not in words]
+            parts = [figures.stopwatch(self.elapsed_s), self._done_words(), *known]
             left = self.left_s
             if left is not None:
                 parts.append(f"{figures.stopwatch(left)} left")
-            return " · ".join([*parts, self._states_words()])
+            return " · ".join([*parts, self._states_words()]).removesuffix(" · ")
 
     @property
     def samples(self) -> int:

@@ -108,7 +108,7 @@ def _legend(content: Content) -> Markup:
         return Markup("")
     entries = []
     for look in content.looks:
-        words = swatch(look.colour, look.name)
+        words = swatch(look.swatch, look.name)
         entries.append(element("button", words, type="button", data_run=look.run, aria_pressed="true"))
     return element("div", *entries, class_="legend")
 
@@ -183,7 +183,7 @@ def _timelines(content: Content) -> list[Markup]:
 
 
 def _timeline(record: Record, look: Look, window: Window | None) -> Markup:
-    heading = swatch(look.colour, look.name)
+    heading = swatch(look.swatch, look.name)
     if window is None:
         return figure(paragraph(NO_DECISIONS, "absent"), heading)
     begin, end = window
@@ -202,7 +202,7 @@ def _staleness(content: Content) -> list[Markup]:
         return [paragraph("No gradient was applied, so there is no staleness to show.", "absent")]
     highest = max(max(counts) for counts, _ in known)
     drawn = [
-        figure(histogram(counts, look, highest), swatch(look.colour, look.short)) for counts, look in known
+        figure(histogram(counts, look, highest), swatch(look.swatch, look.short)) for counts, look in known
     ]
     return [element("div", *drawn, class_="many")]
 

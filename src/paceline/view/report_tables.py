@@ -55,7 +55,10 @@ def _best(results: Sequence[Result], seen: Sequence[Look]) -> Markup | None:
     if not known or figures.accuracy(max(known)[0]) == figures.accuracy(min(known)[0]):
         return None
     (best, at), (worst, _) = max(known), min(known)
-    spread = f"{figures.accuracy(best)} at its end; lowest: {figures.accuracy(worst)}"
+    alike = [seen[-i].short for value, i in known if figures.accuracy(value) == figures.accuracy(best)]
+    others = ", ".join(name for name in alike if name != seen[-at].short)
+    tie = f", as {others}" if others else ""
+    spread = f"{figures.accuracy(best)} at its end{tie}; lowest: {figures.accuracy(worst)}"
     return _card(seen[-at], "ends most accurate", spread)
 
 
@@ -70,7 +73,7 @@ def comparison_table(results: Sequence[Result], seen: Sequence[Look]) -> Markup:
     head = element("tr", *(element("th", heading, scope="col") for heading in content.headings))
     rows = []
     for result, row, look in zip(results, content.rows, seen, strict=True):
-        first = element("th", swatch(look.colour, row.label), scope="row")
+        first = element("th", swatch(look.swatch, row.label), scope="row")
         cells = [_cell(value) for value in row[1:]]
         cells[row._fields.index("waiting") - 1] = element("td", row.waiting, _shares(result.waiting_share))
         rows.append(element("tr", first, *cells))
@@ -96,7 +99,7 @@ def _shares(shares: Sequence[float | None]) -> Markup:
 def facts_table(pairs: Sequence[tuple[Record, Look]]) -> Markup:
     """Everything that was set, injected or counted, run by run."""
     columns = [_facts(record) for record, _ in pairs]
-    names = [swatch(look.colour, look.short) for _, look in pairs]
+    names = [swatch(look.swatch, look.short) for _, look in pairs]
     head = element("tr", element("th", ""), *(element("th", name, scope="col") for name in names))
     rows = [
         element("tr", element("th", fact, scope="row"), *(_cell(column[fact]) for column in columns))
@@ -142,7 +145,7 @@ def happened(pairs: Sequence[tuple[Record, Look]]) -> list[Markup]:
             unshown = len(record.lost) + record.notes_seen - min(len(entries), ENTRIES_SHOWN)
             caption = f"{unshown:,} more are in the trace." if unshown else ""
             listed = element("ul", *map(_entry, entries[:ENTRIES_SHOWN]), class_="happened")
-            parts.append(figure(listed, swatch(look.colour, look.name), caption))
+            parts.append(figure(listed, swatch(look.swatch, look.name), caption))
     return (
         [element("div", *parts, class_="stack")]
         if parts

@@ -6,10 +6,11 @@ standard error.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +22,17 @@ from paceline.view.palette import terminal_colour
 
 LEAST_MISSED = ("max_gap", "staleness", "waiting")
 """Columns in the order in which they are left out of a narrow terminal."""
+
+
+UNROLLED = 160
+"""Characters in a line of a file or a pipe, where no terminal says how many there are room for."""
+
+
+def print_comparison(results: Sequence[Result], console: Console) -> None:
+    """Print them side by side, as wide as the terminal or COLUMNS allow."""
+    if not (console.is_terminal or "COLUMNS" in os.environ):
+        console.width = UNROLLED
+    console.print(comparison(results, console.width))
 
 
 def comparison(results: Sequence[Result], width: int | None = None) -> Table:

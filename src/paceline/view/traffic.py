@@ -33,7 +33,7 @@ def traffic(runs: Sequence[tuple[Result, Look]]) -> list[Markup]:
 
 
 def _of_run(sent: list[int] | None, look: Look) -> Markup:
-    heading = swatch(look.colour, look.short)
+    heading = swatch(look.swatch, look.short)
     return figure(paragraph(ONLY_SUMS, "absent") if sent is None else by_worker(sent, look), heading)
 
 

@@ -1,0 +1,69 @@
+"""What prepare does to the user's own objects, where no run is needed to see it."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+import paceline
+from paceline.errors import ConfigError
+from paceline.runtime.pace import follow, refuse_state
+from paceline.store.optimizers import check_suited
+
+
+def adam() -> torch.optim.Adam:
+    return torch.optim.Adam([torch.nn.Parameter(torch.ones(2))], lr=1.0)
+
+
+def schedulers() -> list[lr_scheduler.LRScheduler]:
+    made = adam()
+    warm = lr_scheduler.LinearLR(made, 0.1, total_iters=2)
+    return [
+        lr_scheduler.LambdaLR(adam(), lambda step: 1 / (1 + step)),
+        lr_scheduler.OneCycleLR(adam(), 1.0, total_steps=10),
+        lr_scheduler.CosineAnnealingLR(adam(), 10),
+        lr_scheduler.SequentialLR(made, [warm, lr_scheduler.ExponentialLR(made, 0.9)], [2]),
+    ]
+
+
+@pytest.mark.parametrize("at", range(4))
+@pytest.mark.filterwarnings("ignore:Detected call of")
+def test_a_prepared_scheduler_can_be_saved_and_loaded_as_an_ordinary_one(at: int) -> None:
+    prepared, plain = schedulers()[at], schedulers()[at]
+    follow(prepared, lambda: 3)
+    prepared.step()
+    for _ in range(3):
+        plain.step()
+    file = io.BytesIO()
+    torch.save(prepared.state_dict(), file)
+    file.seek(0)
+    fresh = schedulers()[at]
+    fresh.load_state_dict(torch.load(file, weights_only=False))
+    assert prepared.state_dict().keys() == plain.state_dict().keys()
+    assert fresh.get_last_lr() == prepared.get_last_lr() == plain.get_last_lr()
+    assert isinstance(prepared, type(plain))
+
+
+def test_state_that_nobody_would_use_is_refused_and_settings_are_loaded() -> None:
+    kept, optimizer = adam(), adam()
+    optimizer.register_load_state_dict_pre_hook(refuse_state)
+    optimizer.load_state_dict(kept.state_dict())
+    kept.param_groups[0]["params"][0].grad = torch.ones(2)
+    kept.step()
+    with pytest.raises(ConfigError, match="--resume"):
+        optimizer.load_state_dict(kept.state_dict())
+
+
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam])
+def test_an_optimizer_that_cannot_step_with_a_flat_gradient_is_refused(kind: type) -> None:
+    with pytest.raises(ConfigError, match=f"{kind.__name__} cannot run on several workers"):
+        check_suited(kind([torch.nn.Parameter(torch.ones(2))]))
+
+
+def test_two_models_are_refused_with_what_to_do() -> None:
+    models = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    with pytest.raises(ConfigError, match=r"got 2\. Put several models into one"):
+        paceline.join().prepare(*models)
