@@ -96,12 +96,8 @@ def take_part(asked: dict[str, Any], runs: Path) -> seats.Seat:
 
 def _open_run(board: Any, asked: dict[str, Any], runs: Path) -> Letter:
     """Start the store, and tell everybody."""
-    workers = _number("WORLD_SIZE")
     try:
-        given = msgspec.convert(
-            asked | {"run": "", "folder": "", "workers": workers}, RunConfig, strict=False
-        )
-        config = _with_folder(board, given, runs)
+        config = _with_folder(board, _asked_for(asked), runs)
         meeting = open_store(_listening(config), os.environ.get("PACELINE_SECRET") or new_secret())
     except Exception as error:
         _tell(board, b"error " + str(error).encode())
