@@ -285,10 +285,10 @@ class Owner:
             self.peering.away(member, message)
         else:
             lockstep = self._started.ledger.pacer.in_lockstep
-            self._evaluating.away(member, steps_aside=not lockstep and not self._simulated)
+            self.evaluating.away(member, steps_aside=not lockstep and not self._simulated)
 
     def _back(self, member: Member, message: m.Back) -> None:
-        self._evaluating.back(member, message, None if self.peering is None else self.peering.distance)
+        self.evaluating.back(member, message, None if self.peering is None else self.peering.distance)
 
     def _report(self, member: Member, values: dict[str, float] | None) -> None:
         if values and self._run is not None:
@@ -378,7 +378,8 @@ class Owner:
         return Dispenser(self._started.ledger, self.living, self._grant, self._planned_epochs)
 
     @property
-    def _evaluating(self) -> Evaluating:
+    def evaluating(self) -> Evaluating:
+        """How evaluations go; only once training has begun."""
         return Evaluating(self._started, self.trace, self.now, self._follow, self.send, self._simulated)
 
     def _idle_cores(self, released: int) -> int:
