@@ -133,3 +133,39 @@ def test_a_script_that_is_gone_or_fails_now_ends_the_replay_and_says_so(shell: S
     refused = shell("replay", recorded.out.strip())
     assert refused.code == 2
     assert f"is not at {script}" in refused.err
+
+
+ACCUMULATES = """
+import time
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+
+pace = paceline.join()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.ones(32, 2)), batch_size=2)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for _ in pace.epochs(2):
+    for number, (x,) in enumerate(loader, 1):
+        model(x).mean().backward()
+        if number % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    pace.evaluate(lambda: time.sleep(0.1) or 0.0)
+"""
+
+
+def test_a_lockstep_run_is_replayed_though_others_came_first_after_an_evaluation(
+    shell: Shell, tmp_path: Path
+) -> None:
+    """Who evaluates in lockstep holds up the work of all, so its word cannot wait for its next push."""
+    script = tmp_path / "accumulates.py"
+    script.write_text(ACCUMULATES)
+    recorded = shell("train", script, "-n", 2, "-p", "bsp")
+    assert recorded.code == 0, recorded.err
+    again = shell("replay", recorded.out.strip(), "--json")
+    assert again.code == 0, again.err
+    assert again.json["identical"] is True

@@ -45,6 +45,13 @@ class Evaluating:
             self._follow(ledger.join(member.rank, self._now(), member.pid))
         self._refresh(member, copy=distance is None)
 
+    def unmarked(self, member: Member, message: m.FromWorker) -> bool:
+        """Whether this is of an evaluation that leaves no mark on record: in lockstep nobody steps aside."""
+        pacer = self._run.ledger.pacer
+        if isinstance(message, m.Away):
+            return pacer.in_lockstep
+        return isinstance(message, m.Back) and pacer.clocks.is_present(member.rank)
+
     def _refresh(self, member: Member, copy: bool) -> None:
         """Fresh weights outside of an iteration."""
         if member.weights is not None and copy:

@@ -167,10 +167,10 @@ class Owner:
             case m.Away() if self.peering is not None:
                 self.peering.away(member, message)
             case m.Away():
-                self._evaluating.away(member)
+                self.evaluating.away(member)
             case m.Back():
                 distance = None if self.peering is None else self.peering.distance
-                self._evaluating.back(member, message, distance)
+                self.evaluating.back(member, message, distance)
             case m.Hello():
                 if self._run is None:
                     self._gathering.hello(member, message)
@@ -385,7 +385,8 @@ class Owner:
         return Dispenser(self._started.ledger, self.living, self._grant, self._planned_epochs)
 
     @property
-    def _evaluating(self) -> Evaluating:
+    def evaluating(self) -> Evaluating:
+        """How evaluations go; only once training has begun."""
         return Evaluating(self._started, self.trace, self.now, self._follow, self.send, self._simulated)
 
     def _grant(self, member: Member, batch: Batch | None) -> None:

@@ -142,10 +142,17 @@ class ReplayLoop:
             received = member.near.receive(m.worker_decoder)
         if received is None:
             self._owner.lost(member, "its process ended")
-        elif member.registered and isinstance(received[0], PATIENT):
+        elif self._is_due_later(member, received[0]):
             self._held[member.rank].append(received)
         else:
             self._owner.handle(member, *received)
+
+    def _is_due_later(self, member: Member, message: m.FromWorker) -> bool:
+        """Who fails before training has no time on record; nor has an evaluation that the others wait for."""
+        if not member.registered or not isinstance(message, PATIENT):
+            return False
+        evaluates = isinstance(message, m.Away | m.Back) and self._owner.peering is None
+        return not (evaluates and self._owner.evaluating.unmarked(member, message))
 
     def _kill(self, member: Member, detail: str) -> None:
         with contextlib.suppress(ProcessLookupError):
