@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from safetensors.torch import load_file
 from paceline.config import RunConfig
 from paceline.engines import torchrun as engine
 from paceline.engines.meeting import Meeting
+from paceline.errors import ConfigError
 from paceline.store.folders import saved_in
 from paceline.trace import read_trace
 from paceline.trace.events import Decided, Event, RunEnded, WorkerJoined
@@ -134,11 +136,11 @@ class Plain:
         self.folder = folder
         self._place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
 
-    def start(self, rank: int, *words: str) -> subprocess.Popen[bytes]:
+    def start(self, rank: int, *words: str, script: Path = SCRIPTS / "train.py") -> subprocess.Popen[bytes]:
         """Begin with one of them; its standard error is a file in its own folder."""
         own = self.folder / f"host{rank}"
         own.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "paceline", "train", str(SCRIPTS / "train.py"), *words]
+        command = [sys.executable, "-m", "paceline", "train", str(script), *words]
         env = environment(self.folder) | self._place | {"RANK": str(rank)}
         with self.said(rank).open("w") as said:
             return subprocess.Popen(command, cwd=own, env=env, stderr=said)
@@ -179,6 +181,16 @@ def test_killed_as_a_whole_workers_of_a_shell_go_on_from_a_checkpoint(lab: Lab, 
     assert [worker.wait() for worker in killed] == [-9, -9]
 
 
+def test_a_script_that_is_missing_on_one_host_is_told_on_all(tmp_path: Path) -> None:
+    shell, case = Plain(tmp_path), ("--", "momentum", *SIZES)
+    workers = [shell.start(0, *case), shell.start(1, *case, script=tmp_path / "missing.py")]
+    assert [worker.wait(100) for worker in workers] == [1, 2]
+    wait_until(lambda: not strays(tmp_path), "the store's process has ended", 20)
+    missing = f"no script at {tmp_path}/missing.py on host {socket.gethostname()}."
+    assert shell.said(0).read_text().splitlines()[-1] == f"error: rank 0: {missing}"
+    assert shell.said(1).read_text().splitlines()[-1] == f"error: rank 1: {missing}"
+
+
 class Board(dict[str, bytes]):
     """torchrun's key-value store, as far as it is used."""
 
@@ -200,7 +212,7 @@ def test_a_secret_that_all_were_given_is_not_written_where_others_may_read_it(
     board = Board()
     monkeypatch.setattr(engine, "_board", lambda: board)
     monkeypatch.setattr(engine, "open_store", lambda config, secret: Meeting("127.0.0.1:2", secret))
-    monkeypatch.setattr(engine, "take_seat", lambda meeting, rank, config: meeting)
+    monkeypatch.setattr(engine, "take_seat", lambda meeting, rank, config, beside: meeting)
     used = cast(Meeting, engine.take_part({}, tmp_path))
     assert len(used.secret) >= 16
     assert used.secret == given or not given
@@ -225,6 +237,20 @@ class Letters(list[bytes]):
         assert key == "paceline/letter/1"
         return self[0]
 
+    def set_timeout(self, patience: timedelta) -> None:
+        assert patience > timedelta(seconds=engine.SAVING_S)
+
     def delete_key(self, key: str) -> None:
         assert key == "paceline/letter/1"
         del self[0]
+
+
+def test_what_keeps_rank_0_from_beginning_is_told_to_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    board = Board()
+    monkeypatch.setattr(engine, "_board", lambda: board)
+    with pytest.raises(ConfigError), engine.telling():
+        raise ConfigError("no checkpoint there.")
+    assert board == {f"paceline/letter/{other}": b"error no checkpoint there." for other in (1, 2)}

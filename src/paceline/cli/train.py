@@ -81,9 +81,11 @@ def train(
 
     Example: paceline train examples/digits.py --protocol ssp --workers 4 --slow 3:2.5
     """
+    from paceline.engines.torchrun import telling
+
     with errors_for_people():
-        if not _is_told():  # it would say so to nobody while the others wait for it
-            check_script(script)
+        with telling():
+            _check_script(script)
         settings = parse_settings(set_ or [])
         every = None if workers == 1 else checkpoint_every
         checked_protocol(protocol, settings, compress, fabric, every, store_hosts)
@@ -123,8 +125,14 @@ def train(
             "settings": settings,
         }
         if resume is not None and not _is_told():
-            asked = _as_before(resume, asked, _typed(context))
+            with telling():
+                asked = _as_before(resume, asked, _typed(context))
         _run(asked, runs, json, secret_file)
+
+
+def _check_script(script: Path) -> None:
+    if not _is_told():  # it would say so to nobody while the others wait for it
+        check_script(script)
 
 
 def _is_told() -> bool:

@@ -24,6 +24,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -43,6 +44,8 @@ PATIENCE_S = 300.0
 LAST_WORD_S = 5.0
 SAVING_S = 30.0
 """How long the store of a run that failed may take to save it."""
+AGAIN_S = 60.0
+"""How long rank 0 may take to write again after a restart, when a letter from before was still there."""
 REACH_S = 5.0
 
 
@@ -91,17 +94,25 @@ def take_part(asked: dict[str, Any], runs: Path) -> seats.Seat:
     board = _board()
     letter = _open_run(board, asked, runs) if rank() == 0 else _read(board)
     config = msgspec.structs.replace(letter.config, script=asked.get("script"))  # as it is called here
-    return take_seat(letter.meeting, rank(), config)
+    return take_seat(letter.meeting, rank(), config, beside=rank() == 0)
+
+
+@contextlib.contextmanager
+def telling() -> Iterator[None]:
+    """What keeps rank 0 from opening a run is told to the others, who wait for its word."""
+    try:
+        yield
+    except Exception as error:
+        if launched() and rank() == 0:
+            _tell(_board(), b"error " + str(error).encode())
+        raise
 
 
 def _open_run(board: Any, asked: dict[str, Any], runs: Path) -> Letter:
     """Start the store, and tell everybody."""
-    try:
+    with telling():
         config = _with_folder(board, _asked_for(asked), runs)
         meeting = open_store(_listening(config), os.environ.get("PACELINE_SECRET") or new_secret())
-    except Exception as error:
-        _tell(board, b"error " + str(error).encode())
-        raise
     _tell(board, msgspec.json.encode(Letter(_without_known_secret(meeting), config)))
     print(f"run {config.folder}", file=sys.stderr)
     if sys.stderr.isatty():
@@ -124,17 +135,20 @@ def _tell(board: Any, text: bytes) -> None:
 
 def _read(board: Any) -> Letter:
     """What rank 0 of the same start has to say; letters of an earlier one are thrown away."""
+    gone = ""
     while True:
         try:
             told = board.get(_address(rank()))
         except Exception as error:  # torch raises plain RuntimeError, DistStoreError and others
-            raise RunError(f"rank 0 did not say where the store is: {error}") from None
+            raise RunError(gone or f"rank 0 did not say where the store is: {error}") from None
         board.delete_key(_address(rank()))
         if told.startswith(b"error "):
             raise ConfigError(told.removeprefix(b"error ").decode())
         letter = msgspec.json.decode(told, type=Letter)
         if not _is_gone(letter.meeting):
             return msgspec.structs.replace(letter, meeting=_with_known_secret(letter.meeting))
+        gone = f"the run at {letter.meeting.address} is over already; read what rank 0 says."
+        board.set_timeout(timedelta(seconds=AGAIN_S))
 
 
 def _address(other: int) -> str:
@@ -183,6 +197,8 @@ def _with_known_secret(meeting: Meeting) -> Meeting:
 
 def _board() -> Any:
     """The key-value store of whoever launched us."""
+    if _boards:
+        return _boards[0]
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     address, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from typing import Any, Literal, TypeVar
@@ -157,7 +158,17 @@ class StoreLink:
         try:
             self._channel.send(message, fds)
         except OSError as error:
+            if isinstance(error, ConnectionError):
+                self._heed_last_word()
             raise RunError(f"the store is gone ({error}); the run cannot go on.") from None
+
+    def _heed_last_word(self) -> None:
+        """Nobody hears us any more; what was said to us before may tell why."""
+        received = None
+        with contextlib.suppress(OSError):
+            received = self._receive()
+        if received is not None and isinstance(received[0], m.Halt):
+            raise RunStopped(received[0].text)
 
     def _receive(self) -> tuple[m.FromStore, list[int]] | None:
         return self._channel.receive(m.store_decoder)

@@ -81,6 +81,7 @@ class RealLoop:
             while self._owner.living or self._owner.expecting:
                 self._turn()
         finally:
+            self._turn_away()
             if self._spread is not None:
                 self._spread.conclude()
             if self._guests is not None:
@@ -174,6 +175,15 @@ class RealLoop:
             channel, pid = Channel(taken[0]), taken[1]
             self._newcomers[channel.fileno()] = channel, pid
             self._epoll.register(channel.fileno(), select.EPOLLIN)
+
+    def _turn_away(self) -> None:
+        """The run is over: who is about to say who it is has to hear that, and why."""
+        word = self._owner.last_word or m.Halt("stopped", "the run is over already.")
+        for channel, _ in self._newcomers.values():
+            with contextlib.suppress(OSError):
+                channel.send(word)
+            channel.close()
+        self._newcomers = {}
 
     def _introduce(self, fd: int) -> None:
         """It says who it is, or goes."""

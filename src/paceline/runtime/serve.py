@@ -15,7 +15,7 @@ from paceline.errors import ConfigError
 from paceline.fabric.channel import Channel
 from paceline.fabric.door import Enter
 from paceline.fabric.tls import Trust
-from paceline.fabric.wire import check_secret, show_address
+from paceline.fabric.wire import check_secret, parse_address, show_address
 from paceline.runtime.coordinating import Coordinator
 from paceline.runtime.guests import Guests
 from paceline.runtime.loops import RealLoop
@@ -27,6 +27,8 @@ from paceline.runtime.spreading import SpreadOwner
 from paceline.runtime.virtual import VirtualLoop
 from paceline.sim.request import ClusterRequest
 from paceline.trace import read_trace, tally
+
+EVERYWHERE = ("0.0.0.0", "::")
 
 
 def serve(config: RunConfig, workers: list[tuple[Channel, int]], stop: int, secret: str = "") -> int:
@@ -66,6 +68,11 @@ def serve_strangers(
 ) -> int:
     """Hold the store for workers that somebody else started; `ready` is told the address, and gives what
     neighbours come through."""
+    if config.listen is not None and parse_address(config.listen)[0] in EVERYWHERE:
+        raise ConfigError(
+            f"--listen {config.listen} is no address that workers of other hosts could be sent to. Name the "
+            "one of this machine that they reach."
+        )
     owner = _owner(config, secret)
     guests = _guests(config, secret, owner)
     assert guests is not None, "a store for strangers listens"
