@@ -216,8 +216,8 @@ def _with_folder(board: Any, config: RunConfig, runs: Path) -> RunConfig:
     """A folder for the run, which says what was asked; after a restart, with the checkpoint of the last."""
     attempt = board.add("paceline/attempts", 1)
     run = f"torchrun-{time.strftime('%Y%m%d-%H%M%S')}-{attempt}-{secrets.token_hex(2)}"
+    board.set(f"paceline/folder/{attempt}", str(runs / run))  # first: who comes next looks for it
     folder = new_folder(runs, run)
-    board.set(f"paceline/folder/{attempt}", str(folder))
     before = (Path(board.get(f"paceline/folder/{past}").decode()) for past in range(attempt - 1, 0, -1))
     saved = (_saved(path) for path in before)
     resume = next((str(checkpoint) for checkpoint in saved if checkpoint is not None), config.resume)
