@@ -119,6 +119,11 @@ class TableAndModel(RuleBasedStateMachine):
             assert self.table.waiting(up_to=limit) == up_to
 
     @invariant()
+    def counts_below_agree_for_every_clock(self) -> None:
+        for clock in range(-1, max(self.clock.values(), default=0) + 2):
+            assert self.table.count_below(clock) == sum(c < clock for c in self.clock.values())
+
+    @invariant()
     def times_and_staleness_agree(self) -> None:
         for worker in self.clock:
             times = self.times[worker]

@@ -218,6 +218,14 @@ def test_a_run_waits_for_a_worker_that_will_come_back(summarise: bool) -> None:
     assert (result.seconds, result.samples) == (12.0, 5)
 
 
+def test_one_that_is_there_already_does_not_join_a_second_time() -> None:
+    """Within one moment losses come first, so rank 1 is never gone when it is to come back."""
+    events = (Membership(0.0, join=1), Membership(0.0, kill=1), Membership(0.5, join=1))
+    trace = run(BSP(), Cluster(workers=2, compute=Fixed(1.0), event=events))
+    assert sum(isinstance(event, WorkerJoined) and event.worker == 1 for event in trace) == 1
+    assert trace[-1] == RunEnded(8.0, "finished")
+
+
 def test_a_push_lost_in_the_queue_of_the_store_holds_nobody_up() -> None:
     losses = (Membership(1.25, kill=0), Membership(1.25, kill=1), Membership(5.0, join=0))
     cluster = Cluster(workers=2, compute=Fixed(1.0), apply_s=0.5, event=losses)

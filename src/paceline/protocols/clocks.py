@@ -162,12 +162,13 @@ class Clocks:
 
     def count_below(self, clock: int) -> int:
         """Active workers whose clock is smaller. Once asked, an answer is kept right push by push."""
+        count = self._below.get(clock)
+        if count is not None:
+            return count
         if clock <= self.slowest:
             return 0
-        count = self._below.get(clock)
-        if count is None:
-            self._below = {at: count for at, count in self._below.items() if at > self.slowest}
-            count = self._below[clock] = sum(n for at, n in self._at.items() if at < clock)
+        self._below = {at: count for at, count in self._below.items() if at > self.slowest}
+        count = self._below[clock] = sum(n for at, n in self._at.items() if at < clock)
         return count
 
     def laggard(self) -> int:
@@ -229,15 +230,17 @@ class ClockTable(Clocks):
         clock = member.clock
         member.clock = ticked = clock + 1
         member.push_before_s, member.last_push_s = member.last_push_s, self.now
+        if clock == self.fastest:
+            self.fastest = ticked
+            at[ticked] = 1
+        else:  # every clock from the slowest to the fastest has an entry
+            at[ticked] += 1
         at[clock] -= 1
-        at[ticked] = at.get(ticked, 0) + 1
-        if ticked in self._below:
-            self._below[ticked] -= 1
         if clock == self.slowest and not at[clock]:
             del at[clock]
             self.slowest = ticked
-        if clock == self.fastest:
-            self.fastest = ticked
+        if ticked in self._below:
+            self._below[ticked] -= 1
         self.total_samples += samples
         self.pushes += 1
         earlier, self._newcomer = self._newcomer, member
@@ -252,13 +255,14 @@ class ClockTable(Clocks):
 
     def let_go(self, workers: tuple[int, ...]) -> int:
         """Release all of these. The answer is the largest lead over the slowest among them."""
-        version, now, furthest = self.version, self.now, self.slowest
-        members, benched, newcomer = self._members, self._benched, self._newcomer
+        newcomer = self._newcomer
         if newcomer is not None and workers == (newcomer.worker,):  # the usual case, by a short way
             self._newcomer = None
             self.waiting_count -= 1
-            newcomer.read, newcomer.released_s = version, now
-            return newcomer.clock - furthest
+            newcomer.read, newcomer.released_s = self.version, self.now
+            return newcomer.clock - self.slowest
+        version, now, furthest = self.version, self.now, self.slowest
+        members, benched = self._members, self._benched
         for worker in workers:
             if benched and worker in benched:
                 del benched[worker]

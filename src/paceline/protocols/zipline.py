@@ -14,23 +14,25 @@ no sorting of n R points. GridScan and FullGridScan are the paper's heuristics, 
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heapreplace
+from itertools import islice
 
 Rows = Sequence[list[float]]
 
 
 def zipline(ends: Rows) -> list[int]:
     """The best choice there is; among equally good ones the earliest."""
-    rows = [iter(row) for row in ends]
-    heads = [(next(row), worker) for worker, row in enumerate(rows)]
-    if not heads:
+    if not ends:
         return []
-    latest = max(heads)[0]
-    heapify(heads)
-    start = heads[0][0]
+    latest = max(row[0] for row in ends)
+    # Up to here the latest stays the same, so that every step of another row makes the choice better.
+    start = min(row[bisect_right(row, latest) - 1] for row in ends)
     best = latest - start
+    rows = [islice(row, bisect_left(row, start), None) for row in ends]
+    heads = [(next(row), worker) for worker, row in enumerate(rows)]
+    heapify(heads)
     while best > 0:
         worker, too_early = heads[0][1], latest - best  # so early that the latest is too late for it
         for end in rows[worker]:

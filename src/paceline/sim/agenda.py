@@ -59,8 +59,8 @@ class Agenda:
         at = int(event[0] * self._per_s)
         if at <= self._at:
             heappush(self._soon, event)
-        elif at in self._slices:
-            self._slices[at].append(event)
+        elif (events := self._slices.get(at)) is not None:
+            events.append(event)
         else:
             self._slices[at] = [event]
             heappush(self._order, at)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from itertools import islice
+from itertools import count, islice
 from math import inf
 
 from paceline.errors import RunError
@@ -51,7 +51,10 @@ class Loop:
         self._pull_s = [timing.pull_s(worker) for worker in workers]
         self._push_s = [timing.push_s(worker) for worker in workers]
         self._agenda = Agenda()
-        self._sequence = 0
+        # What every event needs, looked up once.
+        self._add, self._draw, self._compute_s = self._agenda.add, work.draw, timing.compute_s
+        self._push, self._pushed = pacer.push, record.pushed
+        self._number = count(1).__next__  # of events, in the order they are planned
         self._under_way: list[Event | None] = [None for _ in workers]  # each one's last arrival
         self._queue: deque[Event] = deque()
         self._idle: dict[int, None] = {}  # there, but without work: called back if work is given back
@@ -84,14 +87,14 @@ class Loop:
     def _go_on(self, events: Iterable[Event]) -> None:
         under_way = self._under_way
         for event in events:
-            if event[1] != ARRIVAL:
+            now, kind, _, worker, compute_s, position = event
+            if kind != ARRIVAL:
                 self._happen(event)
-            elif under_way[event[3]] is event:  # else the worker was lost on the way
-                self._now = now = event[0]
-                if now < self._free_at or self._queue:
+            elif under_way[worker] is event:  # else the worker was lost on the way
+                if now < self._free_at:  # once it is free, those who queued have gone first
                     self._queue_up(event)
                 else:
-                    self._serve(event)
+                    self._serve(now, worker, compute_s, position)
             if self._leaving:
                 self._send_home()
 
@@ -102,8 +105,7 @@ class Loop:
         elif kind == KILL:
             self._kill(worker, time)
         elif kind == STORE_FREE:
-            self._now = time
-            self._serve_next()
+            self._serve_next(time)
         elif kind == STOP:
             self._stop(time)
         elif kind == LOOK:
@@ -114,9 +116,8 @@ class Loop:
             self._ring(time)
 
     def _plan(self, time: float, kind: int, worker: int) -> Event:
-        self._sequence += 1
-        event = (time, kind, self._sequence, worker, 0.0, 0)
-        self._agenda.add(event)
+        event = (time, kind, self._number(), worker, 0.0, 0)
+        self._add(event)
         return event
 
     # The store: one push at a time, in the order of arrival.
@@ -126,23 +127,24 @@ class Loop:
             self._plan(self._free_at, STORE_FREE, event[3])
         self._queue.append(event)
 
-    def _serve_next(self) -> None:
+    def _serve_next(self, now: float) -> None:
         while self._queue:
-            event = self._queue.popleft()
-            if self._under_way[event[3]] is event:
-                self._serve(event)
+            _, _, _, worker, compute_s, position = event = self._queue.popleft()
+            if self._under_way[worker] is event:
+                self._serve(now, worker, compute_s, position)
                 break
         if self._queue:
             self._plan(self._free_at, STORE_FREE, self._queue[0][3])
 
-    def _serve(self, event: Event) -> None:
-        _, _, _, worker, compute_s, position = event
-        now, samples = self._now, self._samples[worker]
-        self._free_at = now + self._apply_s
-        decision = self._pacer.push(worker, now, samples, True)
-        self._record.pushed(now, decision, worker, compute_s, position)
-        if decision.release or decision.ask_again_s is not None or self._timer is not None:
-            self._carry_out(decision)
+    def _serve(self, now: float, worker: int, compute_s: float, position: int) -> None:
+        self._now, self._free_at = now, now + self._apply_s
+        samples = self._samples[worker]
+        decision = self._push(worker, now, samples)
+        self._pushed(now, decision, worker, compute_s, position)
+        if decision.release:
+            self._begin(decision.release)
+        if self._timer is not None or decision.ask_again_s is not None:
+            self._set_timer(decision)
         if self._measures:
             self._work.pushed(worker, samples, compute_s)
         if worker in self._barriers:
@@ -175,31 +177,32 @@ class Loop:
     # Decisions.
 
     def _carry_out(self, decision: Decision) -> None:
-        again_s, release = decision.ask_again_s, decision.release
-        self._timer = None if again_s is None else self._plan(self._now + again_s, TIMER, 0)
-        if release:
-            self._begin(release if len(release) == 1 else sorted(release))  # by rank, as a store answers
+        if decision.release:
+            self._begin(decision.release)
+        self._set_timer(decision)
 
-    def _begin(self, workers: Iterable[int]) -> None:
-        """Send workers on their next iteration; those who find no more work are to leave.
+    def _set_timer(self, decision: Decision) -> None:
+        again_s = decision.ask_again_s
+        self._timer = None if again_s is None else self._plan(self._now + again_s, TIMER, 0)
+
+    def _begin(self, workers: tuple[int, ...]) -> None:
+        """Send workers on their next iteration, by rank as a store answers; who finds no work is to leave.
 
         The store first finishes what it is busy with, then they pull.
         """
-        at = self._now if self._now > self._free_at else self._free_at
-        draw, compute, add = self._work.draw, self._timing.compute_s, self._agenda.add
-        sequence = self._sequence
-        for worker in workers:
-            position = draw(worker)
+        at = self._free_at if self._free_at > self._now else self._now
+        for worker in workers if len(workers) == 1 else sorted(workers):
+            position = self._draw(worker)
             if position is None:
                 self._leaving.append(worker)
                 continue
             begin = at + self._pull_s[worker]
-            compute_s = compute(worker, begin, self._samples[worker] / self._batch)
-            sequence += 1
-            event = (begin + compute_s + self._push_s[worker], ARRIVAL, sequence, worker, compute_s, position)
+            batches = self._samples[worker] / self._batch if self._measures else 1.0
+            compute_s = self._compute_s(worker, begin, batches)
+            arrives = begin + compute_s + self._push_s[worker]
+            event = (arrives, ARRIVAL, self._number(), worker, compute_s, position)
             self._under_way[worker] = event
-            add(event)
-        self._sequence = sequence
+            self._add(event)
 
     def _ring(self, time: float) -> None:
         """A timer rang. A protocol that only ever asks again would keep the run from ending."""
@@ -219,6 +222,8 @@ class Loop:
     # Who takes part.
 
     def _join(self, worker: int, time: float) -> None:
+        if self._pacer.clocks.is_present(worker):
+            return
         if not self._work.has_some_for(worker):
             self._idle[worker] = None
             return

@@ -137,7 +137,7 @@ class Summary:
         self._emit = emit
         self._clocks = clocks
         self._every = max(1, total // PROGRESS_EVENTS)
-        self._gaps: set[int] = set()
+        self._max_gap = -1
         self._staleness: Counter[int] = Counter()
         self._compute_s = np.zeros(workers)
         self._pushes = np.zeros(workers, dtype=np.int64)
@@ -162,12 +162,12 @@ class Summary:
         if decision.fate is not _DROP:
             self._stale.append(decision.staleness)
         release = decision.release
-        if release == (worker,):  # the usual answer: it did not wait
-            self._gaps.add(decision.gap)
-        else:
+        if decision.gap > self._max_gap and release:
+            self._max_gap = decision.gap
+        if release != (worker,):  # the usual answer is that it does not wait
             self._waits_since[worker] = now
             if release:
-                self._released(now, decision)
+                self._released(now, release)
         if decision.note:
             _tell(self._emit, now, decision)
         if len(self._pushed) == self._every:
@@ -175,7 +175,9 @@ class Summary:
             self._emit(self._progress(now))
 
     def asked(self, now: float, decision: Decision) -> None:
-        self._released(now, decision)
+        if decision.release:
+            self._max_gap = max(self._max_gap, decision.gap)
+            self._released(now, decision.release)
         _tell(self._emit, now, decision)
 
     def passed(self, now: float, decision: Decision, worker: int, looks: int, asked: int) -> None:
@@ -190,7 +192,7 @@ class Summary:
         clocks = self._clocks
         compute_s, wait_s = tuple(self._compute_s.tolist()), tuple(self._wait_s)
         self._emit(self._progress(now))
-        samples, max_gap = clocks.total_samples, max(self._gaps, default=None)
+        samples, max_gap = clocks.total_samples, None if self._max_gap < 0 else self._max_gap
         each, looks = tuple(self._pushes.tolist()), self._looks or (None, None)
         totals = clocks.pushes, samples, max_gap, self._staleness, compute_s, wait_s, each, *looks
         self._emit(Totals(now, *totals))
@@ -205,11 +207,9 @@ class Summary:
         self._took_s.clear()
         self._stale.clear()
 
-    def _released(self, now: float, decision: Decision) -> None:
-        if decision.release:
-            self._gaps.add(decision.gap)
+    def _released(self, now: float, workers: tuple[int, ...]) -> None:
         waits_since, wait_s = self._waits_since, self._wait_s
-        for worker in decision.release:
+        for worker in workers:
             since = waits_since[worker]
             if since is not None:
                 wait_s[worker] += now - since

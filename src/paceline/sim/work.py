@@ -7,6 +7,7 @@ take about the same time; a shared budget lets a fast worker do more, and is wha
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from operator import length_hint
 from typing import Protocol
 
 
@@ -64,24 +65,18 @@ class SharedBudget(Unmeasured):
     def __init__(self, total: int, samples: list[int]) -> None:
         self.total = total
         self.samples = samples
-        self._next = 0
+        self._fresh = iter(range(total))
         self._returned: list[int] = []
 
     @property
     def undone(self) -> int:
-        return self.total - self._next + len(self._returned)
+        return length_hint(self._fresh) + len(self._returned)
 
     def has_some_for(self, worker: int) -> bool:
         return self.undone > 0
 
     def draw(self, worker: int) -> int | None:
-        if self._returned:
-            return heappop(self._returned)
-        position = self._next
-        if position == self.total:
-            return None
-        self._next = position + 1
-        return position
+        return heappop(self._returned) if self._returned else next(self._fresh, None)
 
     def give_back(self, worker: int, position: int) -> None:
         heappush(self._returned, position)
