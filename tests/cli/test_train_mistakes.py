@@ -18,7 +18,10 @@ SCRIPT = SCRIPTS / "train.py"
         ("--protocol spp", "unknown protocol 'spp'. Did you mean 'ssp'?"),
         ("--protocol ssp --set stalenes=3", "'stalenes'. Did you mean 'staleness'?"),
         ("--protocol ssp --set staleness=-1", "staleness must be >= 0, got -1"),
-        ("--protocol ssp --set staleness=many", "staleness of protocol 'ssp' takes a whole number, got 'many'"),
+        (
+            "--protocol ssp --set staleness=many",
+            "staleness of protocol 'ssp' takes a whole number, got 'many'",
+        ),
         ("--protocol dssp --set lower=9 --set upper=3", "lower=9, upper=3"),
         ("--protocol dssp --set preset=eager", "preset"),
         ("--protocol asp --set staleness=3", "protocol 'asp' has no settings"),
