@@ -18,7 +18,10 @@ SCRIPT = SCRIPTS / "train.py"
         ("--protocol spp", "unknown protocol 'spp'. Did you mean 'ssp'?"),
         ("--protocol ssp --set stalenes=3", "'stalenes'. Did you mean 'staleness'?"),
         ("--protocol ssp --set staleness=-1", "staleness must be >= 0, got -1"),
-        ("--protocol ssp --set staleness=many", "staleness='many'"),
+        (
+            "--protocol ssp --set staleness=many",
+            "staleness of protocol 'ssp' takes a whole number, got 'many'",
+        ),
         ("--protocol dssp --set lower=9 --set upper=3", "lower=9, upper=3"),
         ("--protocol dssp --set preset=eager", "preset"),
         ("--protocol asp --set staleness=3", "protocol 'asp' has no settings"),
@@ -106,3 +109,9 @@ def test_a_list_without_a_protocol_is_refused(shell: Shell, asked: tuple[object,
     done = shell(command, *flags, ",")
     assert done.code == 2
     assert "names no protocol, got ','" in done.error
+
+
+def test_an_option_that_may_be_the_scripts_is_refused_with_where_it_belongs(shell: Shell) -> None:
+    done = shell("train", SCRIPT, "--epochs", 3)
+    assert done.code == 2
+    assert "No such option: --epochs. What is meant for the script comes after --" in done.err

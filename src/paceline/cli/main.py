@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from paceline.cli import advise, testbed, tune
 from paceline.cli.bench import bench
@@ -49,8 +50,22 @@ def options(
         os.environ[DEBUG] = "1"
 
 
+class Scripted(TyperCommand):
+    """A command that starts a script, whose options people tend to give to the command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As ever, but an option that is not ours may be the script's."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            # of click, or of the click that typer brings along
+            if type(error).__name__ == "NoSuchOption" and not getattr(error, "possibilities", None):
+                error.message += ". What is meant for the script comes after --"  # type: ignore[attr-defined]
+            raise
+
+
 for command in (train, host, compare, simulate, replay, protocols, report, bench, doctor):
-    app.command()(command)
+    app.command(cls=Scripted if command in (train, compare, simulate) else None)(command)
 app.add_typer(advise.app, name="advise")
 app.add_typer(tune.app, name="tune")
 app.add_typer(testbed.app, name="testbed")
