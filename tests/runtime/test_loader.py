@@ -204,7 +204,10 @@ def test_a_stream_is_taken_in_turn() -> None:
     loader = DataLoader(Stream(), batch_size=2)
     assert source_of(loader) == (None, None, False)
     arrived: list[int] = []
-    parts = [StridedLoader(loader, rank, 2, arrived.append, Repeats(lambda: None)) for rank in (0, 1)]
+    parts = [
+        StridedLoader(loader, rank, 2, arrived.append, Repeats(lambda: None), lambda: False)
+        for rank in (0, 1)
+    ]
     assert [x.tolist() for x in parts[0]] == [[0, 1], [4, 5], [8, 9]]
     assert [x.tolist() for x in parts[1]] == [[2, 3], [6, 7]]
     assert sum(arrived) == 10

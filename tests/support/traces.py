@@ -25,6 +25,7 @@ from paceline.trace.events import (
     RunEnded,
     RunStarted,
     Totals,
+    WorkEnded,
     WorkerJoined,
     WorkerLeft,
 )
@@ -73,6 +74,7 @@ ONE_OF_EACH: list[AnyEvent] = [
     Reported(2.0, 0, 5, {"loss": 0.5, "any name": -1e300}),
     Evaluated(2.5, 0, 9, 288, {"accuracy": 0.75}, seconds=0.125),
     Note(3.0, "warning", 'two lines\nand "quotes", a bell \a and naïve ✓'),
+    WorkEnded(3.2, 0, "accurate enough"),
     Kept(3.25, 500, 1600, copy_s=0.0625, write_s=0.5),
     Progress(3.5, 10, 320, 9, 4, 6, 1),
     Totals(4.0, 20, 640, 3, {0: 15, 2: 5}, (1.5, 2.0), (0.0, 0.5)),

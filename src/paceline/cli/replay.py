@@ -97,12 +97,22 @@ def _check_record(run: Path, until: int | None) -> None:
     """All of it can be read, and it has the end that is to be arrived at."""
     from paceline.errors import ConfigError
     from paceline.trace import read_trace, tally
-    from paceline.trace.events import Decided
+    from paceline.trace.events import Decided, WorkEnded
 
     total = tally(read_trace(run))
-    last = max((event.number for event in read_trace(run) if isinstance(event, Decided)), default=0)
+    last, enough = 0, None
+    for event in read_trace(run):
+        if isinstance(event, Decided):
+            last = event.number
+        elif isinstance(event, WorkEnded):
+            enough = last
     if until is not None and not 1 <= until <= last:
         raise ConfigError(f"--until names a verdict of the record, 1 to {last}, got {until}.")
+    if enough is not None and (until is None or until > enough):
+        raise ConfigError(
+            "a script ended this run with pace.stop(), and how far the others were when they heard of it is "
+            f"not on record. Replay it up to a verdict before that, with --until (at most {enough})."
+        )
     peers = total.start is not None and total.start.family == "peer"
     if peers and until is None and _was_stopped(run):
         raise ConfigError(

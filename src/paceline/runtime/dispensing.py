@@ -26,15 +26,23 @@ class Dispenser:
         self._planned_epochs = planned_epochs
 
     def draw(self, member: Member) -> Batch | None:
-        """The member's next batch; None when the store does not know the work."""
+        """The member's next batch; None when the store does not know the work, or there is none left."""
         budget = self._ledger.budget
-        return None if budget is None else budget.draw(member.rank)
+        return None if budget is None or self._ledger.enough else budget.draw(member.rank)
 
     def answer(self) -> None:
         """Look again who of those that ask can be answered; called after everything that happens."""
-        if self._ledger.budget is not None:
+        if self._ledger.enough:
+            self._send_home()
+        elif self._ledger.budget is not None:
             self._end_lingering()
             self._grant_draws()
+
+    def _send_home(self) -> None:
+        """Nobody gets further work, and nobody need wait for what others might leave."""
+        for member in (x for x in self._living if x.draws or x.lingers is not None):
+            member.draws, member.lingers = False, None
+            self._grant(member, None)
 
     def _grant_draws(self) -> None:
         """Answer those who ask for a batch; in lockstep all at once, in rank order, so that a run repeats."""

@@ -32,6 +32,8 @@ class StoreLink:
         self._channel = channel
         self._granted: deque[Batch] = deque()
         self._over = False
+        self.enough = False
+        """Whether there is no further work for anybody."""
         self.segments: list[Segment] = []
         """This worker's segment, its weights, and what else it was given."""
         self._barrier: OwnBarrier | None = None
@@ -73,7 +75,7 @@ class StoreLink:
             self._expect(m.Added)
             self._send(self._barrier.wait(self._nap))
         release, _ = self._expect(m.Release)
-        self._take(release.batch)
+        self._take(release.batch, release.over)
         return release
 
     def meet(self, message: m.Meet, fds: tuple[int, ...] = ()) -> m.Met:
@@ -81,7 +83,7 @@ class StoreLink:
         self._send(message, fds)
         met, _ = self._expect(m.Met)
         if met.release is not None:
-            self._take(met.release.batch)
+            self._take(met.release.batch, met.release.over)
         return met
 
     def begin(self, message: m.Meet, fds: tuple[int, ...] = ()) -> None:
@@ -99,14 +101,20 @@ class StoreLink:
         return len(self._granted)
 
     def next_batch(self, epoch: int) -> Batch | None:
-        """The next batch; None at the end of `epoch`."""
-        if not self._granted:
-            self._send(m.Draw())
-            self._take(self._expect(m.Grant)[0].batch)
+        """The next batch; None at the end of `epoch`, and of all work."""
+        if not (self._granted or self.enough):
+            self._take(self._granted_for(m.Draw()))
+        if self.enough:
+            return None
         if self._granted[0].epoch <= epoch:
             return self._granted.popleft()
-        self._send(m.Linger(epoch))
-        return self._expect(m.Grant)[0].batch
+        return self._granted_for(m.Linger(epoch))
+
+    def _granted_for(self, request: m.Draw | m.Linger) -> Batch | None:
+        self._send(request)
+        grant, _ = self._expect(m.Grant)
+        self.enough |= grant.over
+        return grant.batch
 
     def put_back(self, batch: Batch) -> None:
         """Keep a batch for later."""
@@ -121,6 +129,11 @@ class StoreLink:
         """Evaluation is over."""
         self._send(m.Back(values, seconds))
         return self._expect(m.Release)[0]
+
+    def end_work(self, why: str) -> None:
+        """Nobody is to get further work."""
+        self.enough = True
+        self._send(m.Enough(why))
 
     def plan(self, epochs: int) -> None:
         """Tell how long the run is going to be."""
@@ -150,7 +163,8 @@ class StoreLink:
         elif self._channel.wait(seconds):
             self._expect(m.Halt)
 
-    def _take(self, batch: Batch | None) -> None:
+    def _take(self, batch: Batch | None, over: bool = False) -> None:
+        self.enough |= over
         if batch is not None:
             self._granted.append(batch)
 

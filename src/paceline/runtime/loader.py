@@ -154,16 +154,25 @@ class StridedLoader:
     """Every size-th batch of a stream."""
 
     def __init__(
-        self, loader: DataLoader[Any], rank: int, size: int, arrived: Callable[[int], None], repeats: Repeats
+        self,
+        loader: DataLoader[Any],
+        rank: int,
+        size: int,
+        arrived: Callable[[int], None],
+        repeats: Repeats,
+        stopped: Callable[[], bool],
     ) -> None:
+        """`arrived` is told of every batch; when `stopped`, there are no more of them."""
         self._loader, self._rank, self._size = loader, rank, size
-        self._arrived, self._repeats = arrived, repeats
+        self._arrived, self._repeats, self._stopped = arrived, repeats, stopped
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Any]:
         for batch in islice(self._loader, self._rank, None, self._size):
+            if self._stopped():
+                return
             self._arrived(count_samples(batch))
             yield from self._repeats.through(batch)
 

@@ -183,6 +183,12 @@ class Plan(msgspec.Struct, frozen=True, tag=True):
     epochs: int
 
 
+class Enough(msgspec.Struct, frozen=True, tag=True):
+    """Training is over for all: nobody is to get further work."""
+
+    why: str
+
+
 class Say(msgspec.Struct, frozen=True, tag=True):
     """Something for the record."""
 
@@ -205,6 +211,7 @@ FromWorker = (
     | Leave
     | Failed
     | Plan
+    | Enough
     | Say
 )
 
@@ -242,6 +249,8 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     batch: Batch | None = None
     distance: float | None = None
     """How far apart the replicas of peers are, if you asked."""
+    over: bool = False
+    """There is no further work."""
 
 
 class Joint(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -318,6 +327,8 @@ class Grant(msgspec.Struct, frozen=True, tag=True):
     """A batch, or (to `Linger`) leave to go on."""
 
     batch: Batch | None
+    over: bool = False
+    """There is no further work, in this epoch or a later one."""
 
 
 class Halt(msgspec.Struct, frozen=True, tag=True):

@@ -135,7 +135,7 @@ class Owner:
             self.halt("config" if isinstance(error, ConfigError) else "failed", str(error))
 
     def _dispatch(self, member: Member, message: m.FromWorker, fds: list[int]) -> None:
-        member.asks = not isinstance(message, m.Leave | m.Failed | m.Say | m.Plan)
+        member.asks = not isinstance(message, m.Leave | m.Failed | m.Say | m.Plan | m.Enough)
         match message:
             case m.Leave():
                 self._report(member, message.values)
@@ -147,13 +147,16 @@ class Owner:
             case m.Plan():
                 self._plan(message.epochs)
                 self.trace.write(events.Planned(self.now(), message.epochs))
+            case m.Enough():
+                self._started.ledger.end_work(member.rank, self.now(), message.why)
+                self._work.answer()
             case _ if self.halted is not None:
                 self.send(member, self.halted)
             case m.Push():
                 self._push(member, message)
             case m.Passed():
-                now, ledger = self.now(), self._started.ledger
-                self._follow(ledger.passed(member.rank, now, message.looks, message.asked))
+                looks = message.looks, message.asked
+                self._follow(self._started.ledger.passed(member.rank, self.now(), *looks))
                 self._work.answer()
             case m.Meet() if self.peering is not None:
                 self.peering.meet(member, message, fds)
@@ -206,8 +209,7 @@ class Owner:
             self.peering = make_peering(run, self, self.send, lambda x: self._work.draw(x), self._report)
         for text in self._gathering.remarks:
             self.note("info", text)
-        if self._planned_epochs is not None:
-            self._plan(self._planned_epochs)
+        run.ledger.plan(self._planned_epochs)
         self._zero_s = self._clock()
         self.keeping.begin(run.ledger.pacer.clocks.version)
         self._enlist(members)
@@ -290,10 +292,10 @@ class Owner:
         run = self._started
         version = run.ledger.pacer.clocks.version
         batch = self._work.draw(member) if member.wants else None
-        self.send(member, m.Release(version, run.ledger.position(), batch))
+        self.send(member, m.Release(version, run.ledger.position(), batch, over=run.ledger.enough))
         self.on_release(member.rank)
 
-    # -- evaluation, reports, endings ---------------------------------------------------------
+    # -- reports, endings, small things -------------------------------------------------------
 
     def _report(self, member: Member, values: dict[str, float] | None) -> None:
         if values and self._run is not None:
@@ -367,8 +369,6 @@ class Owner:
         for text in last_remarks(run.ledger, self._skipped, finished):
             self.note("warning", text)
 
-    # -- small things -------------------------------------------------------------------------
-
     def note(self, level: Literal["info", "warning", "error"], text: str) -> None:
         """Something for people to read."""
         self.trace.write(events.Note(self.now(), level, text))
@@ -390,7 +390,7 @@ class Owner:
         return Evaluating(self._started, self.trace, self.now, self._follow, self.send, self._simulated)
 
     def _grant(self, member: Member, batch: Batch | None) -> None:
-        self.send(member, m.Grant(batch))
+        self.send(member, m.Grant(batch, self._started.ledger.enough))
         self.on_release(member.rank)
 
     def send(self, member: Member, message: m.FromStore, fds: tuple[int, ...] = ()) -> None:

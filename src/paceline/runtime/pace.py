@@ -11,6 +11,7 @@ import inspect
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class Pace(ABC):
         self._model: nn.Module | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._values: dict[str, float] = {}
-        self._left = False
+        self._left = self._stopped = False
 
     @property
     def lead(self) -> bool:
@@ -94,7 +95,7 @@ class Pace(ABC):
         """`range(count)`, telling the run how long it is going to be (progress bars like to know)."""
         if self.lead:
             self._plan(count)
-        yield from range(count)
+        yield from takewhile(lambda _: not self.stopped, range(count))
 
     def report(self, **values: float) -> None:
         """Tell the run a loss or whatever else is worth a line in the trace."""
@@ -125,6 +126,21 @@ class Pace(ABC):
         if self._left:
             raise RunError("pace.consensus() after pace.leave(): this worker takes no part any more.")
         return self._apart()
+
+    def stop(self, why: str = "") -> None:
+        """End training for all workers, as a last epoch would: loaders and `epochs` come to their end.
+
+        Any worker may say so, mostly the lead, which evaluates. `why` goes on record. Workers that are about
+        to compute a gradient still push it; a loop without a prepared loader asks `pace.stopped`.
+        """
+        if not (self.stopped or self._left):
+            self._stopped = True
+            self._end_work(why)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody has ended training (`stop`), as far as this worker has heard."""
+        return self._stopped
 
     def leave(self) -> None:
         """Take no further part, so that nobody waits for this worker. Ends of scripts do it by themselves."""
@@ -175,6 +191,9 @@ class Pace(ABC):
 
     @abstractmethod
     def _plan(self, epochs: int) -> None: ...
+
+    @abstractmethod
+    def _end_work(self, why: str) -> None: ...
 
     @abstractmethod
     def _warn(self, text: str) -> None: ...

@@ -311,7 +311,9 @@ class Peering:
             self._unreleased.discard(member.rank)
             clocks = self._run.ledger.pacer.clocks
             batch = self._draw(member) if member.wants else None
-            release = m.Release(clocks.version, clocks.clock(member.rank), batch)
+            release = m.Release(
+                clocks.version, clocks.clock(member.rank), batch, over=self._run.ledger.enough
+            )
         told = {"members": self._meeting.active, "release": release, "until": self._until}
         self._send(member, msgspec.structs.replace(met, **told, save_at=self._keeping.at))
 

@@ -142,6 +142,8 @@ class ReplayLoop:
             received = member.near.receive(m.worker_decoder)
         if received is None:
             self._owner.lost(member, "its process ended")
+        elif isinstance(received[0], m.Enough):
+            pass  # what follows from it is not replayed
         elif self._is_due_later(member, received[0]):
             self._held[member.rank].append(received)
         else:

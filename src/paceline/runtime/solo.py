@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,6 +99,9 @@ class Alone(Pace):
     def _plan(self, epochs: int) -> None:
         pass
 
+    def _end_work(self, why: str) -> None:
+        pass
+
     def _warn(self, text: str) -> None:
         print(f"warning: {text}", flush=True)
 
@@ -163,7 +166,7 @@ class LonePace(Alone):
         self._passes += 1
         if self._resumed is not None and self._passes <= self._resumed.passes:
             return
-        for batch in self._remaining(loader):
+        for batch in takewhile(lambda _: not self.stopped, self._remaining(loader)):
             self._batches += 1
             self._samples += count_samples(batch)
             self._repeats = False
@@ -260,6 +263,10 @@ class LonePace(Alone):
         per_epoch = _length(self._loader)[0]
         self._ledger.pacer.plan(None if per_epoch is None else epochs * per_epoch)
         self._trace.write(events.Planned(self.now(), epochs))
+
+    def _end_work(self, why: str) -> None:
+        self._write_down()
+        self._ledger.end_work(0, self.now(), why)
 
     def _warn(self, text: str) -> None:
         self._write_down()

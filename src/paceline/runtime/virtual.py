@@ -133,7 +133,7 @@ class VirtualLoop:
     def _ask(self, member: Member) -> None:
         """Wait, in real time, for what a released worker says next."""
         message = self._hear(member)
-        if isinstance(message, m.Away | m.Back | m.Say | m.Plan) and not member.gone:
+        if isinstance(message, m.Away | m.Back | m.Say | m.Plan | m.Enough) and not member.gone:
             self._at(self.now, "ask", member.rank)
 
     def _hear(self, member: Member) -> m.FromWorker | None:

@@ -70,7 +70,7 @@ class WorkerPace(Pace):
             return None
         if source is None:
             rank, size = (0, 1) if isinstance(loader.dataset, Partition) else (self.rank, self.size)
-            return StridedLoader(loader, rank, size, self._arrived, self._repeats)
+            return StridedLoader(loader, rank, size, self._arrived, self._repeats, lambda: self.stopped)
         orders = Orders(sampler, source.units, config.seed, fixed=config.shards in CHUNKED)
         dispensed = Dispensed(self._link, orders, source, whole, ready.epoch, injection)
         return PacedLoader(loader, dispensed, self._arrived, self._passed, self._repeats)
@@ -204,6 +204,15 @@ class WorkerPace(Pace):
 
     def _plan(self, epochs: int) -> None:
         self._link.plan(epochs)
+
+    @property
+    def stopped(self) -> bool:
+        return self._link.enough
+
+    def _end_work(self, why: str) -> None:
+        if self._model is None:
+            raise ConfigError("pace.stop() before pace.prepare(): there is no training yet. Prepare first.")
+        self._link.end_work(why)
 
     def _warn(self, text: str) -> None:
         self._link.say(text)

@@ -72,6 +72,8 @@ class Ledger:
         self.budget: Budget | None = None
         self._balancer: Balancer | None = None
         self._told = 0
+        self.enough = False
+        """Whether training is over, however much work is left."""
         self.samples = 0
         self._units = 0
         self._batches = 0
@@ -253,10 +255,16 @@ class Ledger:
             return self._units // usual
         return self._units * pushes // (usual * max(self._batches, 1))  # gradients of several batches
 
-    def plan(self, epochs: int) -> None:
-        """The script means to run this many epochs."""
+    def plan(self, epochs: int | None) -> None:
+        """The script means to run this many epochs, as far as it has told."""
         per_epoch = self.budget.source.samples if self.budget else None
-        self.pacer.plan(None if per_epoch is None else epochs * per_epoch)
+        self.pacer.plan(None if per_epoch is None or epochs is None else epochs * per_epoch)
+
+    def end_work(self, worker: int, now: float, why: str) -> None:
+        """A worker has ended training for all."""
+        if not self.enough:
+            self.enough = True
+            self.write(events.WorkEnded(now, worker, why))
 
     def resume_at(
         self, version: int, samples: int, units: int, pushes: int, batches: int | None = None

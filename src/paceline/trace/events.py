@@ -164,6 +164,18 @@ class Planned(Event, frozen=True, gc=False, tag="planned"):
     epochs: int
 
 
+class WorkEnded(Event, frozen=True, gc=False, tag="work_ended"):
+    """A worker's script has ended training for all, however many epochs were planned."""
+
+    worker: int
+    why: str
+
+    @property
+    def text(self) -> str:
+        """The same for people."""
+        return f"rank {self.worker} ended training for all{f': {self.why}' if self.why else ''}"
+
+
 class Reported(Event, frozen=True, gc=False, tag="reported"):
     """What a worker said with `pace.report`."""
 
@@ -262,6 +274,7 @@ AnyEvent = (
     | Came
     | Rested
     | Planned
+    | WorkEnded
     | Reported
     | Evaluated
     | Note

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.trace import Tally
-from paceline.trace.events import AnyEvent, Kept, ModelReady, Note, Planned, Progress, WorkerLeft
+from paceline.trace.events import AnyEvent, Kept, ModelReady, Note, Planned, Progress, WorkEnded, WorkerLeft
 from paceline.view import figures
 from paceline.view.palette import terminal_colour
 from paceline.view.workers import STATES, Workers
@@ -210,6 +210,8 @@ class RunProgress:
         if isinstance(event, Note):
             prefix = "" if event.level == "info" else f"{event.level}: "
             self.print(prefix + event.text, _NOTE_STYLES[event.level])
+        elif isinstance(event, WorkEnded):
+            self.print(event.text, _NOTE_STYLES["info"])
         elif isinstance(event, Kept):
             self.print(f"checkpoint after {event.version:,} updates", _NOTE_STYLES["info"])
         elif isinstance(event, WorkerLeft) and event.reason in ("died", "failed"):

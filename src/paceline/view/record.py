@@ -16,6 +16,7 @@ from paceline.trace.events import (
     Progress,
     Reported,
     RunStarted,
+    WorkEnded,
     WorkerJoined,
     WorkerLeft,
 )
@@ -73,6 +74,9 @@ class Record:
                 self.lost.append(event)
             case Note():
                 self.notes.append(event)
+                self.notes_seen += 1
+            case WorkEnded():
+                self.notes.append(Note(event.t, "info", event.text))
                 self.notes_seen += 1
             case Progress():
                 self._progress(event)
