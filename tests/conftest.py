@@ -24,7 +24,9 @@ ONE_CASE = {f"test_{subject}.py" for subject in ("gloo", "hosts_peers", "spread"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--every-case", action="store_true", help="run all cases of tests with real processes")
+    parser.addoption(
+        "--every-case", action="store_true", help="run all cases of tests with real processes, and long tests"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -32,11 +34,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     cases, always the same ones, and different tests different ones."""
     if config.getoption("--every-case"):
         return
+    left_out = {item for item in items if item.get_closest_marker("long")}
     cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.path.parent.name == "e2e":
             cases[item.nodeid.partition("[")[0]].append(item)
-    left_out: set[pytest.Item] = set()
     for name, some in cases.items():
         most = 1 if some[0].path.name in ONE_CASE else MOST_CASES
         left_out |= set(some).difference(evenly(some, most, name))

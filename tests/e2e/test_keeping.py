@@ -135,7 +135,13 @@ def test_peers_that_took_checkpoints_arrive_where_they_do_without(lab: Lab, prot
 
 
 def test_peers_go_on_when_one_is_killed_that_a_checkpoint_waited_for(lab: Lab) -> None:
-    dials: dict[str, Any] = {"workers": 3, "protocol": "local_sgd", "checkpoint_every": "1"}
+    tight = TIGHT["local_sgd"]  # so that nobody is at its pause before the checkpoint is agreed on
+    dials: dict[str, Any] = {
+        "workers": 3,
+        "protocol": "local_sgd",
+        "settings": tight,
+        "checkpoint_every": "1",
+    }
     running = paused(lab, "momentum", **dials)
     wait_until(lambda: saved_in(running.config.path) is not None, "a checkpoint is on the disk")
     running.kill(1)

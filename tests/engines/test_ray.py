@@ -161,6 +161,7 @@ def test_without_ray_one_line_says_what_to_install(tmp_path: Path) -> None:
     assert error_lines(done.stderr) == ["error: --engine ray needs Ray: pip install 'paceline[ray]'."]
 
 
+@pytest.mark.long
 def test_a_node_of_ray_that_is_lost_takes_its_workers_along_and_the_others_go_on(
     testbeds: Testbeds, tmp_path: Path
 ) -> None:

@@ -27,7 +27,7 @@ from support.runs import SCRIPTS, Lab, once, wait_until
 from support.tensors import assert_equal
 
 SIZES = ("--samples", "80", "--batch", "4", "--epochs", "2")
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(240)
 
 
 LAUNCH = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -91,7 +91,7 @@ def two_nodes(folder: Path, *command: str) -> tuple[list[int], str]:
             subprocess.Popen([*launch, *meet, "--node-rank", str(rank), *command], **dials)
             for rank in range(2)
         ]
-        statuses = [node.wait(140) for node in nodes]
+        statuses = [node.wait(200) for node in nodes]
     wait_until(lambda: not strays(folder), "all processes have ended", 20)
     return statuses, (folder / "said").read_text()
 
@@ -160,6 +160,7 @@ class Plain:
         wait_until(lambda: not strays(self.folder), "all are killed", 20)
 
 
+@pytest.mark.long
 def test_killed_as_a_whole_workers_of_a_shell_go_on_from_a_checkpoint(lab: Lab, tmp_path: Path) -> None:
     """At the same port, and rank 1 where the folder of the run is not to be found."""
     case = ("--", "momentum", *SIZES, "--shuffle")

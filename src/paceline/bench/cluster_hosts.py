@@ -123,7 +123,7 @@ class Started:
         """Wait until a host has its rank; False when something has ended first."""
         deadline = time.monotonic() + SEATED_S
         while self.failure() is None:
-            seat = re.search(r"ranks (\d+) of", self._said(host).read_text())
+            seat = re.search(r"ranks? (\d+) of", self._said(host).read_text())
             if seat is not None:
                 assert int(seat[1]) == rank, "hosts are called one by one"
                 return True
