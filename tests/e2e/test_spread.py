@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from paceline.engines.local import LocalEngine
 from paceline.fabric.wire import TLS_MAGIC
 from paceline.store.folders import saved_in
 from paceline.trace.events import Decided, Evaluated, Kept, WorkerJoined, WorkerLeft
-from support.runs import Lab, Run, once, wait_until
+from support.runs import Lab, Run, children, once, wait_until
 from support.shell import Shell
 from support.spread import Spread
 from support.tensors import assert_equal
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")
-def others(warm_lab: Lab) -> Iterator[list[LocalEngine]]:
+def warm_others(warm_lab: Lab) -> Iterator[list[LocalEngine]]:
     """Engines of two other hosts."""
     engines = [LocalEngine(), LocalEngine()]
     warm_lab.further.update(engine._process.pid for engine in engines)
@@ -44,6 +45,19 @@ def others(warm_lab: Lab) -> Iterator[list[LocalEngine]]:
     for engine in engines:
         warm_lab.further.discard(engine._process.pid)
         engine.close()
+
+
+@pytest.fixture
+def others(lab: Lab, warm_others: list[LocalEngine]) -> Iterator[list[LocalEngine]]:
+    """The same for one test. Engines on which a test left a run are of no use to the next one."""
+    yield warm_others
+    unheard, _, _ = select.select([engine._channel for engine in warm_others], [], [], 0)
+    if unheard or any(children(engine._process.pid) for engine in warm_others):
+        for at, engine in enumerate(warm_others):
+            lab.further.discard(engine._process.pid)
+            engine.close()
+            warm_others[at] = LocalEngine()
+            lab.further.add(warm_others[at]._process.pid)
 
 
 def assert_each_gradient_is_in_every_portion_once(run: Run) -> None:

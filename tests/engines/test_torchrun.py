@@ -23,6 +23,7 @@ from paceline.errors import ConfigError
 from paceline.store.folders import saved_in
 from paceline.trace import read_trace
 from paceline.trace.events import Decided, Event, RunEnded, WorkerJoined
+from support.ports import free_port
 from support.runs import SCRIPTS, Lab, once, wait_until
 from support.tensors import assert_equal
 
@@ -94,11 +95,6 @@ def two_nodes(folder: Path, *command: str) -> tuple[list[int], str]:
         statuses = [node.wait(200) for node in nodes]
     wait_until(lambda: not strays(folder), "all processes have ended", 20)
     return statuses, (folder / "said").read_text()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 def test_after_a_restart_workers_of_all_nodes_go_on_from_what_the_failed_run_left(tmp_path: Path) -> None:

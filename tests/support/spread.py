@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from paceline.engines.hosting import enrol
 from paceline.engines.local import LocalEngine
 from paceline.fabric.tls import Trust
 from support.hosts import SECRET, Wire, listening
+from support.ports import free_port
 from support.runs import LONGEST_S, Lab, Run, children
 
 
@@ -74,9 +74,3 @@ class Spread:
         for wire in [*self.wires, *self.doors]:
             wire.close()
         return run
-
-
-def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
