@@ -12,12 +12,13 @@ from torch import Tensor
 
 from paceline.errors import ConfigError
 from paceline.protocols.selsync import SelSync
+from paceline.protocols.settings import make_any
 from support.peers import Crew
 from support.problems import Gradient, MakeOptimizer, adam, large_batch, momentum, noisy, sgd
 
 close = torch.testing.assert_close
 seeds = st.integers(0, 99)
-deltas = st.sampled_from([0.0, 0.02, 0.1, 0.3, 1e9])
+deltas = st.sampled_from([0.0, 0.02, 0.1, 0.3, 1e9, float("inf")])
 
 
 def synchronised(crew: Crew, iterations: int) -> list[int]:
@@ -54,10 +55,12 @@ def test_all_workers_take_the_same_branch_at_every_step(
 
 
 @given(seed=seeds, window=st.integers(1, 5))
-def test_until_the_window_is_full_every_step_synchronises_and_none_later_if_delta_is_huge(
+def test_until_the_window_is_full_every_step_synchronises_and_none_later_if_delta_is_infinite(
     seed: int, window: int
 ) -> None:
-    crew = Crew(SelSync(delta=1e9, window=window), 3, noisy(seed), seed=seed)
+    protocol = make_any("selsync", {"delta": "inf", "window": window})
+    assert isinstance(protocol, SelSync)
+    crew = Crew(protocol, 3, noisy(seed), seed=seed)
     assert synchronised(crew, 10) == list(range(1, window + 1))
     assert not crew.equal()
 

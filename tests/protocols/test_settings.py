@@ -94,8 +94,9 @@ def test_about_tells_type_default_and_help_of_a_setting() -> None:
         ("ssp", "staleness", "1.5", "takes a whole number, got '1.5'"),
         ("bounded_ps", "buffered", "perhaps", "takes true or false, got 'perhaps'"),
         ("diloco", "lr", "fast", "takes a number, got 'fast'"),
-        ("diloco", "lr", "nan", "takes a finite number, got 'nan'"),
-        ("diloco", "momentum", float("inf"), "takes a finite number, got inf"),
+        ("diloco", "lr", "nan", "takes a number, got 'nan'"),
+        ("diloco", "lr", "inf", "a finite lr > 0"),
+        ("diloco", "momentum", float("inf"), "momentum in [0, 1), got lr=0.7, momentum=inf"),
     ],
 )
 def test_a_value_that_is_no_such_setting_is_refused_with_what_it_takes(

@@ -32,9 +32,10 @@ class DiLoCo(Peer):
 
     def __post_init__(self) -> None:
         check_period("DiLoCo", self.period)
-        if self.lr <= 0 or not 0 <= self.momentum < 1:
+        if not 0 < self.lr < float("inf") or not 0 <= self.momentum < 1:
             raise ConfigError(
-                f"DiLoCo needs lr > 0 and momentum in [0, 1), got lr={self.lr:g}, momentum={self.momentum:g}."
+                f"DiLoCo needs a finite lr > 0 and momentum in [0, 1), got lr={self.lr:g}, "
+                f"momentum={self.momentum:g}."
             )
 
     @property

@@ -11,7 +11,7 @@ import inspect
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from math import isfinite
+from math import isnan
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -109,8 +109,8 @@ def _convert(protocol: str, key: str, value: Any, types: dict[str, Any]) -> Any:
         what = {int: "takes a whole number", float: "takes a number", bool: "takes true or false"}
         words = what.get(kind, str(error))
         raise ConfigError(f"setting {key} of protocol {protocol!r} {words}, got {value!r}.") from None
-    if isinstance(converted, float) and not isfinite(converted):
-        raise ConfigError(f"setting {key} of protocol {protocol!r} takes a finite number, got {value!r}.")
+    if isinstance(converted, float) and isnan(converted):
+        raise ConfigError(f"setting {key} of protocol {protocol!r} takes a number, got {value!r}.")
     return converted
 
 
