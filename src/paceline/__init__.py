@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import ConfigError, PacelineError, RunError, RunStopped
 
 if TYPE_CHECKING:
-    from paceline.runtime.pace import Pace
+    from paceline.runtime.worker.pace import Pace
 
 __version__ = "0.1.0"
 __all__ = ["ConfigError", "PacelineError", "RunError", "RunStopped", "join", "run"]
@@ -26,7 +26,7 @@ def join(protocol: str | None = None, **settings: Any) -> Pace:
     The protocol and settings named here are the script's defaults: the command's flags win.
     """
     from paceline.engines.torchrun import sit_down
-    from paceline.runtime.joining import join
+    from paceline.runtime.join import join
 
     sit_down()
     return join(protocol, **settings)

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from paceline.errors import ConfigError
-from paceline.protocols.compression import parse_compression
+from paceline.protocols.rules.compression import parse_compression
 
 Weighting = Literal["mean", "sum"] | float
 MOST_WORKERS = 10_000

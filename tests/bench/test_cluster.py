@@ -8,17 +8,17 @@ import msgspec
 import pytest
 import torch
 
-from paceline.bench import cifar
-from paceline.bench.cluster import Outcome, _row, check
-from paceline.bench.cluster_course import Course, Figures
-from paceline.bench.cluster_entries import entries, every_entry, parse_entry
-from paceline.bench.cluster_scene import FULL, QUICK, Scene
-from paceline.bench.cluster_script import copy_of, keeper, network
-from paceline.bench.plan import Plan
-from paceline.bench.record import Record
-from paceline.bench.run import chosen
+from paceline.bench.cluster import cifar
+from paceline.bench.cluster.cluster import Outcome, _row, check
+from paceline.bench.cluster.course import AccuracyCourse, Figures
+from paceline.bench.cluster.entries import entries, every_entry, parse_entry
+from paceline.bench.cluster.scene import FULL, QUICK, Scene
+from paceline.bench.cluster.script import copy_of, keeper, network
+from paceline.bench.harness.plan import BenchPlan
+from paceline.bench.harness.record import BenchRecord
+from paceline.bench.harness.run import chosen
 from paceline.errors import ConfigError
-from paceline.protocols import PEERS, PROTOCOLS
+from paceline.protocols import PACED, PEERS
 from paceline.testbed import why_not
 from paceline.trace import TraceWriter
 from paceline.trace.events import SCHEMA, Decided, Evaluated, Event, RunStarted
@@ -45,7 +45,7 @@ def test_both_sides_train_on_hosts_with_all_workers_and_are_compared(tmp_path: P
     words = ["bench", "cluster", "--quick", "--protocols", "bsp"]
     done = run_command(*words, "--json", cwd=tmp_path, timeout_s=280.0)
     assert done.returncode == 0, done.stderr
-    [record] = msgspec.json.decode(done.stdout, type=list[Record])
+    [record] = msgspec.json.decode(done.stdout, type=list[BenchRecord])
     assert [row.case["protocol"] for row in record.rows] == ["ddp", "bsp"]
     for row in record.rows:
         assert row.value is not None, row.remark
@@ -57,7 +57,7 @@ def test_both_sides_train_on_hosts_with_all_workers_and_are_compared(tmp_path: P
 def test_every_protocol_takes_part_ddp_first_and_balanced_batches_once() -> None:
     names = [entry.name for entry in every_entry()]
     assert names[0] == "ddp"
-    assert sorted(names) == sorted(["ddp", "bsp+balance", *PROTOCOLS, *PEERS])
+    assert sorted(names) == sorted(["ddp", "bsp+balance", *PACED, *PEERS])
 
 
 def test_settings_are_shown_in_full_and_given_ones_win() -> None:
@@ -93,13 +93,13 @@ def test_a_wrong_entry_is_named(text: str, said: str) -> None:
 @needs_hosts
 def test_without_data_it_says_what_it_needs_and_where_that_is() -> None:
     with pytest.raises(ConfigError, match=r"--data DIR, .*test_batch.bin .*kriz/cifar"):
-        chosen(["cluster"], Plan())
+        chosen(["cluster"], BenchPlan())
 
 
 def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(ConfigError, match="which only root may"):
-        check(Plan(quick=True))
+        check(BenchPlan(quick=True))
 
 
 def test_images_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_copies_are_the_weights_and_numbered(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1.safetensors", "2.safetensors"]
 
 
-def followed(tmp_path: Path, events: list[Event], accuracies: list[float]) -> Course:
+def followed(tmp_path: Path, events: list[Event], accuracies: list[float]) -> AccuracyCourse:
     """A course after these events; copies get these accuracies in turn."""
     writer = TraceWriter(tmp_path / "trace.jsonl")
     writer.write(RunStarted(0.0, SCHEMA, "r", "bsp", {}, 4, 0, False, ""))
@@ -150,7 +150,7 @@ def followed(tmp_path: Path, events: list[Event], accuracies: list[float]) -> Co
             copy_of(tmp_path, int(event.values["copy"])).touch()
     writer.close()
     left = iter(accuracies)
-    course = Course(SCENE, tmp_path, lambda path: next(left))
+    course = AccuracyCourse(SCENE, tmp_path, lambda path: next(left))
     course.look([tmp_path / "trace.jsonl"])
     return course
 

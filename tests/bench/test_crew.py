@@ -7,27 +7,27 @@ from functools import partial
 
 import pytest
 
-from paceline.bench.crew import Crew, in_turns
+from paceline.bench.harness.crew import BenchCrew, in_turns
 from paceline.errors import RunError
 from support.stations import Broken, Sleeper
 
 
 def test_a_world_of_one_that_was_to_be_two_is_refused() -> None:
     with (
-        Crew("side", [partial(Sleeper, 1), partial(Sleeper, 1)]) as crew,
+        BenchCrew("side", [partial(Sleeper, 1), partial(Sleeper, 1)]) as crew,
         pytest.raises(RunError, match=r"asked for a world of 2 .* worlds of \[1, 1\]"),
     ):
         crew.muster()
 
 
 def test_a_round_lasts_as_long_as_its_slowest_worker() -> None:
-    with Crew("side", [partial(Sleeper, 2, 0.0), partial(Sleeper, 2, 0.05)]) as crew:
+    with BenchCrew("side", [partial(Sleeper, 2, 0.0), partial(Sleeper, 2, 0.05)]) as crew:
         crew.muster()
         assert crew.round() >= 0.05
 
 
 def test_sides_take_turns_block_by_block() -> None:
-    with Crew("a", [partial(Sleeper, 1)]) as one, Crew("b", [partial(Sleeper, 1, 0.01)]) as other:
+    with BenchCrew("a", [partial(Sleeper, 1)]) as one, BenchCrew("b", [partial(Sleeper, 1, 0.01)]) as other:
         one.muster()
         other.muster()
         seen = in_turns((one, other), blocks=3, rounds=2)
@@ -36,14 +36,14 @@ def test_sides_take_turns_block_by_block() -> None:
 
 
 def test_what_a_station_raises_is_shown() -> None:
-    with Crew("side", [partial(Broken, 1)]) as crew:
+    with BenchCrew("side", [partial(Broken, 1)]) as crew:
         crew.muster()
         with pytest.raises(RunError, match="out of order"):
             crew.round()
 
 
 def test_a_worker_that_vanishes_ends_the_benchmark() -> None:
-    with Crew("side", [partial(Sleeper, 1, 30.0)]) as crew:
+    with BenchCrew("side", [partial(Sleeper, 1, 30.0)]) as crew:
         crew.muster()
         crew.tell(0, "exchange")
         os.kill(crew.pids[0], 9)
@@ -52,7 +52,7 @@ def test_a_worker_that_vanishes_ends_the_benchmark() -> None:
 
 
 def test_nobody_is_left_when_a_crew_is_closed() -> None:
-    crew = Crew("side", [partial(Sleeper, 2), partial(Sleeper, 2)])
+    crew = BenchCrew("side", [partial(Sleeper, 2), partial(Sleeper, 2)])
     crew.muster()
     pids = crew.pids
     crew.close()

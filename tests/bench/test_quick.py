@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.bench import ray_server
-from paceline.bench.plan import Plan
-from paceline.bench.run import BENCHMARKS, chosen, run
+from paceline.bench.harness import ray_server
+from paceline.bench.harness.plan import BenchPlan
+from paceline.bench.harness.run import BENCHMARKS, chosen, run
 from paceline.errors import ConfigError
-from paceline.protocols import PROTOCOLS
+from paceline.protocols import PACED
 
 pytestmark = pytest.mark.timeout(300)
 
 
 def quick(name: str) -> list[dict[str, object]]:
     """The cases of a quick run, after a look at what every row must have."""
-    record = run(name, Plan(quick=True), say=lambda text: None)
+    record = run(name, BenchPlan(quick=True), say=lambda text: None)
     assert (record.name, record.quick, record.seed) == (name, True, 0)
     assert record.question
     for row in record.rows:
@@ -56,7 +56,7 @@ def test_store_compares_with_rpc_and_ray_for_one_worker_and_for_two() -> None:
 def test_store_says_so_when_there_is_no_ray_to_compare_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_server, "installed", lambda: False)
     said: list[str] = []
-    record = run("store", Plan(quick=True), said.append)
+    record = run("store", BenchPlan(quick=True), said.append)
     assert {row.case["peer"] for row in record.rows} == {"torch rpc"}
     assert any("Ray is not installed" in text for text in said)
 
@@ -78,10 +78,10 @@ def test_trace_is_measured_for_a_lone_worker_and_for_teams() -> None:
 
 
 def test_simulator_runs_every_registered_protocol() -> None:
-    assert [case["protocol"] for case in quick("simulator")] == sorted(PROTOCOLS)
+    assert [case["protocol"] for case in quick("simulator")] == sorted(PACED)
 
 
 def test_no_name_means_all_that_there_are_data_for_and_a_wrong_one_is_named() -> None:
-    assert chosen([], Plan()) == [name for name in BENCHMARKS if name != "cluster"]
+    assert chosen([], BenchPlan()) == [name for name in BENCHMARKS if name != "cluster"]
     with pytest.raises(ConfigError, match="Did you mean 'exchange'"):
-        chosen(["exchnge"], Plan())
+        chosen(["exchnge"], BenchPlan())

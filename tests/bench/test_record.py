@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from paceline.bench.machine import copy_bandwidth, look_around, memory_limit_s
-from paceline.bench.record import Record, Row, write_record
-from paceline.bench.stats import Interval, paired_ratio, ratio_of_medians, spread
+from paceline.bench.harness.machine import copy_bandwidth, look_around, memory_limit_s
+from paceline.bench.harness.record import BenchRecord, BenchRow, write_record
+from paceline.bench.harness.stats import Interval, paired_ratio, ratio_of_medians, spread
 
 
-def row(value: float = 6.0, target: float | None = 5.0) -> Row:
+def row(value: float = 6.0, target: float | None = 5.0) -> BenchRow:
     """Twice as slow as memory allows, six times as fast as the peer."""
-    return Row(
+    return BenchRow(
         case={"MB": 100, "workers": 2},
         measured={"paceline": spread([0.01, 0.02, 0.03]), "gloo": spread([0.1, 0.12, 0.14])},
         figure="speedup",
@@ -25,8 +25,8 @@ def row(value: float = 6.0, target: float | None = 5.0) -> Row:
     )
 
 
-def record(rows: list[Row]) -> Record:
-    return Record(
+def record(rows: list[BenchRow]) -> BenchRecord:
+    return BenchRecord(
         name="exchange",
         question="How long?",
         date="2030-01-02",
@@ -48,7 +48,7 @@ def test_a_page_names_command_hardware_versions_seed_and_distance_to_the_memory_
 def test_the_json_beside_the_page_reads_back_as_the_same_record(tmp_path: Path) -> None:
     kept = record([row(), row(4.0)])
     page = write_record(tmp_path, kept)
-    read = msgspec.json.decode(page.with_suffix(".json").read_bytes(), type=Record)
+    read = msgspec.json.decode(page.with_suffix(".json").read_bytes(), type=BenchRecord)
     assert read == kept
     assert [r.met for r in read.rows] == [True, False]
 
@@ -75,7 +75,7 @@ def test_without_a_target_nothing_is_claimed() -> None:
 def test_a_value_that_nobody_knows_is_left_out_and_read_back_as_unknown(tmp_path: Path) -> None:
     kept = record([msgspec.structs.replace(row(), value=None, figure="ratio", measured={}, limit_s=None)])
     page = write_record(tmp_path, kept)
-    assert msgspec.json.decode(page.with_suffix(".json").read_bytes(), type=Record) == kept
+    assert msgspec.json.decode(page.with_suffix(".json").read_bytes(), type=BenchRecord) == kept
     assert kept.rows[0].met is None
     assert "| figure |" not in page.read_text()
 

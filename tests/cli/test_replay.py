@@ -14,7 +14,7 @@ SCRIPT = SCRIPTS / "train.py"
 ARGS = ("--", "momentum", "--samples", 64, "--epochs", 2)
 
 
-PROTOCOLS = {
+PACED = {
     **dict.fromkeys(("asp", "ssp", "dssp", "bsp", "elastic_bsp", "psp", "backup_bsp"), ()),
     "hybrid_sgd": ("threshold=constant", "first=2", "wait=never"),
     "bounded_ps": ("buffered=true", "resync=2"),
@@ -25,7 +25,7 @@ APART = ("psp", "form=distributed", "poll_s=0.003")
 
 
 @pytest.mark.parametrize(
-    "asked", [*((name, *each) for name, each in PROTOCOLS.items()), POLLING, APART], ids=" ".join
+    "asked", [*((name, *each) for name, each in PACED.items()), POLLING, APART], ids=" ".join
 )
 def test_a_replayed_run_arrives_at_the_same_weights_bit_for_bit(shell: Shell, asked: tuple[str, ...]) -> None:
     protocol, *settings = asked

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from paceline.cli.tune import app
 from paceline.config import RunConfig
 from paceline.errors import RunError
-from paceline.protocols.phases import parse_phases
+from paceline.protocols.paced.phases import parse_phases
 from paceline.trace import Result, Tally
 from paceline.trace.events import SCHEMA, Decided, Evaluated, RunEnded, RunStarted
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import paceline.protocols
-from paceline.protocols import PROTOCOLS, Pacing
+from paceline.protocols import PACED, Pacing
 from paceline.protocols.settings import about, make, resolved
 
-FILES = sorted(Path(paceline.protocols.__file__).parent.glob("*.py"))
+FILES = sorted(Path(paceline.protocols.__file__).parent.rglob("*.py"))
 FORBIDDEN = {"torch", "socket", "threading", "multiprocessing", "asyncio", "time", "subprocess"}
-every_name = pytest.mark.parametrize("name", sorted(PROTOCOLS))
+every_name = pytest.mark.parametrize("name", sorted(PACED))
 
 
 @every_name
@@ -40,7 +40,7 @@ def test_every_setting_has_help_and_its_default(name: str) -> None:
 @every_name
 def test_its_defaults_are_a_pacing_rule(name: str) -> None:
     assert isinstance(make(name), Pacing)
-    assert isinstance(PROTOCOLS[name].lockstep, bool)
+    assert isinstance(PACED[name].lockstep, bool)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis.strategies import integers
 
 from paceline.protocols import Clocks, Decision, Fate, Pacer, Pacing, Verdict
-from paceline.protocols.base import memory, restore
-from paceline.protocols.psp_distributed import PeerBarrier, own_barrier
+from paceline.protocols.core.base import memory, restore
+from paceline.protocols.paced.psp_distributed import PeerBarrier, own_barrier
 from paceline.protocols.settings import make, resolved
 from support.drive import Schedule, Step, drive
 from support.schedules import schedules

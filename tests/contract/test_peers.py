@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
-from paceline.protocols import PEERS, PROTOCOLS, Peer
+from paceline.protocols import PACED, PEERS, Peer
 from paceline.protocols.settings import about, make, make_any, make_peer, resolved
 from support.peers import Crew
 from support.problems import large_batch, momentum, noisy
@@ -73,7 +73,7 @@ def test_it_is_made_by_name_and_is_no_paced_protocol(name: str) -> None:
 
 
 def test_a_name_belongs_to_one_family_and_a_misspelt_one_is_told_both() -> None:
-    assert not PEERS.keys() & PROTOCOLS.keys()
+    assert not PEERS.keys() & PACED.keys()
     with pytest.raises(ConfigError, match=r"'local_sdg'\. Did you mean 'local_sgd'\?.*asp.*selsync.*ssp"):
         make_peer("local_sdg")
 

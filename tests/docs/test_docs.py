@@ -114,10 +114,10 @@ def test_every_link_leads_to_a_file(page: Path) -> None:
 
 
 def test_readme_names_every_protocol_with_its_promise() -> None:
-    from paceline.protocols import PEERS, PROTOCOLS
+    from paceline.protocols import PACED, PEERS
     from paceline.protocols.settings import about
 
     readme = (ROOT / "README.md").read_text()
-    for name in [*PROTOCOLS, *PEERS]:
+    for name in [*PACED, *PEERS]:
         row = next(line for line in readme.splitlines() if line.startswith(f"| `{name}` |"))
         assert about(name).promise.rstrip(".") in row

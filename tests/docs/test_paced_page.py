@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.protocols import PROTOCOLS
+from paceline.protocols import PACED
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -17,7 +17,7 @@ import paced_page  # noqa: E402
 
 def test_every_paced_protocol_has_a_row_on_every_cluster() -> None:
     rows = {row.split(":")[0].removesuffix(" + balance") for row in paced_page.ROWS}
-    assert rows == set(PROTOCOLS)
+    assert rows == set(PACED)
     text = paced_page.PAGE.read_text()
     for title in paced_page.CLUSTERS.values():
         section = text.split(f"## {title}\n")[1].split("\n## ")[0]

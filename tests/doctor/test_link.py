@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.doctor.link import Link, judge, measure
-from paceline.doctor.server import Server, Side
+from paceline.doctor.link import MeasuredLink, judge, measure
+from paceline.doctor.server import LinkServer, Side
 from paceline.doctor.wire import MAGIC, connect
 from paceline.errors import ConfigError
 from paceline.fabric.wire import enter
@@ -42,7 +42,7 @@ main()
 @contextmanager
 def serving() -> Iterator[str]:
     """A serving doctor on loopback, and its address."""
-    server = Server("127.0.0.1:0", SECRET)
+    server = LinkServer("127.0.0.1:0", SECRET)
     thread = threading.Thread(target=server.serve)
     thread.start()
     try:
@@ -177,8 +177,8 @@ def side(**changed: Any) -> Side:
     return msgspec.structs.replace(Side("a", 2, "3.11.7", "0.1.0", "2.6.0"), **changed)
 
 
-def link(**changed: Any) -> Link:
-    good = Link("b", 9e3, 9e3, 0.1, 0.2, 0.0, 1e-4, side(), side(host="b"))
+def link(**changed: Any) -> MeasuredLink:
+    good = MeasuredLink("b", 9e3, 9e3, 0.1, 0.2, 0.0, 1e-4, side(), side(host="b"))
     return msgspec.structs.replace(good, **changed)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from e2e.scripts.cases import CASES, large_batch
-from paceline.protocols import PROTOCOLS
+from paceline.protocols import PACED
 from paceline.trace.events import Decided, Note, RunStarted
 from support.runs import Lab, Run, Running, once, wait_until
 from support.tensors import assert_close, assert_equal
@@ -117,7 +117,7 @@ def test_after_a_kill_the_others_share_the_work_by_their_speed(lab: Lab, protoco
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+@pytest.mark.parametrize("protocol", sorted(PACED))
 def test_whoever_is_killed_whenever_every_position_is_used_exactly_once(
     lab: Lab, protocol: str, seed: int
 ) -> None:

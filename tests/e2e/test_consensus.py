@@ -108,7 +108,7 @@ def test_whoever_asks_and_dies_holds_nobody_up(lab: Lab) -> None:
         "import os, signal, sys\n"
         f"sys.path.insert(0, {str(SCRIPTS)!r})\n"
         "import paceline\n"
-        "from paceline.runtime.messages import Away\n"
+        "from paceline.runtime.messages.workers import Away\n"
         "from cases import CASES\n"
         "from torch.utils.data import DataLoader, TensorDataset\n"
         "pace = paceline.join()\n"

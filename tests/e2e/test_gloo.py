@@ -13,7 +13,7 @@ import torch
 
 from e2e.scripts.cases import CASES, in_rounds, large_batch
 from paceline.protocols import PEERS
-from paceline.runtime.collecting import MOST_GROUPS
+from paceline.runtime.meeting.collective import MOST_GROUPS
 from paceline.trace.events import Evaluated, Exchanged
 from support.runs import Lab, once
 from support.tensors import assert_close, assert_equal, assert_finite
@@ -277,7 +277,7 @@ def test_a_worker_that_dies_while_all_connect_ends_the_run(lab: Lab) -> None:
     """The others wait for it inside of torch, so they are ended from outside after a while."""
     script = lab.script(
         "import os, torch, paceline\n"
-        "from paceline.runtime import collective_worker\n"
+        "from paceline.runtime.peer.collective import worker as collective_worker\n"
         "pace = paceline.join()\n"
         "if pace.rank == 1:\n"
         "    collective_worker.Collective = lambda *args: os.kill(os.getpid(), 9)\n"

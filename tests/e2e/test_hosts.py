@@ -11,7 +11,7 @@ import pytest
 from paceline.engines.hosting import enrol
 from paceline.engines.local import LocalEngine
 from paceline.errors import ConfigError
-from paceline.protocols import PROTOCOLS
+from paceline.protocols import PACED
 from paceline.trace.events import WorkerJoined, WorkerLeft
 from support.hosts import SECRET, Apart
 from support.runs import Lab, once, wait_until
@@ -47,7 +47,7 @@ def test_bsp_over_two_hosts_equals_bsp_on_one_bit_for_bit(
     assert far.used() == once(EPOCHS, SAMPLES)
 
 
-@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+@pytest.mark.parametrize("protocol", sorted(PACED))
 def test_a_wire_cut_again_and_again_loses_and_doubles_nothing(
     lab: Lab, elsewhere: LocalEngine, protocol: str
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from paceline.engines.local import LocalEngine
 from paceline.errors import ConfigError
-from paceline.protocols.peer import settles
+from paceline.protocols.core.peer import settles
 from paceline.protocols.settings import make_peer
 from paceline.trace.events import Evaluated, Exchanged, Reported, WorkerLeft
 from support.hosts import Apart

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from paceline.protocols import PROTOCOLS
+from paceline.protocols import PACED
 from paceline.trace.events import WorkerLeft
 from support.command import error_lines, start_command
 from support.runs import SCRIPTS, Lab, Running, children, once, wait_until
@@ -36,7 +36,7 @@ def kill_some(running: Running, random: Random) -> set[int]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+@pytest.mark.parametrize("protocol", sorted(PACED))
 def test_whoever_is_killed_whenever_every_position_is_used_exactly_once(
     lab: Lab, protocol: str, seed: int
 ) -> None:
@@ -51,7 +51,7 @@ def test_whoever_is_killed_whenever_every_position_is_used_exactly_once(
     assert_finite(run.weights)
 
 
-@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+@pytest.mark.parametrize("protocol", sorted(PACED))
 def test_the_work_of_those_killed_at_the_very_end_is_done_by_the_last_one(
     lab: Lab, protocol: str, tmp_path: Path
 ) -> None:

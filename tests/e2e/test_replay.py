@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.protocols import PROTOCOLS, Decision, Pacer
+from paceline.protocols import PACED, Decision, Pacer
 from paceline.protocols.settings import make
 from paceline.trace.events import Asked, Decided, ModelReady, Passed, Planned, WorkerJoined, WorkerLeft
 from support.runs import Lab, Run
@@ -87,7 +87,7 @@ def test_a_recorded_run_is_decided_again_in_the_same_way(lab: Lab, variant: tupl
         assert as_recorded(decision) == recorded(event)
 
 
-@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+@pytest.mark.parametrize("protocol", sorted(PACED))
 def test_a_recorded_run_with_a_death_is_decided_again_in_the_same_way(lab: Lab, protocol: str) -> None:
     args = ("momentum", "--samples", 120, "--batch", 4, "--epochs", 10)
     running = lab.start("train.py", *args, protocol=protocol, **DIALS | {"slow": {3: 300.0}})

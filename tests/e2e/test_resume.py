@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from e2e.scripts.cases import CASES
-from paceline.protocols import PROTOCOLS
+from paceline.protocols import PACED
 from support.runs import Lab, Run, Running, once
 from support.tensors import assert_equal, assert_finite
 
@@ -59,7 +59,7 @@ def test_bsp_stopped_and_resumed_equals_bsp_uninterrupted_bit_for_bit(
     assert second.result.updates == whole.result.updates
 
 
-@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+@pytest.mark.parametrize("protocol", sorted(PACED))
 def test_every_position_is_used_exactly_once_over_both_runs(lab: Lab, protocol: str) -> None:
     first, second = in_two_parts(lab, "momentum", waiting=1, workers=4, protocol=protocol, slow={3: 3.0})
     assert first.used() + second.used() == once(EPOCHS, SAMPLES)

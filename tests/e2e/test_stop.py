@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.trace.events import WorkEnded, WorkerLeft
-from paceline.view.report import write_report
+from paceline.view.report.report import write_report
 from support.runs import Lab, Run
 from support.shell import Shell
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from safetensors.torch import load_file
 
-from paceline.testbed import Host, Testbed
+from paceline.testbed import BedHost, Testbed
 from paceline.trace import read_trace
 from paceline.trace.events import Decided, WorkerJoined, WorkerLeft
 from paceline.trace.tally import Result
@@ -155,7 +155,7 @@ def test_a_host_that_loses_power_is_given_up_and_its_work_is_done_by_others(
 
 def torchrun(hosts: Hosts, host: str, node: int, *flags: str) -> None:
     """One node of two."""
-    first: Host = hosts.bed["a"]
+    first: BedHost = hosts.bed["a"]
     launch = ("--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "2")
     meet = ("--master-addr", first.address, "--master-port", "29500")
     script = ("train", str(SCRIPTS / "train.py"), *flags, "--", "normed", *SIZES)

@@ -27,7 +27,7 @@ from paceline.cli.conduct import conduct
 from paceline.engines.control import Ended
 from paceline.engines.spark import SparkEngine, check_master, check_slots, connect, train_on
 from paceline.errors import ConfigError, RunError
-from paceline.store.folders import saved_in
+from paceline.store.disk.folders import saved_in
 from paceline.trace import read_trace
 from paceline.trace.events import Exchanged
 from support.runs import TOKEN, Lab, Run, once, wait_until

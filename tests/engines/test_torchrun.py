@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 
 from paceline.config import RunConfig
 from paceline.engines import torchrun as engine
-from paceline.engines.meeting import Meeting
+from paceline.engines.meeting import MeetingPoint
 from paceline.errors import ConfigError
-from paceline.store.folders import saved_in
+from paceline.store.disk.folders import saved_in
 from paceline.trace import read_trace
 from paceline.trace.events import Decided, Event, RunEnded, WorkerJoined
 from support.ports import free_port
@@ -208,9 +208,9 @@ def test_a_secret_that_all_were_given_is_not_written_where_others_may_read_it(
         monkeypatch.setenv(name, value)
     board = Board()
     monkeypatch.setattr(engine, "_board", lambda: board)
-    monkeypatch.setattr(engine, "open_store", lambda config, secret: Meeting("127.0.0.1:2", secret))
+    monkeypatch.setattr(engine, "open_store", lambda config, secret: MeetingPoint("127.0.0.1:2", secret))
     monkeypatch.setattr(engine, "take_seat", lambda meeting, rank, config, beside: meeting)
-    used = cast(Meeting, engine.take_part({}, tmp_path))
+    used = cast(MeetingPoint, engine.take_part({}, tmp_path))
     assert len(used.secret) >= 16
     assert used.secret == given or not given
     assert (used.secret.encode() in b"".join(board.values())) is written
@@ -221,7 +221,7 @@ def test_a_letter_that_was_written_before_a_restart_is_thrown_away(monkeypatch: 
     config = RunConfig(run="", folder="")
     with socket.create_server(("127.0.0.1", 0)) as store:
         ports = [free_port(), store.getsockname()[1]]
-        letters = [engine.Letter(Meeting(f"127.0.0.1:{port}", "a secret"), config) for port in ports]
+        letters = [engine.Letter(MeetingPoint(f"127.0.0.1:{port}", "a secret"), config) for port in ports]
         board = Letters([msgspec.json.encode(letter) for letter in letters])
         assert engine._read(board) == letters[1]
     assert not board

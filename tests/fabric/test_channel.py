@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from paceline.errors import RunError
 from paceline.fabric import channel as module
 from paceline.fabric.channel import LARGE, Channel
-from paceline.runtime import messages as m
+from paceline.runtime.messages import workers as m
 
 
 class Text(msgspec.Struct, tag=True):

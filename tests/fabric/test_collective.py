@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError, RunStopped
-from paceline.fabric.collective import Collective, Groups, Line, Torn, backend_for, require_gloo
+from paceline.fabric.collective import Collective, GroupLine, Groups, Torn, backend_for, require_gloo
 from support.runs import wait_until
 
 pytestmark = pytest.mark.timeout(60)
@@ -58,16 +58,16 @@ def numbers(rank: int, size: int = 1001) -> torch.Tensor:
 def test_a_group_is_made_once_whoever_names_its_members_in_which_order() -> None:
     made: list[tuple[int, ...]] = []
     groups = Groups(lambda line, ranks: (made.append(ranks), object())[1])
-    first = groups[Line.NOW, (2, 0)]
-    assert groups[Line.NOW, (0, 2)] is first
-    assert groups[Line.NOW, (2, 0, 2)] is first
+    first = groups[GroupLine.NOW, (2, 0)]
+    assert groups[GroupLine.NOW, (0, 2)] is first
+    assert groups[GroupLine.NOW, (2, 0, 2)] is first
     assert made == [(0, 2)]
 
 
 def test_every_line_has_groups_of_its_own() -> None:
     groups = Groups(lambda line, ranks: object())
-    made = {id(groups[line, (0, 1)]) for line in Line}
-    assert len(made) == len(groups) == len(Line)
+    made = {id(groups[line, (0, 1)]) for line in GroupLine}
+    assert len(made) == len(groups) == len(GroupLine)
 
 
 def test_members_alone_make_a_group_when_they_need_it() -> None:
@@ -166,11 +166,11 @@ def test_what_is_wanted_now_does_not_queue_behind_what_was_started() -> None:
 
     def body(fabric: Collective) -> None:
         started = torch.ones(3)
-        works = fabric.begin([started], (), Line.STARTED) if fabric.rank == 0 else []
+        works = fabric.begin([started], (), GroupLine.STARTED) if fabric.rank == 0 else []
         now = torch.ones(3)
         fabric.reduce([now])
         assert now.tolist() == [2.0] * 3
-        works = works or fabric.begin([started], (), Line.STARTED)
+        works = works or fabric.begin([started], (), GroupLine.STARTED)
         fabric.finish(works)
         assert started.tolist() == [2.0] * 3
 

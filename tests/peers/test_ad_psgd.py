@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paceline.protocols.ad_psgd import ADPSGD
-from paceline.protocols.easgd import EASGD
-from paceline.protocols.operations import CENTRE, Rule
-from paceline.protocols.peer import Me
+from paceline.protocols.core.operations import CENTRE, Rule
+from paceline.protocols.core.peer import Me
+from paceline.protocols.peer.ad_psgd import ADPSGD
+from paceline.protocols.peer.easgd import EASGD
 from paceline.store.cells import Cells
 from paceline.store.vector import FlatVector
 from support.peers import Crew

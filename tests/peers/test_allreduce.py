@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.protocols.allreduce import AllReduce
+from paceline.protocols.peer.allreduce import AllReduce
 from support.peers import Crew
 from support.problems import MakeOptimizer, adam, large_batch, momentum, noisy, sgd
 

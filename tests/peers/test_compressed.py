@@ -12,11 +12,11 @@ from torch import Tensor
 
 from paceline.errors import BadGradient, ConfigError
 from paceline.protocols import PEERS
-from paceline.protocols.compression import parse_compression
-from paceline.protocols.operations import Average
-from paceline.protocols.peer import Me
+from paceline.protocols.core.operations import Average
+from paceline.protocols.core.peer import Me
+from paceline.protocols.rules.compression import parse_compression
 from paceline.protocols.settings import make_peer
-from paceline.runtime.compressing import Packing
+from paceline.runtime.peer.compression import Packing
 from paceline.store.compression import Matrix
 from paceline.store.vector import FlatVector
 from support.peers import Crew

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.errors import ConfigError
-from paceline.protocols.easgd import EASGD
-from paceline.protocols.operations import CENTRE
+from paceline.protocols.core.operations import CENTRE
+from paceline.protocols.peer.easgd import EASGD
 from support.peers import Crew
 from support.problems import SIZE, large_batch, noisy, nothing
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.errors import ConfigError
-from paceline.protocols.dpsgd import DPSGD
-from paceline.protocols.topology import Topology, parse_graph, parts
+from paceline.protocols.core.topology import Topology, parse_graph, parts
+from paceline.protocols.peer.dpsgd import DPSGD
 from support.peers import Crew
 from support.problems import SIZE, MakeOptimizer, large_batch, momentum, noisy, nothing, sgd
 

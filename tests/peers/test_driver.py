@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from paceline.errors import RunError
-from paceline.protocols.meeting import Call, Meeting
-from paceline.protocols.operations import Agree, Average, Compute, How, Step, Steps
-from paceline.protocols.peer import Me, Peer
+from paceline.protocols.core.meeting import Call, Meeting
+from paceline.protocols.core.operations import Agree, Average, Compute, How, Step, Steps
+from paceline.protocols.core.peer import Me, Peer
 from support.peers import Crew
 from support.problems import noisy, nothing
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.errors import ConfigError
-from paceline.protocols.ds_sync import DSSync
+from paceline.protocols.peer.ds_sync import DSSync
 from support.peers import Crew
 from support.problems import SIZE, MakeOptimizer, large_batch, momentum, noisy, nothing, sgd
 

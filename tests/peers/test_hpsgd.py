@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.errors import ConfigError
-from paceline.protocols.hpsgd import HPSGD
-from paceline.protocols.local_sgd import LocalSGD
+from paceline.protocols.peer.hpsgd import HPSGD
+from paceline.protocols.peer.local_sgd import LocalSGD
 from support.peers import Crew
 from support.problems import SIZE, Gradient, momentum, noisy
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.errors import ConfigError
-from paceline.protocols.diloco import DiLoCo
-from paceline.protocols.fedavg import FedAvg
-from paceline.protocols.local_sgd import LocalSGD
-from paceline.protocols.operations import Steps
-from paceline.protocols.peer import Me
+from paceline.protocols.core.operations import Steps
+from paceline.protocols.core.peer import Me
+from paceline.protocols.peer.diloco import DiLoCo
+from paceline.protocols.peer.fedavg import FedAvg
+from paceline.protocols.peer.local_sgd import LocalSGD
 from support.peers import Crew
 from support.problems import SIZE, MakeOptimizer, adam, large_batch, momentum, noisy, nothing, sgd
 

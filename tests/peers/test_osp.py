@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.errors import ConfigError
-from paceline.protocols.allreduce import AllReduce
-from paceline.protocols.osp import OSP
+from paceline.protocols.peer.allreduce import AllReduce
+from paceline.protocols.peer.osp import OSP
 from support.peers import TENSORS, Crew
 from support.problems import SIZE, MakeOptimizer, adam, large_batch, momentum, noisy, sgd
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.errors import ConfigError
-from paceline.protocols.selsync import SelSync
+from paceline.protocols.peer.selsync import SelSync
 from paceline.protocols.settings import make_any
 from support.peers import Crew
 from support.problems import Gradient, MakeOptimizer, adam, large_batch, momentum, noisy, sgd

@@ -12,7 +12,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.protocols import PROTOCOLS, Pacer
+from paceline.protocols import PACED, Pacer
 from paceline.sim import Cluster, Timing
 
 Numbers = NDArray[np.float64]
@@ -26,7 +26,7 @@ def asynchronous(
     read: Callable[[int, float], None],
 ) -> Pacer:
     """Run asp: `push` takes worker, time and staleness of every gradient, `read` who read when."""
-    pacer, timing = Pacer(PROTOCOLS["asp"]()), Timing(cluster, seed)
+    pacer, timing = Pacer(PACED["asp"]()), Timing(cluster, seed)
     order, heap = count(), list[tuple[float, int, int]]()
 
     def begin(worker: int, now: float) -> None:

@@ -22,7 +22,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from paceline.plan.curvature import measure_shape
 from paceline.plan.recipe import load_recipe
-from paceline.plan.staleness import Step, from_cluster, learning_rates
+from paceline.plan.staleness import PolicyStep, from_cluster, learning_rates
 from paceline.sim import Cluster, Lognormal
 from plan.event_driven import asynchronous
 
@@ -79,6 +79,6 @@ def trained(recipe, cluster, lr, momentum, seed):
 def test_it_learns_at_half_the_bound_and_not_at_four_times(recipe, sharpest, workers, momentum):
     cluster = Cluster(workers=workers, compute=Lognormal(1.0, 0.2))
     flow = from_cluster(cluster, "test").crew.flow(workers)
-    bound = learning_rates(flow, sharpest, Step(1.0, momentum, "sum")).critical
+    bound = learning_rates(flow, sharpest, PolicyStep(1.0, momentum, "sum")).critical
     assert mean_loss(recipe, cluster, bound / 2, momentum) < 1.0
     assert mean_loss(recipe, cluster, bound * 4, momentum) > 1.5

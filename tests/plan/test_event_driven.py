@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.plan.staleness import Direction, from_cluster, predict
-from paceline.plan.staleness.policies import Step, outlook
+from paceline.plan.staleness.policies import PolicyStep, outlook
 from paceline.sim import Cluster, Exponential, Lognormal
 from plan.event_driven import Bowl, asynchronous, decay_of, mean_path
 
@@ -85,6 +85,6 @@ def test_the_advised_number_of_workers_gets_there_soonest():
 
     crew = from_cluster(Cluster(workers=10, compute=Lognormal(1.0, 0.2)), "test").crew
     spectrum, counts = [Direction(1.0), Direction(10.0)], (2, 5, 8)
-    rates = {m: outlook(crew, spectrum, Step(0.02), m).rate_per_s for m in counts}
+    rates = {m: outlook(crew, spectrum, PolicyStep(0.02), m).rate_per_s for m in counts}
     taken = {m: cycles_to(0.03, m) for m in counts}
     assert max(counts, key=rates.__getitem__) == min(counts, key=taken.__getitem__) == 5

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.plan.staleness import from_cluster, from_run
-from paceline.protocols import PROTOCOLS
+from paceline.protocols import PACED
 from paceline.sim import Cluster, Exponential, Fixed, Group, Link, Lognormal, Transient, simulate
 from paceline.trace import TraceWriter
 from paceline.trace.events import SCHEMA, Decided, RunStarted, WorkerJoined, WorkerLeft
@@ -15,7 +15,7 @@ from paceline.trace.events import SCHEMA, Decided, RunStarted, WorkerJoined, Wor
 def recorded(folder, protocol, cluster, **more):
     writer = TraceWriter(folder / "trace.jsonl")
     simulate(
-        PROTOCOLS[protocol](), cluster, trace=writer.write, **{"iterations": 100, "summarise": False, **more}
+        PACED[protocol](), cluster, trace=writer.write, **{"iterations": 100, "summarise": False, **more}
     )
     writer.close()
     return folder

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.plan.staleness.arrivals import Crew, Flow
+from paceline.plan.staleness.arrivals import Flow, WorkerSet
 from paceline.plan.staleness.delays import Constant, Gamma, Samples
 from paceline.plan.staleness.outlook import Direction, hitting_s, predict
 from paceline.plan.staleness.policies import (
-    Step,
+    PolicyStep,
     best,
     group_survey,
     learning_rates,
@@ -28,11 +28,11 @@ EXPONENTIAL = Samples(tuple(-log(1 - (i + 0.5) / 4000) for i in range(4000)))
 
 
 def like(workers, cycle_s=1.0, shared_s=0.0):
-    return Crew((Constant(cycle_s),) * workers, shared_s)
+    return WorkerSet((Constant(cycle_s),) * workers, shared_s)
 
 
 def surveyed(spectrum, lr=0.01, workers=20, cycle_s=1.0):
-    return survey(like(workers, cycle_s), [Direction(float(c)) for c in spectrum], Step(lr))
+    return survey(like(workers, cycle_s), [Direction(float(c)) for c in spectrum], PolicyStep(lr))
 
 
 # -- active workers ------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def test_the_unit_of_time_does_not_change_the_choice(factor):
 
 @given(st.floats(1e-3, 0.5), st.floats(0.1, 50.0), st.integers(1, 12), st.floats(0.3, 1.0))
 def test_what_is_unstable_is_never_advised(lr, curvature, workers, safety):
-    chosen = best(survey(like(workers), [Direction(curvature)], Step(lr)), safety)
+    chosen = best(survey(like(workers), [Direction(curvature)], PolicyStep(lr)), safety)
     if chosen is None:
         assert lr * curvature / 2 > safety * 0.999
     else:
@@ -103,7 +103,7 @@ def test_with_one_worker_one_is_advised():
 
 def test_no_more_workers_are_advised_than_saturate_the_store():
     crew = like(40, cycle_s=1.0, shared_s=0.1)
-    outlooks = survey(crew, [Direction(1.0)], Step(0.01))
+    outlooks = survey(crew, [Direction(1.0)], PolicyStep(0.01))
     assert outlooks[-1].workers == 10
     chosen = best(outlooks)
     assert chosen is not None
@@ -111,18 +111,18 @@ def test_no_more_workers_are_advised_than_saturate_the_store():
 
 
 def test_the_slowest_workers_are_parked_first():
-    crew = Crew((Constant(5.0), Constant(1.0), Constant(2.0)))
+    crew = WorkerSet((Constant(5.0), Constant(1.0), Constant(2.0)))
     assert crew.ranks == (1, 2, 0)
     assert crew.flow(2).per_s == pytest.approx(1.5)
     for lr, workers in ((0.002, 3), (0.02, 2)):  # with room even the slow one helps
-        chosen = best(survey(crew, [Direction(10.0)], Step(lr)))
+        chosen = best(survey(crew, [Direction(10.0)], PolicyStep(lr)))
         assert chosen is not None
         assert chosen.workers == workers
 
 
 def test_time_to_target_is_preferred_to_the_bare_rate():
     noisy = [Direction(1.0, noise=1.0, excess=1.0)]
-    outlooks = survey(like(40), noisy, Step(0.02), target=0.0068)
+    outlooks = survey(like(40), noisy, PolicyStep(0.02), target=0.0068)
     by_time, by_rate = best(outlooks), max(outlooks, key=lambda o: o.rate_per_s)
     assert by_time is not None
     assert by_time.seconds_to_target is not None
@@ -131,7 +131,7 @@ def test_time_to_target_is_preferred_to_the_bare_rate():
 
 
 def test_a_thousand_workers_are_surveyed_in_few_steps():
-    assert len(survey(like(1000), [Direction(1.0)], Step(0.0001))) < 120
+    assert len(survey(like(1000), [Direction(1.0)], PolicyStep(0.0001))) < 120
 
 
 # -- learning rates ------------------------------------------------------------------------------
@@ -139,32 +139,33 @@ def test_a_thousand_workers_are_surveyed_in_few_steps():
 
 @pytest.mark.parametrize("workers", [2, 5, 20])
 def test_learning_rates_of_a_constant_delay(workers):
-    rates = learning_rates(Flow.ideal(workers, Constant()), 10.0, Step(1.0))
+    rates = learning_rates(Flow.ideal(workers, Constant()), 10.0, PolicyStep(1.0))
     assert rates.critical == pytest.approx(pi / 2 / (10 * (workers - 0.5)), rel=0.05)
     assert rates.safe == pytest.approx(0.5 * rates.critical)
     assert rates.smooth == pytest.approx(1 / (e * 10 * (workers - 0.5)))
 
 
 def test_variable_delays_allow_more_but_safe_does_not_count_on_it():
-    rates = learning_rates(Flow.ideal(10, Gamma(4.0)), 10.0, Step(1.0))
+    rates = learning_rates(Flow.ideal(10, Gamma(4.0)), 10.0, PolicyStep(1.0))
     assert rates.critical > 1.4 * rates.critical_constant
     assert rates.safe == pytest.approx(0.5 * rates.critical_constant)
 
 
 def test_the_bound_is_off_by_nothing():
     flow = Flow.ideal(6, Gamma(4.0))
-    lr = learning_rates(flow, 10.0, Step(1.0)).critical
+    lr = learning_rates(flow, 10.0, PolicyStep(1.0)).critical
     assert predict(flow, [Direction(10.0)], 0.999 * lr).stable
     assert not predict(flow, [Direction(10.0)], 1.001 * lr).stable
 
 
 def test_weighting_by_the_mean_makes_the_bound_almost_free_of_the_number_of_workers():
     by_mean = [
-        learning_rates(Flow.ideal(m, Constant()), 10.0, Step(1.0, weighting="mean")).critical for m in (4, 64)
+        learning_rates(Flow.ideal(m, Constant()), 10.0, PolicyStep(1.0, weighting="mean")).critical
+        for m in (4, 64)
     ]
     assert by_mean[0] == pytest.approx(by_mean[1], rel=0.15)
-    halves = learning_rates(Flow.ideal(4, Constant()), 10.0, Step(1.0, weighting=0.5)).critical
-    whole = learning_rates(Flow.ideal(4, Constant()), 10.0, Step(1.0, weighting="sum")).critical
+    halves = learning_rates(Flow.ideal(4, Constant()), 10.0, PolicyStep(1.0, weighting=0.5)).critical
+    whole = learning_rates(Flow.ideal(4, Constant()), 10.0, PolicyStep(1.0, weighting="sum")).critical
     assert halves == pytest.approx(2 * whole)
 
 
@@ -178,16 +179,16 @@ def test_published_rate_of_groups():
 
 def test_a_group_averages_noise():
     noisy = [Direction(1.0, noise=1.0)]
-    groups = group_survey(Flow.ideal(8, Gamma(4.0)), noisy, Step(0.01, weighting="mean"))
+    groups = group_survey(Flow.ideal(8, Gamma(4.0)), noisy, PolicyStep(0.01, weighting="mean"))
     assert sorted(groups) == [1, 2, 3, 4, 5, 6, 7, 8]
     floors = [groups[size].floor for size in sorted(groups)]
     assert floors == sorted(floors, reverse=True)
 
 
 def test_lockstep_takes_rounds_of_the_longest_cycle_and_has_no_staleness():
-    crew = Crew((Samples((1.0, 3.0)), Samples((2.0,))))
+    crew = WorkerSet((Samples((1.0, 3.0)), Samples((2.0,))))
     assert longest_s(crew.cycles) == pytest.approx(2.5)
-    outlook = lockstep(crew, [Direction(1.0, noise=1.0)], Step(0.1, weighting="mean"))
+    outlook = lockstep(crew, [Direction(1.0, noise=1.0)], PolicyStep(0.1, weighting="mean"))
     assert outlook.rate_per_s == pytest.approx(-log(0.9) / 2.5)
     assert outlook.floor == pytest.approx(0.1 / 4 * (1 / 2) * 2 / 1.9)
     assert outlook.staleness == 0
@@ -196,7 +197,7 @@ def test_lockstep_takes_rounds_of_the_longest_cycle_and_has_no_staleness():
 @pytest.mark.parametrize(("restart", "rate"), [(False, 0.0802), (True, 0.2100)])
 def test_published_rates_with_a_threshold(restart, rate):
     flow = Flow.ideal(20, EXPONENTIAL)
-    found = threshold(flow, 0.5, [Direction(1.0)], Step(0.01), restart)
+    found = threshold(flow, 0.5, [Direction(1.0)], PolicyStep(0.01), restart)
     assert found is not None
     assert found.rate_per_s == pytest.approx(rate, abs=1e-4)
     assert found.kept == pytest.approx(1 - exp(-0.5), abs=1e-3)
@@ -205,11 +206,11 @@ def test_published_rates_with_a_threshold(restart, rate):
 
 def test_a_threshold_is_advised_only_where_it_helps():
     flow = Flow.ideal(20, Samples.of(EXPONENTIAL.times))
-    calm = best_threshold(thresholds(flow, [Direction(1.0)], Step(0.001)))
+    calm = best_threshold(thresholds(flow, [Direction(1.0)], PolicyStep(0.001)))
     assert calm is not None
     assert calm.kept == 1
     straggling = Samples.of([*np.linspace(0.9, 1.1, 90), *np.linspace(20.0, 40.0, 10)])
-    wild = best_threshold(thresholds(Flow.ideal(20, straggling), [Direction(10.0)], Step(0.004)), 0.7)
+    wild = best_threshold(thresholds(Flow.ideal(20, straggling), [Direction(10.0)], PolicyStep(0.004)), 0.7)
     assert wild is not None
     assert wild.kept < 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 
 from paceline.protocols import Fate
-from paceline.protocols.asp import ASP
+from paceline.protocols.paced.asp import ASP
 from support.drive import Schedule, drive
 from support.schedules import schedules
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
 from paceline.protocols import Fate, Flush, Pacer
-from paceline.protocols.backup_bsp import BackupBSP
-from paceline.protocols.bsp import BSP
+from paceline.protocols.paced.backup_bsp import BackupBSP
+from paceline.protocols.paced.bsp import BSP
 from support.drive import Schedule, Step, drive
 from support.schedules import schedules
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.protocols.balance import MEASUREMENTS, TOLERANCE, Balancer, in_proportion, rounded, told
+from paceline.protocols.rules.balance import MEASUREMENTS, TOLERANCE, Balancer, in_proportion, rounded, told
 
 seconds = st.floats(1e-6, 1e3)
 batches = st.integers(1, 64)

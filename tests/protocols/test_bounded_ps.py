@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
 from paceline.protocols import Fate, Flush, Pacer
-from paceline.protocols.asp import ASP
-from paceline.protocols.bounded_ps import BoundedPS
-from paceline.protocols.bsp import BSP
+from paceline.protocols.paced.asp import ASP
+from paceline.protocols.paced.bounded_ps import BoundedPS
+from paceline.protocols.paced.bsp import BSP
+from paceline.protocols.paced.ssp import SSP
 from paceline.protocols.settings import make
-from paceline.protocols.ssp import SSP
 from support.drive import Schedule, Step, drive
 from support.schedules import schedules
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 
 from paceline.protocols import Pacing
-from paceline.protocols.asp import ASP
-from paceline.protocols.bsp import BSP
-from paceline.protocols.dssp import DSSP, Preset
-from paceline.protocols.ssp import SSP
+from paceline.protocols.paced.asp import ASP
+from paceline.protocols.paced.bsp import BSP
+from paceline.protocols.paced.dssp import DSSP, Preset
+from paceline.protocols.paced.ssp import SSP
 from support.drive import Schedule, drive
 from support.schedules import schedules
 from support.visibility import Visible

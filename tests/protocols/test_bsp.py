@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 
 from paceline.protocols import Fate, Flush, Pacer
-from paceline.protocols.bsp import BSP
+from paceline.protocols.paced.bsp import BSP
 from support.drive import Schedule, drive
 from support.schedules import schedules
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from paceline.protocols.clocks import ClockTable
+from paceline.protocols.core.clocks import ClockTable
 
 INFINITY = float("inf")
 ranks = st.integers(0, 5)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.protocols.bsp import BSP
-from paceline.protocols.compression import Compression, Treatment, check_family, parse_compression
-from paceline.protocols.operations import Average, Mix
-from paceline.protocols.peer import Me
+from paceline.protocols.core.operations import Average, Mix
+from paceline.protocols.core.peer import Me
+from paceline.protocols.core.topology import Topology
+from paceline.protocols.paced.bsp import BSP
+from paceline.protocols.rules.compression import Compression, Treatment, check_family, parse_compression
 from paceline.protocols.settings import make_any
-from paceline.protocols.topology import Topology
 from paceline.sim.phantom import Phantom
 
 ME = Me(0, 4, 0, Phantom(400), Phantom(40))

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.protocols import Pacer
-from paceline.protocols.asp import ASP
-from paceline.protocols.base import memory, restore
-from paceline.protocols.bsp import BSP
-from paceline.protocols.dssp import DSSP, Preset
-from paceline.protocols.ssp import SSP
+from paceline.protocols.core.base import memory, restore
+from paceline.protocols.paced.asp import ASP
+from paceline.protocols.paced.bsp import BSP
+from paceline.protocols.paced.dssp import DSSP, Preset
+from paceline.protocols.paced.ssp import SSP
 from support.drive import Schedule, Step, drive
 from support.reference_dssp import ReferenceDSSP
 from support.schedules import schedules

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.protocols import Pacer
-from paceline.protocols.dssp import DSSP, Preset, best_grant
+from paceline.protocols.paced.dssp import DSSP, Preset, best_grant
 from support.drive import Schedule, drive
 from support.reference_dssp import nearest_stop
 from support.schedules import schedules
@@ -67,7 +67,7 @@ def asked() -> Iterator[list[tuple[int, int, int]]]:
         calls.append((most, limit, granted))
         return granted
 
-    with patch("paceline.protocols.dssp.best_grant", spy):
+    with patch("paceline.protocols.paced.dssp.best_grant", spy):
         yield calls
 
 
@@ -132,7 +132,7 @@ def test_a_grant_of_x_starts_exactly_x_iterations_and_one_more_as_printed(
     preset: Preset, more: int, granted: int
 ) -> None:
     pacer = with_known_intervals(DSSP(lower=1, upper=7, preset=preset))
-    with patch("paceline.protocols.dssp.best_grant", side_effect=[granted, 0, 0]):
+    with patch("paceline.protocols.paced.dssp.best_grant", side_effect=[granted, 0, 0]):
         assert pacer.push(0, 2.5).release == (0,)  # one ahead: within lower
         started = [pacer.push(0, 3.0 + n).release for n in range(granted + more + 1)]
     assert started == [(0,)] * (granted + more) + [()]
@@ -141,14 +141,14 @@ def test_a_grant_of_x_starts_exactly_x_iterations_and_one_more_as_printed(
 @presets
 def test_a_grant_of_nothing_starts_nothing(preset: Preset) -> None:
     pacer = with_known_intervals(DSSP(lower=1, upper=7, preset=preset))
-    with patch("paceline.protocols.dssp.best_grant", return_value=0):
+    with patch("paceline.protocols.paced.dssp.best_grant", return_value=0):
         assert pacer.push(0, 2.5).release == (0,)
         assert pacer.push(0, 3.0).release == ()
 
 
 def test_a_grant_is_spent_even_while_its_worker_is_back_within_lower() -> None:
     pacer = with_known_intervals(DSSP(lower=1, upper=9))
-    with patch("paceline.protocols.dssp.best_grant", side_effect=[3, 0]):
+    with patch("paceline.protocols.paced.dssp.best_grant", side_effect=[3, 0]):
         pacer.push(0, 2.5)
         assert pacer.push(0, 3.0).release == (0,)  # two ahead: granted three, the first begins
         pacer.push(1, 3.2)

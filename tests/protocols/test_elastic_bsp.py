@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
 from paceline.protocols import Decision, Fate, Flush, Pacer
-from paceline.protocols.asp import ASP
-from paceline.protocols.bsp import BSP
-from paceline.protocols.elastic_bsp import ElasticBSP
-from paceline.protocols.zipline import SEARCHES, zipline
+from paceline.protocols.paced.asp import ASP
+from paceline.protocols.paced.bsp import BSP
+from paceline.protocols.paced.elastic_bsp import ElasticBSP
+from paceline.protocols.rules.zipline import SEARCHES, zipline
 from support.drive import Schedule, Step, drive
 from support.reference_elastic_bsp import ReferenceElasticBSP
 from support.schedules import schedules

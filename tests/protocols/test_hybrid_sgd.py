@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
 from paceline.protocols import Fate, Flush, Pacer
-from paceline.protocols.asp import ASP
-from paceline.protocols.bsp import BSP
-from paceline.protocols.hybrid_sgd import HybridSGD
+from paceline.protocols.paced.asp import ASP
+from paceline.protocols.paced.bsp import BSP
+from paceline.protocols.paced.hybrid_sgd import HybridSGD
 from paceline.protocols.settings import make
 from support.drive import Schedule, Step, drive
 from support.schedules import schedules

@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 
 from paceline.protocols import Clocks, Fate, Flush, Pacer, Verdict
-from paceline.protocols.base import memory
+from paceline.protocols.core.base import memory
 from paceline.protocols.settings import make
 from support.drive import Schedule, drive
 

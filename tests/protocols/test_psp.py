@@ -13,14 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
-from paceline.protocols import Decision, Pacing, psp_barriers
-from paceline.protocols.asp import ASP
-from paceline.protocols.bsp import BSP
-from paceline.protocols.clocks import ClockTable
-from paceline.protocols.psp import PSP, Resample
-from paceline.protocols.psp_bounds import mean_displacement, mean_squared_displacement
-from paceline.protocols.psp_sampling import chance, draw_sample, may_lag
-from paceline.protocols.ssp import SSP
+from paceline.protocols import Decision, Pacing
+from paceline.protocols.core.clocks import ClockTable
+from paceline.protocols.paced import psp_barriers
+from paceline.protocols.paced.asp import ASP
+from paceline.protocols.paced.bsp import BSP
+from paceline.protocols.paced.psp import PSP, Resample
+from paceline.protocols.paced.psp_bounds import mean_displacement, mean_squared_displacement
+from paceline.protocols.paced.psp_sampling import chance, draw_sample, may_lag
+from paceline.protocols.paced.ssp import SSP
 from support.drive import Schedule, Step, drive
 from support.schedules import schedules
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
 from paceline.protocols import Pacing
-from paceline.protocols.asp import ASP
-from paceline.protocols.psp import PSP
-from paceline.protocols.psp_distributed import PeerBarrier
+from paceline.protocols.paced.asp import ASP
+from paceline.protocols.paced.psp import PSP
+from paceline.protocols.paced.psp_distributed import PeerBarrier
 from paceline.protocols.settings import make
 from support.drive import Schedule, drive
 from support.schedules import schedules

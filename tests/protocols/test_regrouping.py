@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from paceline.protocols import Clocks, Pacer, Verdict
-from paceline.protocols.clocks import ClockTable
+from paceline.protocols.core.clocks import ClockTable
 
 ranks = st.integers(0, 5)
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.protocols import PROTOCOLS
-from paceline.protocols.dssp import DSSP
+from paceline.protocols import PACED
+from paceline.protocols.paced.dssp import DSSP
 from paceline.protocols.settings import about, make, make_any, resolved
 
 
@@ -21,9 +21,9 @@ def test_typed_values_are_taken_as_they_are() -> None:
     assert make("dssp", {"lower": 2, "upper": 5}) == DSSP(lower=2, upper=5)
 
 
-@pytest.mark.parametrize("name", sorted(PROTOCOLS))
+@pytest.mark.parametrize("name", sorted(PACED))
 def test_no_settings_means_the_defaults(name: str) -> None:
-    assert make(name) == make(name, {}) == PROTOCOLS[name]()
+    assert make(name) == make(name, {}) == PACED[name]()
 
 
 def test_resolved_tells_the_defaults_too_and_no_memory() -> None:
@@ -37,7 +37,7 @@ def test_an_unknown_protocol_is_named_with_what_it_may_have_meant(wrong: str, me
     assert repr(wrong) in str(caught.value)
     if wrong.islower():
         assert f"Did you mean {meant!r}?" in str(caught.value)
-    assert all(name in str(caught.value) for name in PROTOCOLS)
+    assert all(name in str(caught.value) for name in PACED)
 
 
 def test_an_unknown_setting_is_named_with_what_it_may_have_meant() -> None:

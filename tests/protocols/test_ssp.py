@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
 from paceline.protocols import Pacer
-from paceline.protocols.asp import ASP
-from paceline.protocols.bsp import BSP
-from paceline.protocols.ssp import SSP
+from paceline.protocols.paced.asp import ASP
+from paceline.protocols.paced.bsp import BSP
+from paceline.protocols.paced.ssp import SSP
 from support.drive import Schedule, drive
 from support.schedules import schedules
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.protocols.stragglers import Stragglers, suspects
+from paceline.protocols.rules.stragglers import Stragglers, suspects
 
 speeds = st.dictionaries(st.integers(0, 20), st.floats(0.01, 100.0), min_size=1)
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.protocols import Decision, Fate, Flush, Pacer, Pacing
-from paceline.protocols.asp import ASP
-from paceline.protocols.base import memory, restore
-from paceline.protocols.bsp import BSP
+from paceline.protocols.core.base import memory, restore
+from paceline.protocols.paced.asp import ASP
+from paceline.protocols.paced.bsp import BSP
+from paceline.protocols.paced.ssp import SSP
+from paceline.protocols.paced.sync_switch import Momentum, Online, SyncSwitch
 from paceline.protocols.settings import make
-from paceline.protocols.ssp import SSP
-from paceline.protocols.sync_switch import Momentum, Online, SyncSwitch
 from support.drive import Schedule, drive
 from support.rounds import rounds, started
 from support.schedules import schedules

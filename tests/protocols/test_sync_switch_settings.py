@@ -9,12 +9,12 @@ import pytest
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
-from paceline.protocols import PROTOCOLS
-from paceline.protocols.phases import parse_phases
+from paceline.protocols import PACED
+from paceline.protocols.paced.phases import parse_phases
+from paceline.protocols.paced.sync_switch import Momentum, SyncSwitch, momentum_factor
 from paceline.protocols.settings import make
-from paceline.protocols.sync_switch import Momentum, SyncSwitch, momentum_factor
-from paceline.store.budget import Source
 from paceline.store.ledger import Ledger
+from paceline.store.work.budget import Source
 from support.drive import Schedule, drive
 
 every_momentum = pytest.mark.parametrize(
@@ -146,5 +146,5 @@ def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
 
 
 def test_every_registered_protocol_can_be_a_phase() -> None:
-    for name in sorted(PROTOCOLS.keys() - {"sync_switch"}):
-        assert type(make("sync_switch", {"phases": f"{name}@0.5,{name}"}).rule) is PROTOCOLS[name]  # type: ignore[attr-defined]
+    for name in sorted(PACED.keys() - {"sync_switch"}):
+        assert type(make("sync_switch", {"phases": f"{name}@0.5,{name}"}).rule) is PACED[name]  # type: ignore[attr-defined]

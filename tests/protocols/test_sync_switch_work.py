@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.protocols import Pacer
-from paceline.protocols.base import memory
+from paceline.protocols.core.base import memory
+from paceline.protocols.paced.sync_switch import Online, SyncSwitch
 from paceline.protocols.settings import make
-from paceline.protocols.sync_switch import Online, SyncSwitch
 from paceline.sim import Cluster, Fixed, Group, Lognormal, Transient, simulate
 from support.drive import Schedule, drive
 from support.rounds import rounds, started, steps_and_pushes, trace_of

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.protocols.zipline import SEARCHES, Rows, full_grid_scan, grid_scan, zipline
+from paceline.protocols.rules.zipline import SEARCHES, Rows, full_grid_scan, grid_scan, zipline
 
 eighths = st.integers(0, 80).map(lambda n: n / 8)
 any_rows = st.lists(st.lists(eighths, min_size=1, max_size=5).map(sorted), min_size=1, max_size=4)

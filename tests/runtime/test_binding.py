@@ -10,7 +10,7 @@ from torch import nn
 
 from paceline.errors import ConfigError
 from paceline.fabric.segment import Segment
-from paceline.runtime.binding import Binding
+from paceline.runtime.worker.binding import Binding
 
 
 class Heads(nn.Module):

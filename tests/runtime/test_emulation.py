@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.config import RunConfig
-from paceline.runtime.emulation import Emulation
+from paceline.runtime.worker.emulation import Emulation
 
 
 class Clock:

@@ -24,16 +24,16 @@ from torch.utils.data import (
 )
 
 from paceline.errors import ConfigError
-from paceline.runtime.loader import (
+from paceline.runtime.worker.loader import (
     Dispensed,
-    Orders,
     PacedLoader,
+    SampleOrders,
     StridedLoader,
     count_samples,
     source_of,
 )
-from paceline.runtime.repeating import Repeats
-from paceline.store.budget import Batch, Source
+from paceline.runtime.worker.second_pass import SecondPass
+from paceline.store.work.budget import Batch, Source
 
 DATA = TensorDataset(torch.arange(20))
 
@@ -77,15 +77,15 @@ SAMPLERS = {
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_every_worker_draws_the_same_order_whatever_it_did_before(kind: str) -> None:
     torch.manual_seed(1)
-    mine = [Orders(SAMPLERS[kind](), 20, seed=3)[epoch] for epoch in range(3)]
+    mine = [SampleOrders(SAMPLERS[kind](), 20, seed=3)[epoch] for epoch in range(3)]
     torch.manual_seed(2)
     np.random.seed(5)
     random.seed(6)
-    other = Orders(SAMPLERS[kind](), 20, seed=3)
+    other = SampleOrders(SAMPLERS[kind](), 20, seed=3)
     assert [other[2], other[0], other[1]] == [mine[2], mine[0], mine[1]]
     assert mine[0] != mine[1]
     if kind != "epoch":
-        assert Orders(SAMPLERS[kind](), 20, seed=4)[0] != mine[0]
+        assert SampleOrders(SAMPLERS[kind](), 20, seed=4)[0] != mine[0]
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
@@ -94,7 +94,7 @@ def test_drawing_an_order_leaves_the_generators_as_they_were(kind: str) -> None:
     own = getattr(sampler, "generator", None)
     states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
     own_state = own.get_state() if own is not None else None
-    _ = Orders(sampler, 20, seed=3)[0]
+    _ = SampleOrders(sampler, 20, seed=3)[0]
     assert torch.equal(torch.get_rng_state(), states[0])
     assert (random.getstate(), str(np.random.get_state())) == states[1:]
     if own is not None:
@@ -103,7 +103,7 @@ def test_drawing_an_order_leaves_the_generators_as_they_were(kind: str) -> None:
 
 def test_a_sampler_that_gives_fewer_than_it_says_is_refused() -> None:
     with pytest.raises(ConfigError, match="gave 10 of the 20"):
-        _ = Orders(SequentialSampler(range(10)), 20, seed=0)[0]
+        _ = SampleOrders(SequentialSampler(range(10)), 20, seed=0)[0]
 
 
 class Link:
@@ -126,13 +126,13 @@ def paced(
     loader = loader or DataLoader(DATA, batch_size=4)
     source, sampler, whole = source_of(loader)
     assert source is not None
-    dispensed = Dispensed(link, Orders(sampler, source.units, 0), source, whole, first)
+    dispensed = Dispensed(link, SampleOrders(sampler, source.units, 0), source, whole, first)
     return PacedLoader(
         loader,
         dispensed,
         lambda samples, batch: arrived.append((samples, batch)),
         lambda: None,
-        Repeats(lambda: None),
+        SecondPass(lambda: None),
     )
 
 
@@ -205,7 +205,7 @@ def test_a_stream_is_taken_in_turn() -> None:
     assert source_of(loader) == (None, None, False)
     arrived: list[int] = []
     parts = [
-        StridedLoader(loader, rank, 2, arrived.append, Repeats(lambda: None), lambda: False)
+        StridedLoader(loader, rank, 2, arrived.append, SecondPass(lambda: None), lambda: False)
         for rank in (0, 1)
     ]
     assert [x.tolist() for x in parts[0]] == [[0, 1], [4, 5], [8, 9]]

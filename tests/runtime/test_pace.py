@@ -10,7 +10,7 @@ from torch.optim import lr_scheduler
 
 import paceline
 from paceline.errors import ConfigError
-from paceline.runtime.pace import follow, refuse_state
+from paceline.runtime.worker.pace import follow, refuse_state
 from paceline.store.optimizers import check_suited
 
 

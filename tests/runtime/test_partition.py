@@ -9,8 +9,8 @@ import pytest
 from torch.utils.data import DataLoader
 
 from paceline.errors import ConfigError
-from paceline.runtime.partition import Partition
-from paceline.runtime.rows import spooled
+from paceline.runtime.worker.partition import Partition
+from paceline.runtime.worker.rows import spooled
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -52,7 +52,7 @@ def test_no_rows_at_all_is_an_empty_partition() -> None:
 
 
 def test_a_worker_without_rows_says_how_to_get_them() -> None:
-    import paceline.runtime.solo as solo
+    import paceline.runtime.worker.solo as solo
 
     with pytest.raises(ConfigError, match="train_on"):
-        solo.Alone().partition()
+        solo.Solo().partition()

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
-from paceline.protocols import PROTOCOLS
-from paceline.protocols.asp import ASP
-from paceline.protocols.balance import MEASUREMENTS
-from paceline.protocols.bsp import BSP
-from paceline.protocols.ssp import SSP
+from paceline.protocols import PACED
+from paceline.protocols.paced.asp import ASP
+from paceline.protocols.paced.bsp import BSP
+from paceline.protocols.paced.ssp import SSP
+from paceline.protocols.rules.balance import MEASUREMENTS
 from paceline.sim import Cluster, Membership, Recorded, simulate
 from paceline.trace import TraceWriter
 from paceline.trace.events import Note, RunStarted
@@ -22,7 +22,7 @@ from sim.clusters import clusters, decisions, pushes, run
 
 STRAGGLER = Cluster.from_flags(workers=4, compute_s=1.0, slow={3: 2.5}, batch=34)
 """Equal times are at batches of 40, 40, 40 and 16."""
-names = st.sampled_from(sorted(PROTOCOLS))
+names = st.sampled_from(sorted(PACED))
 
 
 def test_balanced_lockstep_takes_the_time_of_equal_shares() -> None:
@@ -59,7 +59,7 @@ def test_every_sample_is_pushed_exactly_once_whoever_comes_and_goes(
 ) -> None:
     cluster = msgspec.structs.replace(cluster, batch=cluster.batch + 1)
     done = sorted(
-        work for e in pushes(run(PROTOCOLS[name](), cluster, seed=seed, balance=True)) for work in e.work
+        work for e in pushes(run(PACED[name](), cluster, seed=seed, balance=True)) for work in e.work
     )
     at = 0
     for _, first, count in done:
@@ -72,7 +72,7 @@ def test_every_sample_is_pushed_exactly_once_whoever_comes_and_goes(
 def test_a_summarised_balanced_run_comes_to_the_same_result(name: str, cluster: Cluster, seed: int) -> None:
     cluster = msgspec.structs.replace(cluster, batch=cluster.batch + 1)
     full, summed = (
-        simulate(PROTOCOLS[name](), cluster, iterations=8, seed=seed, balance=True, summarise=way).result()
+        simulate(PACED[name](), cluster, iterations=8, seed=seed, balance=True, summarise=way).result()
         for way in (False, True)
     )
     assert full.waiting_share == pytest.approx(summed.waiting_share, abs=1e-12)

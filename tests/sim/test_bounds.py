@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.protocols import Pacing
-from paceline.protocols.asp import ASP
-from paceline.protocols.bsp import BSP
-from paceline.protocols.dssp import DSSP, Preset
-from paceline.protocols.ssp import SSP
+from paceline.protocols.paced.asp import ASP
+from paceline.protocols.paced.bsp import BSP
+from paceline.protocols.paced.dssp import DSSP, Preset
+from paceline.protocols.paced.ssp import SSP
 from paceline.sim import Cluster
 from sim.clusters import clusters, decisions, gaps_at_start, run
 

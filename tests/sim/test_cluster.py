@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from paceline.errors import ConfigError, TraceError
-from paceline.protocols.ssp import SSP
+from paceline.protocols.paced.ssp import SSP
 from paceline.sim import (
     Cluster,
     Exponential,

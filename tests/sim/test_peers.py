@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
 from paceline.protocols import PEERS
-from paceline.protocols.compression import parse_compression
+from paceline.protocols.rules.compression import parse_compression
 from paceline.protocols.settings import make_peer
 from paceline.sim import Cluster, Fixed, Link, Lognormal, Membership, simulate_peers
 from paceline.sim.costs import ring_s

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.protocols.asp import ASP
-from paceline.protocols.bsp import BSP
-from paceline.protocols.psp import PSP, Resample
-from paceline.protocols.psp_distributed import PeerBarrier
-from paceline.protocols.ssp import SSP
+from paceline.protocols.paced.asp import ASP
+from paceline.protocols.paced.bsp import BSP
+from paceline.protocols.paced.psp import PSP, Resample
+from paceline.protocols.paced.psp_distributed import PeerBarrier
+from paceline.protocols.paced.ssp import SSP
 from paceline.sim import Cluster, Exponential, Membership, Timing, load_cluster, simulate
-from paceline.sim.psp_peers import Look, PeerRun, simulate_barriers
+from paceline.sim.psp_peers import PeerRun, SampleLook, simulate_barriers
 
 TASK = Exponential(mean_s=2.0, spread=0.5)
 REFERENCE = Cluster(workers=200, compute=TASK)
@@ -175,8 +175,8 @@ def test_control_messages_are_fewest_with_a_fixed_sample_and_most_with_a_new_one
     assert all(asked > 0.7 * mean(poll.asked) for asked in poll.asked)  # nobody is left out
 
 
-def looks(resample: Any, latency_s: float, staleness: int) -> list[Look]:
-    found: list[Look] = []
+def looks(resample: Any, latency_s: float, staleness: int) -> list[SampleLook]:
+    found: list[SampleLook] = []
     barrier = PeerBarrier(0, 4, staleness, resample, poll_s=0.25)
     simulate_barriers(barrier, FEW, until_s=60.0, latency_s=latency_s, heard=found.append)
     return found

@@ -13,24 +13,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError, RunError
-from paceline.protocols import PROTOCOLS, Clocks, Fate, Flush, Verdict
-from paceline.protocols.asp import ASP
-from paceline.protocols.bsp import BSP
-from paceline.protocols.dssp import DSSP
-from paceline.protocols.ssp import SSP
+from paceline.protocols import PACED, Clocks, Fate, Flush, Verdict
+from paceline.protocols.paced.asp import ASP
+from paceline.protocols.paced.bsp import BSP
+from paceline.protocols.paced.dssp import DSSP
+from paceline.protocols.paced.ssp import SSP
 from paceline.sim import Cluster, Fixed, Membership, simulate
 from paceline.trace import TraceWriter, read_trace, tally
 from paceline.trace.events import AnyEvent, Progress, RunEnded, RunStarted, Totals, WorkerJoined, WorkerLeft
 from sim.clusters import clusters, decisions, pushes, run
 
-names = st.sampled_from(sorted(PROTOCOLS))
+names = st.sampled_from(sorted(PACED))
 seeds = st.integers(0, 9999)
 FEW = Cluster.from_flags(workers=3, compute_s=1.0, jitter=0.2, slow={2: 2.0})
 
 
 @given(name=names, cluster=clusters(), seed=seeds)
 def test_the_same_seed_gives_the_same_trace_bit_for_bit(name: str, cluster: Cluster, seed: int) -> None:
-    protocol = PROTOCOLS[name]()
+    protocol = PACED[name]()
     first, again = (msgspec.json.encode(run(protocol, cluster, seed=seed)) for _ in range(2))
     assert first == again
 
@@ -43,14 +43,14 @@ def test_another_seed_gives_another_run() -> None:
 def test_every_position_of_the_shared_budget_is_pushed_exactly_once(
     name: str, cluster: Cluster, seed: int
 ) -> None:
-    done = [work for event in pushes(run(PROTOCOLS[name](), cluster, seed=seed)) for work in event.work]
+    done = [work for event in pushes(run(PACED[name](), cluster, seed=seed)) for work in event.work]
     firsts = range(0, 8 * cluster.workers * cluster.batch, cluster.batch)
     assert sorted(done) == [(0, first, cluster.batch) for first in firsts]
 
 
 @given(name=names, cluster=clusters(churn=False), seed=seeds)
 def test_with_equal_shards_everybody_does_the_same(name: str, cluster: Cluster, seed: int) -> None:
-    done = [e.pushed for e in pushes(run(PROTOCOLS[name](), cluster, seed=seed, equal_shards=True))]
+    done = [e.pushed for e in pushes(run(PACED[name](), cluster, seed=seed, equal_shards=True))]
     assert {worker: done.count(worker) for worker in done} == dict.fromkeys(range(cluster.workers), 8)
 
 
@@ -58,7 +58,7 @@ def test_with_equal_shards_everybody_does_the_same(name: str, cluster: Cluster, 
 def test_with_equal_shards_only_a_lost_workers_share_is_missing(
     name: str, cluster: Cluster, seed: int
 ) -> None:
-    events = run(PROTOCOLS[name](), cluster, seed=seed, equal_shards=True)
+    events = run(PACED[name](), cluster, seed=seed, equal_shards=True)
     done = [event.pushed for event in pushes(events)]
     touched = {event.rank for event in cluster.event}
     assert all(done.count(worker) <= 8 for worker in touched)
@@ -69,7 +69,7 @@ def test_with_equal_shards_only_a_lost_workers_share_is_missing(
 def test_a_summarised_run_comes_to_the_same_result(
     name: str, cluster: Cluster, seed: int, equal: bool
 ) -> None:
-    protocol, shares, rest = PROTOCOLS[name](), [], []
+    protocol, shares, rest = PACED[name](), [], []
     for summarise in (False, True):
         ran = simulate(protocol, cluster, iterations=8, seed=seed, equal_shards=equal, summarise=summarise)
         shares.append(ran.result().waiting_share)
@@ -80,7 +80,7 @@ def test_a_summarised_run_comes_to_the_same_result(
 
 @given(name=names, cluster=clusters(), seed=seeds)
 def test_time_never_runs_backwards_and_nobody_is_left_behind(name: str, cluster: Cluster, seed: int) -> None:
-    events = run(PROTOCOLS[name](), cluster, seed=seed)
+    events = run(PACED[name](), cluster, seed=seed)
     assert all(sooner.t <= later.t for sooner, later in pairwise(events))
     present: set[int] = set()
     for event in events:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import pytest
 
 from paceline.protocols import Pacing
-from paceline.protocols.asp import ASP
-from paceline.protocols.bsp import BSP
-from paceline.protocols.dssp import DSSP
-from paceline.protocols.ssp import SSP
+from paceline.protocols.paced.asp import ASP
+from paceline.protocols.paced.bsp import BSP
+from paceline.protocols.paced.dssp import DSSP
+from paceline.protocols.paced.ssp import SSP
 from paceline.sim import Cluster, Lognormal, Transient, simulate
 
 UNEQUAL = Cluster.from_flags(workers=2, compute_s=1.0, jitter=0.03, slow={1: 2.0})

@@ -23,7 +23,7 @@ from paceline.sim import (
     Timing,
     Transient,
 )
-from paceline.sim.compute import Compute
+from paceline.sim.compute import ComputeTime
 from sim.clusters import clusters
 
 
@@ -101,7 +101,9 @@ def test_slow_phases_take_their_share_of_time_from_the_very_start() -> None:
         (Recorded("r", ((1.0, 3.0),)), 2.0, 0.5),
     ],
 )
-def test_models_have_the_mean_and_the_spread_they_state(model: Compute, mean: float, spread: float) -> None:
+def test_models_have_the_mean_and_the_spread_they_state(
+    model: ComputeTime, mean: float, spread: float
+) -> None:
     times = ask(Cluster(workers=1, compute=model), 1, [0] * 20000)[0]
     found = sum(times) / len(times)
     assert found == pytest.approx(mean, rel=0.03)

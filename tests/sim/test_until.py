@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError, RunError
-from paceline.protocols import PROTOCOLS
-from paceline.protocols.asp import ASP
-from paceline.protocols.bsp import BSP
+from paceline.protocols import PACED
+from paceline.protocols.paced.asp import ASP
+from paceline.protocols.paced.bsp import BSP
 from paceline.sim import Cluster, Fixed, Membership, simulate
 from paceline.trace.events import RunEnded, WorkerJoined, WorkerLeft
 from sim.clusters import clusters, pushes, run
@@ -40,9 +40,9 @@ def test_a_run_that_is_done_before_ends_when_it_is_done() -> None:
     )
 
 
-@given(name=st.sampled_from(sorted(PROTOCOLS)), cluster=clusters(), seed=st.integers(0, 9999))
+@given(name=st.sampled_from(sorted(PACED)), cluster=clusters(), seed=st.integers(0, 9999))
 def test_a_stopped_run_is_the_beginning_of_the_whole_one(name: str, cluster: Cluster, seed: int) -> None:
-    whole, stopped = (run(PROTOCOLS[name](), cluster, seed=seed, until_s=until) for until in (None, 6.0))
+    whole, stopped = (run(PACED[name](), cluster, seed=seed, until_s=until) for until in (None, 6.0))
     assert pushes(stopped) == [event for event in pushes(whole) if event.t <= 6.0]
     assert isinstance(stopped[-1], RunEnded)
     assert stopped[-1].t <= 6.0

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
-from paceline.protocols.balance import MEASUREMENTS, Balancer
-from paceline.store.balanced import BalancedBudget, check_divisible
-from paceline.store.budget import Batch, Budget, Source
-from paceline.store.recorded import AFTER_THE_END, RecordedBudget
+from paceline.protocols.rules.balance import MEASUREMENTS, Balancer
+from paceline.store.work.balanced import BalancedBudget, check_divisible
+from paceline.store.work.budget import Batch, Budget, Source
+from paceline.store.work.recorded import AFTER_THE_END, RecordedBudget
 from paceline.trace.events import Decided
 from support.budgets import Action, Drawers, schedules
 

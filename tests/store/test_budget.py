@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
-from paceline.store.budget import Batch, Budget, Source
-from paceline.store.chunks import shards_of
+from paceline.store.work.budget import Batch, Budget, Source
+from paceline.store.work.chunks import shards_of
 from support.budgets import Action, Drawers, schedules
 
 Shards = Literal["shared", "equal", "own", "rotating"]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from paceline.errors import TraceError
-from paceline.store.checkpoint import (
+from paceline.store.disk.checkpoint import (
     RunState,
     Snapshot,
     load_checkpoint,
@@ -22,7 +22,7 @@ from paceline.store.checkpoint import (
     snapshot,
     write_checkpoint,
 )
-from paceline.store.folders import saved_in
+from paceline.store.disk.folders import saved_in
 from paceline.store.layout import describe
 from paceline.store.optimizers import describe_optimizer
 from paceline.store.parameters import Gradients, ParameterStore

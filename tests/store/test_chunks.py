@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
-from paceline.store.budget import Batch, Source
-from paceline.store.chunks import Injection, arrange, chunk, shards_of
+from paceline.store.work.budget import Batch, Source
+from paceline.store.work.chunks import Injection, arrange, chunk, shards_of
 
 sources = st.builds(Source, st.integers(12, 60), st.integers(1, 3), st.booleans())
 workers_ = st.integers(1, 4)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from paceline.protocols.compression import INT8_CHUNK, Compression, parse_compression
+from paceline.protocols.rules.compression import INT8_CHUNK, Compression, parse_compression
 from paceline.store.compression import (
     Basis,
     Matrix,

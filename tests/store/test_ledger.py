@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from paceline.config import RunConfig, Weighting
-from paceline.protocols.asp import ASP
-from paceline.store.budget import Batch, Source
+from paceline.protocols.paced.asp import ASP
 from paceline.store.ledger import Ledger
+from paceline.store.work.budget import Batch, Source
 from paceline.trace.events import Event
 
 BATCH, WORKERS = 10, 4

@@ -19,7 +19,7 @@ from paceline.store.portions import (
     Portion,
     PortionStore,
     Pushed,
-    Step,
+    StepOrder,
     cut,
     of_whole,
     own_missing,
@@ -199,7 +199,7 @@ def test_what_is_done_to_the_first_portion_can_be_done_to_the_others() -> None:
     settings = [group.settings for group in spec.groups]
     store.apply(store.reduce([(each, 1 / 3) for each in gradients])[0], settings, 0.5)
     (done,) = store.done
-    assert isinstance(done, Step)
+    assert isinstance(done, StepOrder)
     assert [pushed.lane for pushed, _ in done.parts] == [0, 1, 2]
     other = PortionStore(layout, spec, portions[1], memory)
     theirs = [(Gradients(other.layout, segments[p.lane].clone()), share) for p, share in done.parts]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.errors import RunError
-from paceline.protocols.compression import INT8_CHUNK, parse_compression
+from paceline.protocols.rules.compression import INT8_CHUNK, parse_compression
 from paceline.store.compression import Encoded, Form, Matrix, Wire, encode, encode_low_rank, first_basis
 from paceline.store.replicas import Summing, add_in_turn
 from paceline.store.wire_form import HEADER, Expected, read, write, written_bytes, zeros

@@ -7,7 +7,7 @@ from collections import Counter
 import msgspec
 from hypothesis import strategies as st
 
-from paceline.store.budget import Batch, Budget, Source
+from paceline.store.work.budget import Batch, Budget, Source
 
 Action = tuple[str, int]
 EPOCHS = 3

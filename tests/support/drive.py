@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from random import Random
 
 from paceline.protocols import Clocks, Decision, Pacer, Pacing
-from paceline.protocols.psp_distributed import PeerBarrier, own_barrier
+from paceline.protocols.paced.psp_distributed import PeerBarrier, own_barrier
 
 TICK_S = 0.125
 

@@ -21,9 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.protocols.compression import parse_compression
-from paceline.protocols.meeting import SETTLING, Gathered, Meeting, call_of
-from paceline.protocols.operations import (
+from paceline.protocols.core.meeting import SETTLING, Gathered, Meeting, call_of
+from paceline.protocols.core.operations import (
     Agree,
     Compute,
     Exchange,
@@ -38,13 +37,14 @@ from paceline.protocols.operations import (
     Test,
     Wait,
 )
-from paceline.protocols.parts import Part
-from paceline.protocols.peer import Done, Me, Peer, life
-from paceline.runtime.compressing import Packing
-from paceline.runtime.stepping import Memory, rates, stepping
+from paceline.protocols.core.parts import Part
+from paceline.protocols.core.peer import Done, Me, Peer, life
+from paceline.protocols.rules.compression import parse_compression
+from paceline.runtime.peer.compression import Packing
+from paceline.runtime.peer.steps import OptimizerMemory, rates, stepping
 from paceline.store.cells import Cells
 from paceline.store.compression import Matrix
-from paceline.store.cutting import Cut, Span
+from paceline.store.cutting import Cut, TensorSpan
 from paceline.store.vector import FlatVector
 from support.problems import SIZE, Gradient, MakeOptimizer, Samples, sgd
 
@@ -182,7 +182,7 @@ class Crew:
 def cut_of(tensors: Sequence[int]) -> Cut:
     """So many elements of eight bytes each, one tensor after another."""
     ends = list(accumulate(tensors))
-    return Cut([Span(0, end - count, end, 8 * count) for end, count in zip(ends, tensors, strict=True)])
+    return Cut([TensorSpan(0, end - count, end, 8 * count) for end, count in zip(ends, tensors, strict=True)])
 
 
 class _Worker:
@@ -205,7 +205,7 @@ class _Worker:
         )
         self.views = list(self.x.split(list(crew.tensors)))
         self.optimizer = optimizer(self.views)
-        self.memory = Memory(self.optimizer, self.views)
+        self.memory = OptimizerMemory(self.optimizer, self.views)
         self.cut = self.me.tensors = cut_of(crew.tensors)
         self.packing = Packing(crew.compress, self.me, crew.matrices)
         self.opening: dict[int, Any] = {}

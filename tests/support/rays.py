@@ -19,7 +19,7 @@ import pytest
 
 from paceline.config import RunConfig
 from paceline.engines.control import Ended
-from paceline.testbed import Host
+from paceline.testbed import BedHost
 from paceline.trace import Result
 from support.runs import TOKEN, Run, wait_until
 
@@ -120,7 +120,7 @@ def processes_of(mark: str, command: str = "") -> list[int]:
 class TwoNodes:
     """A Ray of two nodes on two hosts, with room for two workers on each; it goes with the hosts."""
 
-    def __init__(self, head: Host, other: Host, folder: str) -> None:
+    def __init__(self, head: BedHost, other: BedHost, folder: str) -> None:
         pytest.importorskip("ray", reason=MISSING)
         self.address = f"{head.address}:6379"
         self.environment = os.environ | ray_environment()
@@ -129,7 +129,7 @@ class TwoNodes:
         self._start(head, *first)
         self._start(other, f"--address={self.address}")
 
-    def _start(self, host: Host, *flags: str) -> None:
+    def _start(self, host: BedHost, *flags: str) -> None:
         here = ("--num-cpus=2", "--object-store-memory=100000000", f"--node-ip-address={host.address}")
         self._run(host, "ray.scripts.scripts", "start", *here, *flags)
 
@@ -148,7 +148,7 @@ class TwoNodes:
         words = ("paceline", "train", script, "--engine", "ray", "--address", self.address, *args)
         return [str(word) for word in words]
 
-    def _run(self, host: Host, *words: str, **options: Any) -> str:
+    def _run(self, host: BedHost, *words: str, **options: Any) -> str:
         command = [sys.executable, "-m", *words]
         done = host.run(command, timeout_s=200, env=self.environment, **options)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.testbed import Host, HostSpec, Testbed, why_not
+from paceline.testbed import BedHost, HostSpec, Testbed, why_not
 from paceline.testbed.cpu import find_controller
 from paceline.testbed.network import NAMESPACES
 from paceline.testbed.records import STATE
@@ -62,7 +62,7 @@ def _belongs(path: Path, name: str) -> bool:
     return path.name in (name, f"paceline.{name}") or path.name.startswith(f"paceline.{name}.")
 
 
-def python(host: Host, code: str, *args: object, timeout_s: float = 30.0) -> str:
+def python(host: BedHost, code: str, *args: object, timeout_s: float = 30.0) -> str:
     """Run some Python on a host, and return what it printed; it has to succeed."""
     done = host.run([sys.executable, "-c", code, *map(str, args)], timeout_s=timeout_s)
     assert done.returncode == 0, done.stderr

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from paceline.protocols import PROTOCOLS
+from paceline.protocols import PACED
 
 TIGHT: dict[str, dict[str, Any]] = {
     "ssp": {"staleness": 1},
@@ -27,7 +27,7 @@ TIGHT: dict[str, dict[str, Any]] = {
 
 def variants() -> list[tuple[str, dict[str, Any]]]:
     """(name, settings): the defaults, and each choice of a `Literal` setting, made tight if we can."""
-    return [(name, settings) for name in sorted(PROTOCOLS) for settings in _settings(name)]
+    return [(name, settings) for name in sorted(PACED) for settings in _settings(name)]
 
 
 def label(variant: tuple[str, dict[str, Any]]) -> str:
@@ -41,8 +41,8 @@ def _settings(name: str) -> Iterator[dict[str, Any]]:
     yield {}
     if tight:
         yield tight
-    hints = get_type_hints(PROTOCOLS[name])
-    for f in fields(PROTOCOLS[name]):  # type: ignore[arg-type]
+    hints = get_type_hints(PACED[name])
+    for f in fields(PACED[name]):  # type: ignore[arg-type]
         if f.init and get_origin(hints[f.name]) is Literal:
             yield from (
                 {**tight, f.name: choice} for choice in get_args(hints[f.name]) if choice != f.default

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from paceline.errors import ConfigError, RunError
-from paceline.testbed import Host, HostSpec, Testbed
+from paceline.testbed import BedHost, HostSpec, Testbed
 from support.testbed import Testbeds, python
 
 pytestmark = pytest.mark.timeout(90)
@@ -59,7 +59,7 @@ print((time.process_time() - used) / (time.monotonic() - start))
 BOUNDED = "import sys, socket; socket.create_connection((sys.argv[1], 7000), timeout=0.5)"
 
 
-def started(host: Host, code: str, *args: object) -> subprocess.Popen[str]:
+def started(host: BedHost, code: str, *args: object) -> subprocess.Popen[str]:
     """Start a server, and wait until it says that it is ready."""
     server = host.popen(
         [sys.executable, "-c", code, host.address, *map(str, args)], stdout=subprocess.PIPE, text=True
@@ -69,7 +69,7 @@ def started(host: Host, code: str, *args: object) -> subprocess.Popen[str]:
     return server
 
 
-def conversation(host: Host, other: Host) -> subprocess.Popen[str]:
+def conversation(host: BedHost, other: BedHost) -> subprocess.Popen[str]:
     return host.popen(
         [sys.executable, "-c", TALK, other.address],
         stdin=subprocess.PIPE,

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from paceline.view.charts import LABEL_STEP, spread
+from paceline.view.report.charts import LABEL_STEP, spread
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from paceline.trace.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from paceline.view.beside import watch
-from paceline.view.progress import RunProgress, live
+from paceline.view.terminal.beside import watch
+from paceline.view.terminal.progress import RunProgress, live
 from view.synthetic import SyntheticRun
 
 START = RunStarted(0.0, SCHEMA, "a1", "ssp", {"staleness": 3}, 3, 0, False, "2025-01-01T00:00:00")

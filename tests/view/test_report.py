@@ -23,7 +23,7 @@ from paceline.trace.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from paceline.view.report import write_report
+from paceline.view.report.report import write_report
 from view.synthetic import SyntheticRun, write_run
 
 HOSTILE = "<script>alert(1)</script>\"'&"

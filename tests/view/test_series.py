@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.view.series import TimeBins, thin
+from paceline.view.report.series import TimeBins, thin
 
 
 def test_rates_are_right_however_often_bins_were_joined() -> None:

@@ -9,14 +9,14 @@ import pytest
 
 from paceline.trace import tally
 from paceline.trace.events import AnyEvent, Decided, RunEnded, WorkerJoined, WorkerLeft
-from paceline.view.gantt import merged
-from paceline.view.spans import Span, spans
+from paceline.view.report.gantt import merged
+from paceline.view.report.spans import Span, spans
 from view.synthetic import EXCHANGE_S, SyntheticRun
 
-PROTOCOLS = ("bsp", "ssp", "dssp", "asp")
+PACED = ("bsp", "ssp", "dssp", "asp")
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", PACED)
 def test_compute_wait_and_exchange_add_up_to_the_time_between_first_and_last(protocol: str) -> None:
     of: dict[int, list[Span]] = defaultdict(list)
     for span in spans(SyntheticRun(protocol, slow={3: 2.5}, pushes=300).events()):
@@ -28,7 +28,7 @@ def test_compute_wait_and_exchange_add_up_to_the_time_between_first_and_last(pro
         assert sum(span.seconds for span in found) == pytest.approx(found[-1].end)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", PACED)
 def test_waits_are_the_ones_the_tally_counts(protocol: str) -> None:
     events = list(SyntheticRun(protocol, slow={3: 2.5}, dies=(2, 50), pushes=300).events())
     waited: dict[int, float] = defaultdict(float)

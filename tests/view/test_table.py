@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from paceline.trace import Result, tally
 from paceline.view.compare import compare, labels, speedups
 from paceline.view.figures import DASH
-from paceline.view.table import comparison, print_comparison, summary
+from paceline.view.terminal.table import comparison, print_comparison, summary
 from view.synthetic import SyntheticRun
 
 

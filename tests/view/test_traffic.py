@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.trace import TraceWriter
 from paceline.trace.events import SCHEMA, Exchanged, ModelReady, Progress, RunEnded, RunStarted, Totals
-from paceline.view.report import write_report
+from paceline.view.report.report import write_report
 
 
 def run(path: Path, protocol: str, *sent: tuple[int, int], workers: int = 3, **more: Any) -> Path:

@@ -52,16 +52,16 @@ def bench(
     Example: paceline bench exchange store --record
     """
     with errors_for_people():
-        from paceline.bench.plan import Plan
-        from paceline.bench.record import as_table, write_record
-        from paceline.bench.run import chosen, run
+        from paceline.bench.harness.plan import BenchPlan
+        from paceline.bench.harness.record import as_table, write_record
+        from paceline.bench.harness.run import chosen, run
         from paceline.errors import ConfigError
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything started is ended
         if quick and record:
             raise ConfigError("--quick measures nothing worth keeping. Leave out --record, or --quick.")
         named = tuple(name for name in protocols.split(",") if name.strip())
-        plan = Plan(quick=quick, seed=seed, data=None if data is None else str(data), protocols=named)
+        plan = BenchPlan(quick=quick, seed=seed, data=None if data is None else str(data), protocols=named)
         records = []
         for name in chosen(names or [], plan):
             records.append(run(name, plan, _say))

@@ -82,7 +82,7 @@ def parse_weighting(text: str) -> str | float:
 
 def new_run(runs: Path, name: str) -> tuple[str, Path]:
     """A fresh folder for a run, named after the time and what it is."""
-    from paceline.store.folders import new_folder
+    from paceline.store.disk.folders import new_folder
 
     run = f"{datetime.now():%Y%m%d-%H%M%S}-{name}-{token_hex(2)}"
     return run, new_folder(runs, run)

@@ -181,8 +181,8 @@ def _compare(
 
 
 def _show(finished: dict[Path, Result], report: Path | None, json: bool, console: Console) -> None:
-    from paceline.view.report import write_report
-    from paceline.view.table import print_comparison
+    from paceline.view.report.report import write_report
+    from paceline.view.terminal.table import print_comparison
 
     folders, results = list(finished), list(finished.values())
     page = write_report(folders, report or folders[-1].parent / "report.html")

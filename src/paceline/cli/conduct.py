@@ -14,12 +14,12 @@ from paceline.config import RunConfig
 from paceline.engines.control import Ended
 from paceline.engines.engine import Engine
 from paceline.errors import ConfigError, RunError, RunStopped, TraceError
-from paceline.store.folders import saved_in
+from paceline.store.disk.folders import saved_in
 from paceline.trace import Result, Tally, TraceTail, read_trace, tally
 from paceline.trace.events import Planned
 from paceline.trace.files import LineTail
 from paceline.trace.tally import Failure
-from paceline.view.progress import RunProgress, live
+from paceline.view.terminal.progress import RunProgress, live
 
 LOOK_S = 0.1
 

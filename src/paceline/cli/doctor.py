@@ -15,7 +15,7 @@ from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.doctor.findings import Finding
-    from paceline.doctor.link import Link
+    from paceline.doctor.link import MeasuredLink
 
 BETWEEN = "Between two hosts"
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
@@ -126,9 +126,9 @@ def _measure(to: str, secret_file: Path | None, seconds: float, json: bool) -> N
 
 def _serve(address: str, secret_file: Path | None, once: bool, json: bool) -> None:
     from paceline.cli.secret import needed_secret
-    from paceline.doctor.server import Server
+    from paceline.doctor.server import LinkServer
 
-    server = Server(address, needed_secret(secret_file), _say)
+    server = LinkServer(address, needed_secret(secret_file), _say)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     _say(f"serving at {address}, port {server.port}; Ctrl-C ends it")
     try:
@@ -139,7 +139,7 @@ def _serve(address: str, secret_file: Path | None, once: bool, json: bool) -> No
         print_json({"address": address, "port": server.port, "served": server.served})
 
 
-def _answer(findings: list[Finding], link: Link | None, json: bool) -> None:
+def _answer(findings: list[Finding], link: MeasuredLink | None, json: bool) -> None:
     from paceline.doctor.findings import worst
 
     state = worst(findings)

@@ -20,10 +20,10 @@ def protocols(
     """List the protocols: name, family, paper, what each promises, and its settings."""
     with errors_for_people():
         from paceline.errors import unknown
-        from paceline.protocols import PEERS, PROTOCOLS
+        from paceline.protocols import PACED, PEERS
         from paceline.protocols.settings import about
 
-        names = [*sorted(PROTOCOLS), *sorted(PEERS)]
+        names = [*sorted(PACED), *sorted(PEERS)]
         if name is not None and name not in names:
             raise unknown("protocol", name, names)
         entries = [about(each) for each in ([name] if name else names)]

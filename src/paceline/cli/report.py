@@ -23,7 +23,7 @@ def report(
     with errors_for_people():
         from paceline.errors import ConfigError
         from paceline.trace import read_trace, tally
-        from paceline.view.report import write_report
+        from paceline.view.report.report import write_report
 
         try:
             page = write_report(run, out)

@@ -139,7 +139,7 @@ def _timing_only(
     common: dict[str, Any],
     runs: Path,
 ) -> list[tuple[Result, Path]]:
-    from paceline.protocols.compression import check_family, parse_compression
+    from paceline.protocols.rules.compression import check_family, parse_compression
     from paceline.protocols.settings import make_any
     from paceline.sim.balanced import check_balance
     from paceline.sim.compute import require
@@ -167,7 +167,7 @@ def _simulated(
     from paceline.cli.conduct import write_result
     from paceline.cli.virtual_bar import virtual_bar
     from paceline.protocols import Peer
-    from paceline.protocols.compression import parse_compression
+    from paceline.protocols.rules.compression import parse_compression
     from paceline.sim import simulate as run_simulation
     from paceline.sim import simulate_peers
     from paceline.trace import TraceWriter
@@ -224,11 +224,11 @@ def _exact(
 def _answer(done: list[tuple[Result, Path]], report: Path | None, json: bool) -> None:
     from rich.console import Console
 
-    from paceline.view.table import print_comparison, summary
+    from paceline.view.terminal.table import print_comparison, summary
 
     results = [result for result, _ in done]
     if report is not None:
-        from paceline.view.report import write_report
+        from paceline.view.report.report import write_report
 
         print(f"report: {write_report([path for _, path in done], report)}", file=sys.stderr)
     if json:

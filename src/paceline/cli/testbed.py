@@ -17,7 +17,7 @@ from paceline.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from paceline.testbed.bed import Host
+    from paceline.testbed.bed import BedHost
     from paceline.testbed.status import Status
 
 app = typer.Typer(
@@ -176,7 +176,7 @@ def _removed(name: str | None, everything: bool, stale: bool) -> list[str]:
     return names
 
 
-def _host(name: str | None, host: str) -> Host:
+def _host(name: str | None, host: str) -> BedHost:
     from paceline.testbed import Testbed
 
     return Testbed.find(name)[host]

@@ -170,7 +170,7 @@ def _run(asked: dict[str, Any], runs: Path, json: bool, secret_file: Path | None
     else:
         from rich.console import Console
 
-        from paceline.view.table import summary
+        from paceline.view.terminal.table import summary
 
         Console(stderr=True).print(summary(result))
         print(f"{config.folder}")
@@ -261,9 +261,9 @@ def checked_protocol(
 ) -> None:
     """Find a misspelt protocol or setting, or what it cannot use, before anything is started."""
     from paceline.fabric.choice import check_fabric, check_store_hosts
-    from paceline.protocols.compression import check_family, parse_compression
+    from paceline.protocols.rules.compression import check_family, parse_compression
+    from paceline.protocols.rules.steady import check_steady
     from paceline.protocols.settings import make_any
-    from paceline.protocols.steady import check_steady
 
     parse_compression(compress)
     if name is not None:
@@ -277,7 +277,7 @@ def checked_protocol(
 def find_checkpoint(run: Path) -> Path:
     """The checkpoint of a run folder, or the folder itself."""
     from paceline.errors import ConfigError
-    from paceline.store.folders import is_checkpoint, saved_in
+    from paceline.store.disk.folders import is_checkpoint, saved_in
 
     run = run.resolve()  # `latest` is about to point elsewhere
     folder = run if is_checkpoint(run) else saved_in(run) or _began_with(run)
@@ -291,7 +291,7 @@ def find_checkpoint(run: Path) -> Path:
 
 def _began_with(run: Path) -> Path | None:
     """The checkpoint that a run went on from, if it was killed before it took one of its own."""
-    from paceline.store.folders import is_checkpoint
+    from paceline.store.disk.folders import is_checkpoint
 
     ended = (run / "weights.safetensors").exists() or not (run / "config.json").is_file()
     resumed = None if ended else _config_of(run).resume

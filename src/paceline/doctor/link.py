@@ -31,7 +31,7 @@ MODEL_BYTES = 100e6
 _MOST_ROUNDS = 500
 
 
-class Link(msgspec.Struct, frozen=True):
+class MeasuredLink(msgspec.Struct, frozen=True):
     """What was measured between two hosts."""
 
     to: str
@@ -48,7 +48,7 @@ class Link(msgspec.Struct, frozen=True):
     there: Side
 
 
-def measure(address: str, secret: bytes, seconds: float = 1.0) -> Link:
+def measure(address: str, secret: bytes, seconds: float = 1.0) -> MeasuredLink:
     """Measure latency, clock, and speed in each direction, about so many seconds each."""
     with connect(address) as connection:
         try:
@@ -61,7 +61,7 @@ def measure(address: str, secret: bytes, seconds: float = 1.0) -> Link:
         except (OSError, msgspec.DecodeError) as failure:
             raise RunError(f"measuring with {address} broke off: {failure}. Try again.") from None
     p95 = sorted(trips)[int(len(trips) * 0.95)]
-    return Link(
+    return MeasuredLink(
         to=address,
         mbit_per_s_there=speeds[0],
         mbit_per_s_back=speeds[1],
@@ -129,12 +129,12 @@ def _pull(connection: socket.socket, size: int) -> None:
     drain(connection, size)
 
 
-def judge(link: Link) -> list[Finding]:
+def judge(link: MeasuredLink) -> list[Finding]:
     """What it means for a run across these two hosts."""
     return [_judge_speed(link), _judge_round_trip(link), _judge_clock(link), *_judge_versions(link)]
 
 
-def _judge_speed(link: Link) -> Finding:
+def _judge_speed(link: MeasuredLink) -> Finding:
     there, back = link.mbit_per_s_there, link.mbit_per_s_back
     slow = min(there, back)
     seen = f"{there:,.0f} Mbit/s there, {back:,.0f} Mbit/s back"
@@ -149,7 +149,7 @@ def _judge_speed(link: Link) -> Finding:
     return Finding("speed", "ok", seen, meaning)
 
 
-def _judge_round_trip(link: Link) -> Finding:
+def _judge_round_trip(link: MeasuredLink) -> Finding:
     median = link.round_trip_ms
     seen = f"{median:.2f} ms, 95 % within {link.round_trip_p95_ms:.2f} ms"
     if median > 5:
@@ -160,7 +160,7 @@ def _judge_round_trip(link: Link) -> Finding:
     return Finding("round trip", "ok", seen)
 
 
-def _judge_clock(link: Link) -> Finding:
+def _judge_clock(link: MeasuredLink) -> Finding:
     off, error = abs(link.clock_ahead_s), link.clock_error_s
     side = "ahead" if link.clock_ahead_s > 0 else "behind"
     seen = f"there {off * 1e3:.2f} ms {side}, known to {error * 1e3:.2f} ms"
@@ -170,7 +170,7 @@ def _judge_clock(link: Link) -> Finding:
     return Finding("clocks", "ok", seen)
 
 
-def _judge_versions(link: Link) -> list[Finding]:
+def _judge_versions(link: MeasuredLink) -> list[Finding]:
     findings = []
     for name in ("paceline", "torch", "python"):
         here, there = getattr(link.here, name), getattr(link.there, name)

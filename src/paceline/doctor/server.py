@@ -48,7 +48,7 @@ def this_side() -> Side:
     return Side(socket.gethostname(), cores, python, *versions)
 
 
-class Server:
+class LinkServer:
     """Listens from the start; `serve` answers until it is stopped, or one peer has been measured."""
 
     def __init__(self, address: str, secret: bytes, say: Callable[[str], None] = lambda text: None) -> None:

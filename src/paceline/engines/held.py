@@ -12,7 +12,7 @@ from paceline.config import RunConfig
 from paceline.engines.meeting import StoreOrder, launch_service, meeting_of
 from paceline.fabric.channel import Channel
 from paceline.fabric.neighbours import find_neighbour
-from paceline.runtime import messages as m
+from paceline.runtime.messages import workers as m
 
 
 class HeldStore:

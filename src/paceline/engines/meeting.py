@@ -27,7 +27,7 @@ PATIENCE_S = 60.0
 """How long a process may take until it can be talked to."""
 
 
-class Meeting(msgspec.Struct, frozen=True):
+class MeetingPoint(msgspec.Struct, frozen=True):
     """Where a run can be joined, and what it takes."""
 
     address: str
@@ -52,7 +52,7 @@ class StoreOrder(msgspec.Struct, frozen=True):
     """The process to end with, in good order; None: it outlives whoever started it."""
 
 
-def take_seat(meeting: Meeting, rank: int, config: RunConfig, beside: bool = False) -> Seat:
+def take_seat(meeting: MeetingPoint, rank: int, config: RunConfig, beside: bool = False) -> Seat:
     """This process's place in the run; its rank is what its engine says, which may know, too, that the store
     is on this host: then no relay is needed, and a store that is not there has ended."""
     until = time.monotonic() + PATIENCE_S
@@ -67,15 +67,15 @@ def take_seat(meeting: Meeting, rank: int, config: RunConfig, beside: bool = Fal
         start_service("relay", msgspec.json.encode(meeting))
 
 
-def open_store(config: RunConfig, secret: str) -> Meeting:
+def open_store(config: RunConfig, secret: str) -> MeetingPoint:
     """Start the process that holds the store; where it listens."""
     order = msgspec.json.encode(StoreOrder(config, secret))
     return meeting_of(config, start_service("store", order), secret)
 
 
-def meeting_of(config: RunConfig, address: str, secret: str) -> Meeting:
+def meeting_of(config: RunConfig, address: str, secret: str) -> MeetingPoint:
     """What a worker of this run has to know."""
-    return Meeting(address, secret, Trust() if config.tls else None, config.store_hosts > 1)
+    return MeetingPoint(address, secret, Trust() if config.tls else None, config.store_hosts > 1)
 
 
 def start_service(kind: str, order: bytes) -> str:

@@ -24,7 +24,7 @@ import msgspec
 from paceline.config import RunConfig
 from paceline.engines.control import Ended
 from paceline.engines.held import HeldStore
-from paceline.engines.ray_cluster import Cluster, first_line, the_ray
+from paceline.engines.ray_cluster import RayCluster, first_line, the_ray
 from paceline.engines.worker import WorkerOrder, start_worker
 from paceline.errors import ConfigError, RunError
 from paceline.fabric.wire import new_secret
@@ -82,7 +82,7 @@ class RayEngine:
 
     def __init__(self, address: str | None = None) -> None:
         self._address = address
-        self._cluster: Cluster | None = None
+        self._cluster: RayCluster | None = None
         self._store: HeldStore | None = None
         self._room: Any = None
         self._actors: list[Any] = []
@@ -106,7 +106,7 @@ class RayEngine:
         """Find room, start the store here and the workers there."""
         self._config = config
         self._statuses, self._calls, self._over_since = {}, {}, None
-        self._cluster = self._cluster or Cluster(self._address, config.workers)
+        self._cluster = self._cluster or RayCluster(self._address, config.workers)
         self._actors = self._place(config.workers)
         asked = [actor.where.remote() for actor in self._actors]
         listen = config.listen or self._cluster.listen

@@ -44,7 +44,7 @@ def check_ray(address: str | None) -> None:
     _knock(address)
 
 
-class Cluster:
+class RayCluster:
     """A connection to Ray. What was started or opened here is ended by `close`."""
 
     def __init__(self, address: str | None, workers: int) -> None:

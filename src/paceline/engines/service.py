@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.engines.meeting import Meeting, StoreOrder
+from paceline.engines.meeting import MeetingPoint, StoreOrder
 from paceline.engines.zygote import die_with
 from paceline.errors import ConfigError, PacelineError
 from paceline.fabric.door import Enter
@@ -45,7 +45,7 @@ def _store(order: bytes) -> int:
     stop = _stop_signal(request.holder)
 
     def ready(address: str) -> socket.socket:
-        listener = wait_for_neighbours(Meeting(address, request.secret).name)
+        listener = wait_for_neighbours(MeetingPoint(address, request.secret).name)
         if listener is None:
             raise ConfigError(f"another store of this run is on this host already, at {address}.")
         _say(f"ready {address}", folder / "logs" / "store.log")
@@ -64,16 +64,16 @@ def _stop_signal(holder: int | None) -> int:
 
 
 def _relay(order: bytes) -> int:
-    from paceline.runtime.relay import Relay
-    from paceline.runtime.sharing import Sharing
+    from paceline.runtime.hosts.relay import Relay
+    from paceline.runtime.portions.share import HostShare
 
-    meeting = msgspec.json.decode(order, type=Meeting)
+    meeting = msgspec.json.decode(order, type=MeetingPoint)
     listener = wait_for_neighbours(meeting.name)
     if listener is None:  # a neighbour was faster
         _say("ready")
         return 0
     address, secret = parse_address(meeting.address), check_secret(meeting.secret)
-    sharing = Sharing(address, secret, sealed=meeting.trust is not None) if meeting.portions else None
+    sharing = HostShare(address, secret, sealed=meeting.trust is not None) if meeting.portions else None
     hello = Enter(secrets.token_hex(16), socket.gethostname(), reach="" if sharing is None else sharing.reach)
     relay = Relay(address, secret, hello, [], listener, trust=meeting.trust, sharing=sharing)
     _say("ready", Path(os.devnull))

@@ -32,13 +32,13 @@ import msgspec
 from paceline.config import RunConfig
 from paceline.engines.control import Ended
 from paceline.engines.logs import LogBook, call_home
-from paceline.engines.meeting import Meeting, StoreOrder, launch_service, meeting_of
+from paceline.engines.meeting import MeetingPoint, StoreOrder, launch_service, meeting_of
 from paceline.engines.worker import WorkerOrder, run_worker
 from paceline.errors import ConfigError, RunError
 from paceline.fabric.tls import Seal
 from paceline.fabric.wire import new_secret, parse_address
-from paceline.runtime.rows import spooled
-from paceline.store.folders import new_folder
+from paceline.runtime.worker.rows import spooled
+from paceline.store.disk.folders import new_folder
 from paceline.trace import Result, read_trace, tally
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ LATE_S = 10.0
 """How long a run may take to begin, or to end, after one of its workers has ended."""
 
 
-class Task(msgspec.Struct, frozen=True):
+class SparkTask(msgspec.Struct, frozen=True):
     """What Spark carries to every task, as JSON."""
 
     order: WorkerOrder
@@ -113,11 +113,11 @@ class SparkEngine:
         seal = Seal(config.tls_cert, config.tls_key) if config.tls else None
         self._logs = LogBook(host, secret, config.path, config.workers, seal)
         worker = self._order(config, meeting_of(config, address, secret))
-        task = Task(worker, self._logs.address, self._data is not None)
+        task = SparkTask(worker, self._logs.address, self._data is not None)
         self._job = threading.Thread(target=self._run, args=(msgspec.json.encode(task),), daemon=True)
         self._job.start()
 
-    def _order(self, config: RunConfig, meeting: Meeting) -> WorkerOrder:
+    def _order(self, config: RunConfig, meeting: MeetingPoint) -> WorkerOrder:
         assert config.script is not None
         script = Path(config.script).resolve()
         threads = int(self._spark.getConf().get("spark.task.cpus", "1") or 1)
@@ -199,7 +199,7 @@ def work(told: bytes, rows: Iterable[Any]) -> Iterator[tuple[int, str, int]]:
     """A task: run one worker, and pass on what it prints. Called by Spark, in an executor."""
     from pyspark import BarrierTaskContext
 
-    task, rank = msgspec.json.decode(told, type=Task), BarrierTaskContext.get().partitionId()
+    task, rank = msgspec.json.decode(told, type=SparkTask), BarrierTaskContext.get().partitionId()
     meeting = task.order.meeting
     home = call_home(task.logs, meeting.secret, rank, meeting.trust)
     with home, spooled(rows, task.data) as partition:

@@ -33,11 +33,11 @@ from typing import Any
 import msgspec
 
 from paceline.config import RunConfig
-from paceline.engines.meeting import Meeting, open_store, plain_environment, take_seat
+from paceline.engines.meeting import MeetingPoint, open_store, plain_environment, take_seat
 from paceline.errors import ConfigError, RunError
 from paceline.fabric.wire import new_secret, parse_address
 from paceline.runtime import seat as seats
-from paceline.store.folders import new_folder, saved_in
+from paceline.store.disk.folders import new_folder, saved_in
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PATIENCE_S = 300.0
@@ -52,7 +52,7 @@ REACH_S = 5.0
 class Letter(msgspec.Struct, frozen=True):
     """What rank 0 tells another: where the run is, and what it is."""
 
-    meeting: Meeting
+    meeting: MeetingPoint
     config: RunConfig
 
 
@@ -155,7 +155,7 @@ def _address(other: int) -> str:
     return f"paceline/letter/{other}"
 
 
-def _is_gone(meeting: Meeting) -> bool:
+def _is_gone(meeting: MeetingPoint) -> bool:
     """Whether nobody listens there any more; a link that is cut may come back."""
     try:
         socket.create_connection(parse_address(meeting.address), REACH_S).close()
@@ -168,7 +168,7 @@ def _is_gone(meeting: Meeting) -> bool:
 
 def _tell_progress(folder: str) -> None:
     """A process that says how the run goes, until this one has ended in whatever way."""
-    command = (sys.executable, "-m", "paceline.view.beside", folder)
+    command = (sys.executable, "-m", "paceline.view.terminal.beside", folder)
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, start_new_session=True, env=plain_environment()
     )
@@ -182,13 +182,13 @@ def _last_word(process: subprocess.Popen[bytes]) -> None:
         process.wait(LAST_WORD_S)
 
 
-def _without_known_secret(meeting: Meeting) -> Meeting:
+def _without_known_secret(meeting: MeetingPoint) -> MeetingPoint:
     """What goes on the board: a secret that all have been given stays off it."""
     known = os.environ.get("PACELINE_SECRET")
     return msgspec.structs.replace(meeting, secret="") if known else meeting
 
 
-def _with_known_secret(meeting: Meeting) -> Meeting:
+def _with_known_secret(meeting: MeetingPoint) -> MeetingPoint:
     secret = meeting.secret or os.environ.get("PACELINE_SECRET", "")
     if not secret:
         raise ConfigError("rank 0 was given PACELINE_SECRET and this worker was not. Set it on all hosts.")

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.config import RunConfig
-from paceline.engines.meeting import Meeting, plain_environment, take_seat
+from paceline.engines.meeting import MeetingPoint, plain_environment, take_seat
 from paceline.engines.zygote import die_with
 from paceline.errors import PacelineError, RunStopped
 
@@ -28,7 +28,7 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Which worker of which run to be, and how many cores are its own."""
 
     config: RunConfig
-    meeting: Meeting
+    meeting: MeetingPoint
     rank: int
     threads: int = 1
     beside: bool = False

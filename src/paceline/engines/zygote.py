@@ -30,7 +30,7 @@ WARM = ("numpy", "scipy", "sklearn.datasets", "pandas", "torchvision", "transfor
 """Heavy modules imported before forking, if the script imports them and they are installed."""
 
 
-class Brood:
+class RunProcesses:
     """The processes of one run."""
 
     def __init__(self, order: c.Launch) -> None:
@@ -128,7 +128,7 @@ def main() -> None:
 
 def _attend(channel: Channel, wakeup_read: int) -> None:
     """Do what the launcher says until it hangs up."""
-    brood: Brood | None = None
+    brood: RunProcesses | None = None
     while True:
         ready, _, _ = select.select([channel.fileno(), wakeup_read], [], [])
         if wakeup_read in ready:
@@ -143,9 +143,9 @@ def _attend(channel: Channel, wakeup_read: int) -> None:
             brood = _obey(received[0], brood, channel)
 
 
-def _obey(message: c.ToZygote, brood: Brood | None, channel: Channel) -> Brood | None:
+def _obey(message: c.ToZygote, brood: RunProcesses | None, channel: Channel) -> RunProcesses | None:
     if isinstance(message, c.Launch):
-        brood = Brood(message)
+        brood = RunProcesses(message)
         brood.hatch()
         channel.send(c.Started(tuple(brood.workers)))
     elif brood is not None:

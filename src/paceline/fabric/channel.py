@@ -21,7 +21,7 @@ LARGEST_BYTES = 8 << 20
 FDS = 4
 
 
-class Line(Protocol):
+class WorkerLine(Protocol):
     """The way to a worker, wherever it is."""
 
     def send(self, message: msgspec.Struct, fds: tuple[int, ...] = ()) -> None:

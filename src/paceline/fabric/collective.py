@@ -41,7 +41,7 @@ G = TypeVar("G")
 Ranks = tuple[int, ...]
 
 
-class Line(StrEnum):
+class GroupLine(StrEnum):
     """What a group is for."""
 
     NOW = "now"
@@ -57,14 +57,14 @@ class Line(StrEnum):
 class Groups(Generic[G]):
     """Groups by line and members, each made once, by its members, when it is needed first."""
 
-    def __init__(self, make: Callable[[Line, Ranks], G]) -> None:
+    def __init__(self, make: Callable[[GroupLine, Ranks], G]) -> None:
         self._make = make
-        self._made: dict[tuple[Line, Ranks], G] = {}
+        self._made: dict[tuple[GroupLine, Ranks], G] = {}
 
     def __len__(self) -> int:
         return len(self._made)
 
-    def __getitem__(self, key: tuple[Line, Ranks]) -> G:
+    def __getitem__(self, key: tuple[GroupLine, Ranks]) -> G:
         line, ranks = key[0], tuple(sorted(set(key[1])))
         if (line, ranks) not in self._made:
             self._made[line, ranks] = self._make(line, ranks)
@@ -100,7 +100,7 @@ class Collective:
         self._store = store
         self._devices = _devices() if backend == "gloo" else []
         self._groups: Groups[Any] = Groups(self._new_group)
-        for line in Line:
+        for line in GroupLine:
             _ = self._groups[line, self.everybody]
         self._waiter = ThreadPoolExecutor(1, "paceline-pairs")
 
@@ -112,16 +112,16 @@ class Collective:
 
     # -- reductions ---------------------------------------------------------------------------
 
-    def reduce(self, flats: Sequence[Tensor], among: Ranks = (), line: Line = Line.NOW) -> None:
+    def reduce(self, flats: Sequence[Tensor], among: Ranks = (), line: GroupLine = GroupLine.NOW) -> None:
         """Let tensors be the sums of everybody's, the same bits for all. Among nobody in particular: all."""
         self.finish(self.begin(flats, among, line))
 
-    def begin(self, flats: Sequence[Tensor], among: Ranks, line: Line) -> list[Any]:
+    def begin(self, flats: Sequence[Tensor], among: Ranks, line: GroupLine) -> list[Any]:
         """Begin to; the tensors must be left alone until it is finished."""
         group = self._groups[line, among or self.everybody]
         return [_begin(flat, group) for flat in flats if flat.numel()]
 
-    def _new_group(self, line: Line, ranks: Ranks) -> Any:
+    def _new_group(self, line: GroupLine, ranks: Ranks) -> Any:
         """Only its members come to make it. Its name is that of line and members: torch's own names count the
         groups that a process has made, and differ where one has been in more of them than another. All share
         one device: each has a thread that wakes a hundred times a second, for nothing."""

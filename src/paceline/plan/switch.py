@@ -147,7 +147,7 @@ class Key(msgspec.Struct, frozen=True):
         return sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
 
 
-class Kept(msgspec.Struct, frozen=True):
+class KeptAnswer(msgspec.Struct, frozen=True):
     """One answer on disk."""
 
     key: Key
@@ -167,17 +167,17 @@ def recall(path: Path, key: Key) -> Found | None:
 
 def keep(path: Path, key: Key, found: Found) -> None:
     """Keep an answer beside the others. A reader sees the file before or after, never half of it."""
-    kept = _read(path) | {key.digest: Kept(key, found)}
+    kept = _read(path) | {key.digest: KeptAnswer(key, found)}
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".part")
     draft.write_bytes(msgspec.json.format(msgspec.json.encode(kept)))
     os.replace(draft, path)
 
 
-def _read(path: Path) -> dict[str, Kept]:
+def _read(path: Path) -> dict[str, KeptAnswer]:
     if not path.exists():
         return {}
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Kept])
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, KeptAnswer])
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path} does not hold tuned answers: {error}. Remove it to start anew.") from None

@@ -1,37 +1,37 @@
 """One paper, one file. A protocol is registered by one line here and checked by the contract tests.
 
-`PROTOCOLS` are the paced ones, which decide for a store in the middle; `PEERS` have no middle.
+`PACED` are the paced ones, which decide for a store in the middle; `PEERS` have no middle.
 """
 
 from __future__ import annotations
 
-from paceline.protocols.ad_psgd import ADPSGD
-from paceline.protocols.allreduce import AllReduce
-from paceline.protocols.asp import ASP
-from paceline.protocols.backup_bsp import BackupBSP
-from paceline.protocols.base import Fate, Flush, Pacing, Verdict
-from paceline.protocols.bounded_ps import BoundedPS
-from paceline.protocols.bsp import BSP
-from paceline.protocols.clocks import Clocks
-from paceline.protocols.diloco import DiLoCo
-from paceline.protocols.dpsgd import DPSGD
-from paceline.protocols.ds_sync import DSSync
-from paceline.protocols.dssp import DSSP
-from paceline.protocols.easgd import EASGD
-from paceline.protocols.elastic_bsp import ElasticBSP
-from paceline.protocols.fedavg import FedAvg
-from paceline.protocols.hpsgd import HPSGD
-from paceline.protocols.hybrid_sgd import HybridSGD
-from paceline.protocols.local_sgd import LocalSGD
-from paceline.protocols.osp import OSP
-from paceline.protocols.pacer import Decision, Pacer
-from paceline.protocols.peer import Peer
-from paceline.protocols.psp import PSP
-from paceline.protocols.selsync import SelSync
-from paceline.protocols.ssp import SSP
-from paceline.protocols.sync_switch import SyncSwitch
+from paceline.protocols.core.base import Fate, Flush, Pacing, Verdict
+from paceline.protocols.core.clocks import Clocks
+from paceline.protocols.core.pacer import Decision, Pacer
+from paceline.protocols.core.peer import Peer
+from paceline.protocols.paced.asp import ASP
+from paceline.protocols.paced.backup_bsp import BackupBSP
+from paceline.protocols.paced.bounded_ps import BoundedPS
+from paceline.protocols.paced.bsp import BSP
+from paceline.protocols.paced.dssp import DSSP
+from paceline.protocols.paced.elastic_bsp import ElasticBSP
+from paceline.protocols.paced.hybrid_sgd import HybridSGD
+from paceline.protocols.paced.psp import PSP
+from paceline.protocols.paced.ssp import SSP
+from paceline.protocols.paced.sync_switch import SyncSwitch
+from paceline.protocols.peer.ad_psgd import ADPSGD
+from paceline.protocols.peer.allreduce import AllReduce
+from paceline.protocols.peer.diloco import DiLoCo
+from paceline.protocols.peer.dpsgd import DPSGD
+from paceline.protocols.peer.ds_sync import DSSync
+from paceline.protocols.peer.easgd import EASGD
+from paceline.protocols.peer.fedavg import FedAvg
+from paceline.protocols.peer.hpsgd import HPSGD
+from paceline.protocols.peer.local_sgd import LocalSGD
+from paceline.protocols.peer.osp import OSP
+from paceline.protocols.peer.selsync import SelSync
 
-PROTOCOLS: dict[str, type[Pacing]] = {
+PACED: dict[str, type[Pacing]] = {
     "asp": ASP,
     "backup_bsp": BackupBSP,
     "bounded_ps": BoundedPS,
@@ -58,4 +58,4 @@ PEERS: dict[str, type[Peer]] = {
     "selsync": SelSync,
 }
 
-__all__ = ["PEERS", "PROTOCOLS", "Clocks", "Decision", "Fate", "Flush", "Pacer", "Pacing", "Peer", "Verdict"]
+__all__ = ["PACED", "PEERS", "Clocks", "Decision", "Fate", "Flush", "Pacer", "Pacing", "Peer", "Verdict"]

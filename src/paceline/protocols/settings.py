@@ -17,9 +17,9 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import msgspec
 
 from paceline.errors import ConfigError, unknown
-from paceline.protocols import PEERS, PROTOCOLS
-from paceline.protocols.base import Pacing
-from paceline.protocols.peer import Peer
+from paceline.protocols import PACED, PEERS
+from paceline.protocols.core.base import Pacing
+from paceline.protocols.core.peer import Peer
 
 T = TypeVar("T", bound=Pacing | Peer)
 
@@ -49,9 +49,9 @@ def make(name: str, settings: Mapping[str, Any] | None = None) -> Pacing:
     if name in PEERS:
         raise ConfigError(
             f"protocol {name!r} is of the peer family, and a paced one is needed here. "
-            f"Use one of: {', '.join(sorted(PROTOCOLS))}."
+            f"Use one of: {', '.join(sorted(PACED))}."
         )
-    return _build(name, _named(name, PROTOCOLS), settings)
+    return _build(name, _named(name, PACED), settings)
 
 
 def make_peer(name: str, settings: Mapping[str, Any] | None = None) -> Peer:
@@ -66,7 +66,7 @@ def make_any(name: str, settings: Mapping[str, Any] | None = None) -> Pacing | P
 
 def _named(name: str, family: Mapping[str, type[T]]) -> type[T]:
     if name not in family:
-        raise unknown("protocol", name, {**PROTOCOLS, **PEERS})
+        raise unknown("protocol", name, {**PACED, **PEERS})
     return family[name]
 
 
@@ -84,7 +84,7 @@ def resolved(protocol: Pacing | Peer) -> dict[str, Any]:
 def about(name: str) -> About:
     """Name, paper, promise and settings, read from the protocol's own file."""
     family = "peer" if name in PEERS else "paced"
-    cls: type[Pacing | Peer] = PEERS[name] if name in PEERS else PROTOCOLS[name]
+    cls: type[Pacing | Peer] = PEERS[name] if name in PEERS else PACED[name]
     doc = inspect.getdoc(sys.modules[cls.__module__]) or ""
     title = doc.split("\n", 1)[0]
     return About(name, family, title, _paragraph(doc, "Paper"), _paragraph(doc, "Promise"), _settings(cls))

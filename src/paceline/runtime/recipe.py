@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from paceline.runtime.joining import join
-from paceline.runtime.pace import Metrics
+from paceline.runtime.join import join
+from paceline.runtime.worker.pace import Metrics
 
 
 def run(

@@ -18,12 +18,12 @@ import torch
 
 from paceline.errors import ConfigError, PacelineError, RunError, RunStopped
 from paceline.runtime import seat as seats
-from paceline.runtime.joining import joined
-from paceline.runtime.link import StoreLink
-from paceline.runtime.messages import Failed, Hello
+from paceline.runtime.join import joined
+from paceline.runtime.messages.workers import Failed, Hello
 from paceline.runtime.seat import Seat
-from paceline.runtime.solo import LonePace
-from paceline.runtime.worker import WorkerPace
+from paceline.runtime.worker.link import StoreLink
+from paceline.runtime.worker.paced import PacedWorker
+from paceline.runtime.worker.solo import RecordedSolo
 from paceline.trace import TraceWriter, events
 
 LONGEST = 500
@@ -86,10 +86,10 @@ def end_script(seat: Seat, error: BaseException | None) -> int:
     """Tell the run how the script ended; the exit status."""
     pace = joined()
     text = "" if error is None else _one_line(error)
-    if isinstance(pace, WorkerPace):
+    if isinstance(pace, PacedWorker):
         with contextlib.suppress(RunError):
             _say_goodbye(pace, pace._link, error, text)
-    elif isinstance(pace, LonePace):
+    elif isinstance(pace, RecordedSolo):
         pace.end(error, text)
         status = "finished" if error is None else "stopped" if isinstance(error, RunStopped) else "failed"
         pace.close(status, text, isinstance(error, ConfigError))
@@ -102,7 +102,7 @@ def end_script(seat: Seat, error: BaseException | None) -> int:
     return 0 if error is None or isinstance(error, RunStopped) else 1
 
 
-def _say_goodbye(pace: WorkerPace, link: StoreLink, error: BaseException | None, text: str) -> None:
+def _say_goodbye(pace: PacedWorker, link: StoreLink, error: BaseException | None, text: str) -> None:
     if error is None or isinstance(error, RunStopped):
         pace.leave()
     else:

@@ -16,15 +16,15 @@ from paceline.fabric.channel import Channel
 from paceline.fabric.door import Enter
 from paceline.fabric.tls import Trust
 from paceline.fabric.wire import check_secret, parse_address, show_address
-from paceline.runtime.coordinating import Coordinator
-from paceline.runtime.guests import Guests
-from paceline.runtime.loops import RealLoop
-from paceline.runtime.owner import Owner
-from paceline.runtime.relay import Relay
-from paceline.runtime.replay import ReplayLoop
-from paceline.runtime.sharing import Sharing
-from paceline.runtime.spreading import SpreadOwner
-from paceline.runtime.virtual import VirtualLoop
+from paceline.runtime.hosts.relay import Relay
+from paceline.runtime.hosts.remote_hosts import RemoteHosts
+from paceline.runtime.owner.loop import RealLoop
+from paceline.runtime.owner.owner import Owner
+from paceline.runtime.portions.orders import Coordinator
+from paceline.runtime.portions.owner import PortionOwner
+from paceline.runtime.portions.share import HostShare
+from paceline.runtime.virtual.loop import VirtualLoop
+from paceline.runtime.virtual.replay import ReplayLoop
 from paceline.sim.request import ClusterRequest
 from paceline.trace import read_trace, tally
 
@@ -60,7 +60,7 @@ def _owner(config: RunConfig, secret: str) -> Owner:
     if config.store_hosts == 1:
         return Owner(config, time.monotonic)
     coordinator = Coordinator(check_secret(secret), config.host_patience_s, config.tls)
-    return SpreadOwner(config, time.monotonic, coordinator)
+    return PortionOwner(config, time.monotonic, coordinator)
 
 
 def serve_strangers(
@@ -107,18 +107,18 @@ def host(
     it, listening at the first address, where others are told to come to the second (see `Guest`)."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     key = check_secret(secret)
-    sharing = None if door is None else Sharing(address, key, *door, sealed=trust is not None)
+    sharing = None if door is None else HostShare(address, key, *door, sealed=trust is not None)
     hello = Enter(session, socket.gethostname(), reach="" if sharing is None else sharing.reach)
     Relay(address, key, hello, workers, stop=stop, trust=trust, sharing=sharing).run()
     return 0
 
 
-def _guests(config: RunConfig, secret: str, owner: Owner) -> Guests | None:
+def _guests(config: RunConfig, secret: str, owner: Owner) -> RemoteHosts | None:
     """The door for other hosts; where it is stands in the run's folder."""
     if config.listen is None:
         return None
-    guests = Guests(config, check_secret(secret))
-    if isinstance(owner, SpreadOwner):
+    guests = RemoteHosts(config, check_secret(secret))
+    if isinstance(owner, PortionOwner):
         guests.on_lost = owner.host_lost
         owner.while_waiting(guests.overdue)
     (config.path / "address").write_text(show_address(*guests.address) + "\n")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 
 from paceline.errors import ConfigError
-from paceline.protocols.balance import Balancer, told
+from paceline.protocols.rules.balance import Balancer, told
 from paceline.sim.compute import require
 
 

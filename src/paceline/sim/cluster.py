@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from paceline.errors import ConfigError
-from paceline.sim.compute import Compute, Fixed, Lognormal, Recorded, require, with_batches_alike
+from paceline.sim.compute import ComputeTime, Fixed, Lognormal, Recorded, require, with_batches_alike
 from paceline.trace import read_trace
 from paceline.trace.events import Decided, ModelReady, RunStarted
 
@@ -86,7 +86,7 @@ class Group(msgspec.Struct, frozen=True):
     """Workers that are alike; what is left out is as in the cluster."""
 
     count: int
-    compute: Compute | None = None
+    compute: ComputeTime | None = None
     slow: float = 1.0
     transient: Transient | None = None
     link: Link | None = None
@@ -99,7 +99,7 @@ class Group(msgspec.Struct, frozen=True):
 class Profile(msgspec.Struct, frozen=True):
     """What one rank is like, all told."""
 
-    compute: Compute
+    compute: ComputeTime
     slow: float
     transient: Transient | None
     link: Link
@@ -109,7 +109,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """A whole cluster; `profiles` says what each rank is like."""
 
     workers: int
-    compute: Compute = Fixed(0.1)
+    compute: ComputeTime = Fixed(0.1)
     batch: int = 1
     """Samples behind one push."""
     model_bytes: int | None = None

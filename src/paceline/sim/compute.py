@@ -28,7 +28,7 @@ def require(ok: bool, what: str, value: object, remedy: str) -> None:
         raise ConfigError(f"{what}, got {value!r}. {remedy}")
 
 
-class Compute(msgspec.Struct, frozen=True, tag_field="kind", tag=str.lower):
+class ComputeTime(msgspec.Struct, frozen=True, tag_field="kind", tag=str.lower):
     """Seconds per iteration, before a rank's slow factor and slow phases."""
 
     def draw(self, rng: np.random.Generator, size: int, rank: int) -> Times:
@@ -41,7 +41,7 @@ def _check_mean(model: str, mean_s: float) -> None:
     require(ok, f"{model} compute mean_s must be > 0", mean_s, "Give the seconds of a usual iteration.")
 
 
-class Fixed(Compute, frozen=True):
+class Fixed(ComputeTime, frozen=True):
     """Always the same."""
 
     mean_s: float
@@ -53,7 +53,7 @@ class Fixed(Compute, frozen=True):
         return np.full(size, self.mean_s)
 
 
-class Normal(Compute, frozen=True):
+class Normal(ComputeTime, frozen=True):
     """Symmetric jitter. Times are cut off at a tenth of the mean: nothing takes negative time."""
 
     mean_s: float
@@ -69,7 +69,7 @@ class Normal(Compute, frozen=True):
         return np.maximum(times, 0.1 * self.mean_s)
 
 
-class Lognormal(Compute, frozen=True):
+class Lognormal(ComputeTime, frozen=True):
     """Jitter with a longer tail to the slow side, as most machines show."""
 
     mean_s: float
@@ -83,7 +83,7 @@ class Lognormal(Compute, frozen=True):
         return _lognormal(rng, size, self.mean_s, self.spread)
 
 
-class Exponential(Compute, frozen=True):
+class Exponential(ComputeTime, frozen=True):
     """A least time, plus an exponential delay: the usual model of shared machines.
 
     With spread 1 there is no least time, and the delay is all.
@@ -102,7 +102,7 @@ class Exponential(Compute, frozen=True):
         return delay + (1.0 - self.spread) * self.mean_s
 
 
-class Pareto(Compute, frozen=True):
+class Pareto(ComputeTime, frozen=True):
     """Lognormal jitter, and now and then a straggling iteration that takes far longer.
 
     With `probability` an iteration is multiplied by a Pareto factor of at least 1. `mean_s` and
@@ -129,7 +129,7 @@ class Pareto(Compute, frozen=True):
         return times * np.where(straggles, 1.0 + rng.pareto(self.shape, size), 1.0)
 
 
-class Recorded(Compute, frozen=True):
+class Recorded(ComputeTime, frozen=True):
     """The iterations a real run measured, drawn again at random, rank by rank.
 
     A rank beyond the recorded ones takes the profile of the recorded rank it folds onto.
@@ -182,7 +182,7 @@ def _with_batch(push: Decided, batch: int) -> Decided:
     return msgspec.structs.replace(push, samples=batch, compute_s=push.compute_s * batch / push.samples)
 
 
-KINDS: dict[str, type[Compute]] = {
+KINDS: dict[str, type[ComputeTime]] = {
     "exponential": Exponential,
     "fixed": Fixed,
     "lognormal": Lognormal,

@@ -9,8 +9,8 @@ each way.
 
 from __future__ import annotations
 
-from paceline.protocols.compression import Compression
-from paceline.protocols.meeting import Gathered
+from paceline.protocols.core.meeting import Gathered
+from paceline.protocols.rules.compression import Compression
 from paceline.sim.cluster import Cluster, Link
 
 

@@ -16,11 +16,11 @@ from itertools import count, islice
 from math import inf
 
 from paceline.errors import RunError
-from paceline.protocols import PROTOCOLS, Decision, Pacer, Pacing
-from paceline.protocols.psp_distributed import PeerBarrier, own_barrier
+from paceline.protocols import PACED, Decision, Pacer, Pacing
+from paceline.protocols.paced.psp_distributed import PeerBarrier, own_barrier
 from paceline.sim.agenda import ARRIVAL, JOIN, KILL, LOOK, STOP, STORE_FREE, TIMER, Agenda, Event
 from paceline.sim.cluster import Cluster
-from paceline.sim.record import Reason, Record
+from paceline.sim.record import Reason, SimulationRecord
 from paceline.sim.timing import Timing
 from paceline.sim.work import Work
 
@@ -30,14 +30,16 @@ _MOST_IDLE_TIMERS = 10_000
 
 def name_of(protocol: Pacing) -> str:
     """The name a protocol is registered under; an unregistered one goes by its class."""
-    names = (name for name, cls in PROTOCOLS.items() if type(protocol) is cls)
+    names = (name for name, cls in PACED.items() if type(protocol) is cls)
     return next(names, type(protocol).__name__.lower())
 
 
 class Loop:
     """Holds what is under way, and carries the pacer's decisions out."""
 
-    def __init__(self, pacer: Pacer, cluster: Cluster, timing: Timing, work: Work, record: Record) -> None:
+    def __init__(
+        self, pacer: Pacer, cluster: Cluster, timing: Timing, work: Work, record: SimulationRecord
+    ) -> None:
         workers = range(cluster.workers)
         self._pacer = pacer
         self._cluster = cluster

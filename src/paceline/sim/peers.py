@@ -17,9 +17,8 @@ import msgspec
 
 from paceline.errors import RunError
 from paceline.protocols import PEERS, Decision, Pacer, Peer
-from paceline.protocols.compression import FLOAT_BYTES, Compression, Treatment
-from paceline.protocols.meeting import SETTLING, Gathered, Meeting, call_of
-from paceline.protocols.operations import (
+from paceline.protocols.core.meeting import SETTLING, Gathered, Meeting, call_of
+from paceline.protocols.core.operations import (
     Agree,
     Average,
     Compute,
@@ -34,14 +33,15 @@ from paceline.protocols.operations import (
     Test,
     Wait,
 )
-from paceline.protocols.peer import Done, Me, life, settles
-from paceline.protocols.roll import Roll
+from paceline.protocols.core.peer import Done, Me, life, settles
+from paceline.protocols.core.peer_books import PeerBooks
+from paceline.protocols.rules.compression import FLOAT_BYTES, Compression, Treatment
 from paceline.protocols.settings import resolved
 from paceline.sim.cluster import Cluster
 from paceline.sim.compute import require
 from paceline.sim.costs import Costs
 from paceline.sim.phantom import Phantom, PhantomTensors
-from paceline.sim.record import Emit, Full, Reason, Record, Summary
+from paceline.sim.record import Emit, Full, Reason, SimulationRecord, Summary
 from paceline.sim.timing import Timing
 from paceline.trace import Tally
 from paceline.trace.events import SCHEMA, AnyEvent, Exchanged, ModelReady, RunStarted
@@ -124,7 +124,7 @@ class PeerLoop:
         self._total = cluster.workers * iterations
         self._costs = Costs(cluster, compress)
         self._timing = Timing(cluster, seed)
-        self._roll = Roll()
+        self._roll = PeerBooks()
         self._pacer = Pacer(self._roll)
         self._meeting = Meeting()
         self._workers = [_Worker(protocol, rank, cluster, seed) for rank in range(cluster.workers)]
@@ -132,7 +132,9 @@ class PeerLoop:
         self._sent = [0] * cluster.workers
         self._summarised = summarised
         clocks, batch = self._pacer.clocks, cluster.batch
-        self._record: Record = Full(emit, clocks, [batch] * cluster.workers, batch, self._exchange_s)
+        self._record: SimulationRecord = Full(
+            emit, clocks, [batch] * cluster.workers, batch, self._exchange_s
+        )
         if summarised:
             self._record = Summary(emit, clocks, cluster.workers, self._total)
         self._heap: list[tuple[float, int, int, int, Any]] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.protocols.parts import Part
+from paceline.protocols.core.parts import Part
 
 TENSORS = 64
 

@@ -14,13 +14,13 @@ from math import inf
 
 import msgspec
 
-from paceline.protocols.psp_distributed import PeerBarrier
+from paceline.protocols.paced.psp_distributed import PeerBarrier
 from paceline.sim.cluster import Cluster
 from paceline.sim.compute import require
 from paceline.sim.timing import Timing
 
 
-class Look(msgspec.Struct, frozen=True):
+class SampleLook(msgspec.Struct, frozen=True):
     """One look at a sample, at the moment its replies are heard."""
 
     t: float
@@ -58,7 +58,7 @@ def simulate_barriers(
     latency_s: float = 0.0,
     every_step: bool = False,
     seed: int = 0,
-    heard: Callable[[Look], None] | None = None,
+    heard: Callable[[SampleLook], None] | None = None,
 ) -> PeerRun:
     """Let every worker of a cluster keep a barrier like this one, for `until_s` seconds.
 
@@ -83,7 +83,7 @@ class _Peers:
         workers: int,
         latency_s: float,
         every_step: bool,
-        heard: Callable[[Look], None] | None,
+        heard: Callable[[SampleLook], None] | None,
     ) -> None:
         self._members = range(workers)
         self._barriers = [replace(barrier, rank=worker) for worker in self._members]
@@ -146,7 +146,7 @@ class _Peers:
         passed = self._barriers[worker].hear(steps[worker], replies)
         if self._heard is not None:
             actual = {peer: steps[peer] for peer in replies}
-            self._heard(Look(now, worker, steps[worker], replies, actual, passed))
+            self._heard(SampleLook(now, worker, steps[worker], replies, actual, passed))
         if passed:
             self._result.wait_s[worker] += now - self._waits_since.pop(worker)
             self._compute(now, worker)

@@ -33,7 +33,7 @@ PROGRESS_EVENTS = 200
 _DROP = Fate.DROP
 
 
-class Record(Protocol):
+class SimulationRecord(Protocol):
     """Takes what happens, in the order of time."""
 
     def joined(self, now: float, worker: int) -> None:

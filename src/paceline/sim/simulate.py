@@ -16,7 +16,7 @@ from paceline.sim.balanced import BalancedWork, check_balance
 from paceline.sim.cluster import Cluster
 from paceline.sim.compute import require
 from paceline.sim.loop import Loop, name_of
-from paceline.sim.record import Emit, Full, Record, Summary
+from paceline.sim.record import Emit, Full, SimulationRecord, Summary
 from paceline.sim.timing import Timing
 from paceline.sim.work import EqualShards, SharedBudget, Work
 from paceline.trace import Tally
@@ -64,7 +64,7 @@ def simulate(
         cluster, total, equal_shards, balance, lambda text: emit(Note(pacer.clocks.now, "info", text))
     )
     timing = Timing(cluster, seed)
-    record: Record
+    record: SimulationRecord
     if summarised:
         record = Summary(emit, pacer.clocks, workers, total)
     else:

@@ -43,7 +43,7 @@ import msgspec
 
 from paceline.errors import ConfigError, TraceError, unknown
 from paceline.sim.cluster import Cluster, Group, Link, Membership, Transient
-from paceline.sim.compute import KINDS, Compute, Recorded
+from paceline.sim.compute import KINDS, ComputeTime, Recorded
 
 S = TypeVar("S", bound=msgspec.Struct)
 Table = dict[str, Any]
@@ -102,7 +102,7 @@ class _Reader:
             return self._parts[key](value)
         return _convert(value, types[key], f"{key} in {where}")
 
-    def _compute(self, value: Any) -> Compute:
+    def _compute(self, value: Any) -> ComputeTime:
         where = "[compute]"
         if not isinstance(value, dict) or "kind" not in value:
             raise ConfigError(f"{where} needs a kind, got {value!r}. Available: {', '.join(KINDS)}.")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from paceline.protocols.operations import Rule
+from paceline.protocols.core.operations import Rule
 from paceline.store.parameters import CHUNK
 
 Parts = Sequence[Tensor]

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.protocols.compression import FLOAT_BYTES, INT8_CHUNK, Compression
+from paceline.protocols.rules.compression import FLOAT_BYTES, INT8_CHUNK, Compression
 from paceline.store.layout import Layout, Slot
 
 NARROW = (torch.float16, torch.bfloat16)

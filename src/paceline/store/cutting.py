@@ -9,14 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.protocols.parts import Part
+from paceline.protocols.core.parts import Part
 from paceline.store.layout import Layout
 from paceline.store.vector import FlatVector
 
 Parts = Sequence[Tensor]
 
 
-class Span(NamedTuple):
+class TensorSpan(NamedTuple):
     """One tensor's place: in which flat part of a vector, from which element to which."""
 
     flat: int
@@ -28,12 +28,12 @@ class Span(NamedTuple):
 class Cut:
     """The trained tensors of a model, in order."""
 
-    def __init__(self, spans: Sequence[Span], widths: Sequence[int] = ()) -> None:
+    def __init__(self, spans: Sequence[TensorSpan], widths: Sequence[int] = ()) -> None:
         """`widths`: bytes of an element in each flat part of a vector."""
         self._spans, self._widths = tuple(spans), tuple(widths)
         self.sizes = tuple(span.size_bytes for span in spans)
         """Bytes of each."""
-        self._runs: dict[tuple[int, ...], list[Span]] = {}
+        self._runs: dict[tuple[int, ...], list[TensorSpan]] = {}
 
     def pieces(self, parts: Parts, part: Part | None) -> list[Tensor]:
         """The flat pieces that a part of a vector consists of; None: all there is."""
@@ -48,14 +48,14 @@ class Cut:
             for run in self._runs_of(part)
         ]
 
-    def _runs_of(self, part: Part) -> list[Span]:
+    def _runs_of(self, part: Part) -> list[TensorSpan]:
         if part.tensors not in self._runs:
             self._runs[part.tensors] = self._joined(part)
         return self._runs[part.tensors]
 
-    def _joined(self, part: Part) -> list[Span]:
+    def _joined(self, part: Part) -> list[TensorSpan]:
         """Neighbours as one run, with the padding in between."""
-        runs: list[Span] = []
+        runs: list[TensorSpan] = []
         last = None
         for tensor in part.tensors:
             span = self._spans[tensor]
@@ -70,7 +70,7 @@ class Cut:
         """Per tensor of a part, the mean of |one times other| over its elements."""
         return {tensor: self._score(one, other, self._spans[tensor]) for tensor in part.tensors}
 
-    def _score(self, one: FlatVector, other: FlatVector, span: Span) -> float:
+    def _score(self, one: FlatVector, other: FlatVector, span: TensorSpan) -> float:
         a, b = (each.parts[span.flat][span.start : span.stop] for each in (one, other))
         if a.dtype in (torch.bfloat16, torch.float16):
             a, b = a.float(), b.float()
@@ -103,7 +103,7 @@ def cut_of(layout: Layout) -> Cut:
         flat = next(i for i, region in enumerate(layout.regions) if region.dtype == slot.dtype)
         count = math.prod(slot.shape)
         start = (slot.gradient - layout.regions[flat].gradients) // widths[flat]
-        spans.append(Span(flat, start, start + count, slot.size_bytes))
+        spans.append(TensorSpan(flat, start, start + count, slot.size_bytes))
     return Cut(spans, widths)
 
 

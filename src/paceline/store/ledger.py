@@ -13,12 +13,12 @@ from typing import Any
 
 from paceline.config import RunConfig
 from paceline.protocols import PEERS, Decision, Fate, Pacer, Pacing
-from paceline.protocols.balance import Balancer, told
+from paceline.protocols.rules.balance import Balancer, told
 from paceline.protocols.settings import resolved
-from paceline.store.balanced import BalancedBudget, check_divisible
-from paceline.store.budget import Batch, Budget, Source
-from paceline.store.chunks import shards_of
-from paceline.store.recorded import RecordedBudget
+from paceline.store.work.balanced import BalancedBudget, check_divisible
+from paceline.store.work.budget import Batch, Budget, Source
+from paceline.store.work.chunks import shards_of
+from paceline.store.work.recorded import RecordedBudget
 from paceline.trace import events, read_trace
 from paceline.trace.events import Event
 

@@ -24,7 +24,7 @@ UNSUITED = {
 }
 
 
-class Group(msgspec.Struct, frozen=True):
+class OptimizerGroup(msgspec.Struct, frozen=True):
     """One parameter group: which trained parameters, with which settings."""
 
     parameters: tuple[int, ...]
@@ -35,7 +35,7 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
     """A torch optimizer by name."""
 
     name: str
-    groups: tuple[Group, ...]
+    groups: tuple[OptimizerGroup, ...]
 
 
 def check_suited(optimizer: torch.optim.Optimizer) -> None:
@@ -58,7 +58,7 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, index: dict[int, int]) 
     places = [
         tuple(index[id(p)] for p in group["params"] if id(p) in index) for group in optimizer.param_groups
     ]
-    return OptimizerSpec(name, tuple(Group(p, s) for p, s in zip(places, settings, strict=True)))
+    return OptimizerSpec(name, tuple(OptimizerGroup(p, s) for p, s in zip(places, settings, strict=True)))
 
 
 def group_settings(optimizer: torch.optim.Optimizer) -> list[GroupSettings]:

@@ -23,7 +23,13 @@ import torch
 from torch import Tensor
 
 from paceline.store.layout import ALIGN, Layout, Slot
-from paceline.store.optimizers import Group, GroupSettings, OptimizerSpec, apply_settings, build_optimizer
+from paceline.store.optimizers import (
+    GroupSettings,
+    OptimizerGroup,
+    OptimizerSpec,
+    apply_settings,
+    build_optimizer,
+)
 
 ELEMENTWISE = frozenset(
     "ASGD Adadelta Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD".split()  # noqa: SIM905
@@ -71,7 +77,9 @@ class Stretch:
         size = _up(SIZE, self._width)
         for start in range(self.start, self.stop, size):
             part = weights[start : min(start + size, self.stop)]
-            optimizer = build_optimizer(OptimizerSpec(name, (Group((0,), settings),)), [part], fast=True)
+            optimizer = build_optimizer(
+                OptimizerSpec(name, (OptimizerGroup((0,), settings),)), [part], fast=True
+            )
             self.pieces.append(Piece(optimizer, part, self.region, start))
 
     def take(self, states: Sequence[State]) -> bool:

@@ -5,8 +5,9 @@ keeps the places they have in the whole model's memory, so a portion's own layou
 everything else left out, and one class of store serves a portion and a whole. Parameters are
 not cut in two: so every optimizer works whose state belongs to single parameters.
 
-The first portion is the coordinator's. Its store writes down what is done to it (`Step`, `Keep`, `Sum`), in
-words that name gradients by who pushed them; whoever holds another portion does the same to it.
+The first portion is the coordinator's. Its store writes down what is done to it (`StepOrder`,
+`KeepGradient`, `SumOrder`), in words that name gradients by who pushed them;
+whoever holds another portion does the same to it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from paceline.errors import ConfigError
 from paceline.store.layout import Layout, Region
-from paceline.store.optimizers import Group, GroupSettings, OptimizerSpec, adjust
+from paceline.store.optimizers import GroupSettings, OptimizerGroup, OptimizerSpec, adjust
 from paceline.store.parameters import Gradients, ParameterStore
 from paceline.store.pieces import Pieces
 
@@ -50,13 +51,13 @@ Parts = list[tuple[Pushed, float]]
 """Gradients, each with its factor in a sum."""
 
 
-class Sum(msgspec.Struct, frozen=True, tag=True):
+class SumOrder(msgspec.Struct, frozen=True, tag="Sum"):
     """Add these up, and tell what that makes of the norm: the next step is theirs."""
 
     parts: Parts
 
 
-class Step(msgspec.Struct, frozen=True, tag=True):
+class StepOrder(msgspec.Struct, frozen=True, tag="Step"):
     """One optimizer step with the weighted sum of these gradients."""
 
     parts: Parts
@@ -68,7 +69,7 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     """Of the sum, over all portions, if it is to be clipped."""
 
 
-class Keep(msgspec.Struct, frozen=True, tag=True):
+class KeepGradient(msgspec.Struct, frozen=True, tag="Keep"):
     """Its worker is about to compute: copy this gradient, which waits for a step."""
 
     pushed: Pushed
@@ -131,7 +132,7 @@ def portion_layout(layout: Layout, portion: Portion) -> Layout:
 def portion_spec(spec: OptimizerSpec, portion: Portion) -> OptimizerSpec:
     """The optimizer of a portion's parameters; groups keep their numbers."""
     groups = [
-        Group(tuple(i - portion.first for i in group.parameters if _has(portion, i)), group.settings)
+        OptimizerGroup(tuple(i - portion.first for i in group.parameters if _has(portion, i)), group.settings)
         for group in spec.groups
     ]
     return OptimizerSpec(spec.name, tuple(groups))
@@ -176,7 +177,7 @@ class FirstPortion(PortionStore):
         """The squares that make its norm in the other portions."""
         self.others_add_up: Callable[[Parts], Callable[[], list[float]]] | None = None
         """Lets the other holders add up as well, if the norm of sums is wanted; then tells their squares."""
-        self.done: list[Step | Keep] = []
+        self.done: list[StepOrder | KeepGradient] = []
         """What was done since somebody took it from here."""
         self._sum: tuple[Gradients, Parts] | None = None
 
@@ -196,7 +197,9 @@ class FirstPortion(PortionStore):
             parts = self._sum[1]
         self._sum = None
         wanted = None if clip is None else norm
-        self.done.append(Step(parts, adjust(settings, self.adjusted), scale, not gradients.missing, wanted))
+        self.done.append(
+            StepOrder(parts, adjust(settings, self.adjusted), scale, not gradients.missing, wanted)
+        )
         super().apply(gradients, settings, scale, norm, clip, copies)
 
     def reduce(

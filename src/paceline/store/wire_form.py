@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import RunError
-from paceline.protocols.compression import INT8_CHUNK
+from paceline.protocols.rules.compression import INT8_CHUNK
 from paceline.store.compression import Form, Matrix, Wire, between, in_steps, multiply
 
 HEADER = struct.Struct("<B7xQQ")

@@ -17,8 +17,8 @@ however suddenly, a guard takes it down; should the guard die too, the next `up`
 
 from __future__ import annotations
 
-from paceline.testbed.bed import Host, Testbed
+from paceline.testbed.bed import BedHost, Testbed
 from paceline.testbed.spec import HostSpec, Spec, load_spec
 from paceline.testbed.system import why_not
 
-__all__ = ["Host", "HostSpec", "Spec", "Testbed", "load_spec", "why_not"]
+__all__ = ["BedHost", "HostSpec", "Spec", "Testbed", "load_spec", "why_not"]

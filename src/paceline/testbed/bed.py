@@ -14,15 +14,15 @@ from typing import Any
 from paceline.errors import ConfigError, RunError, unknown
 from paceline.testbed import cpu, network, processes, records
 from paceline.testbed.guard import start_guard
-from paceline.testbed.records import Record
+from paceline.testbed.records import BedRecord
 from paceline.testbed.spec import HostSpec, Spec, check_bed_name
 from paceline.testbed.system import need_privileges
 
 
-class Host:
+class BedHost:
     """One host of a testbed."""
 
-    def __init__(self, name: str, record: Record) -> None:
+    def __init__(self, name: str, record: BedRecord) -> None:
         self.name = name
         self.spec = record.spec.hosts[name]
         self.address = network.addresses(record.spec)[name]
@@ -101,15 +101,15 @@ class Host:
         return killed
 
 
-class Testbed(Mapping[str, Host]):
+class Testbed(Mapping[str, BedHost]):
     """Hosts by name. Make one with `up`, take it down with `down` or a `with` block."""
 
     __test__ = False  # for pytest: not a class of tests
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: BedRecord) -> None:
         self.record = record
         self.name = record.spec.name
-        self._hosts = {name: Host(name, record) for name in record.spec.hosts}
+        self._hosts = {name: BedHost(name, record) for name in record.spec.hosts}
         self._guard: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -150,7 +150,7 @@ class Testbed(Mapping[str, Host]):
             self._guard.wait()
             self._guard = None
 
-    def __getitem__(self, name: str) -> Host:
+    def __getitem__(self, name: str) -> BedHost:
         if name not in self._hosts:
             raise unknown("host", name, self._hosts)
         return self._hosts[name]
@@ -198,12 +198,12 @@ def _clear(name: str) -> None:
     )
 
 
-def _build(spec: Spec, keep: bool) -> Record:
-    record = Record(spec, None if keep else records.this_process())
+def _build(spec: Spec, keep: bool) -> BedRecord:
+    record = BedRecord(spec, None if keep else records.this_process())
     try:
         _write_hosts(spec)
         network.build(spec)
-        record = Record(spec, record.owner, _limits(spec))
+        record = BedRecord(spec, record.owner, _limits(spec))
         records.write(record)
     except BaseException:
         _remove(spec.name)

@@ -21,7 +21,7 @@ from paceline.testbed.spec import Spec
 STATE = Path("/run/paceline-testbed")
 
 
-class Owner(msgspec.Struct, frozen=True):
+class BedOwner(msgspec.Struct, frozen=True):
     """A process, such that no later one with the same id is taken for it."""
 
     pid: int
@@ -34,11 +34,11 @@ class Owner(msgspec.Struct, frozen=True):
         return _start(self.pid) == self.start
 
 
-class Record(msgspec.Struct, frozen=True):
+class BedRecord(msgspec.Struct, frozen=True):
     """What is known of a testbed."""
 
     spec: Spec
-    owner: Owner | None
+    owner: BedOwner | None
     groups: dict[str, str] = {}
     """The file by which a process joins a host's control group, where it has one."""
 
@@ -48,9 +48,9 @@ class Record(msgspec.Struct, frozen=True):
         return self.owner is not None and not self.owner.alive
 
 
-def this_process() -> Owner:
+def this_process() -> BedOwner:
     """The calling process as an owner."""
-    return Owner(os.getpid(), _start(os.getpid()))
+    return BedOwner(os.getpid(), _start(os.getpid()))
 
 
 def _start(pid: int) -> str:
@@ -83,7 +83,7 @@ def folder_of(bed: str) -> Path:
     return STATE / bed
 
 
-def write(record: Record) -> None:
+def write(record: BedRecord) -> None:
     """Keep a record, whole or not at all."""
     path = folder_of(record.spec.name) / "record.json"
     path.parent.mkdir(exist_ok=True)
@@ -92,10 +92,10 @@ def write(record: Record) -> None:
     beside.replace(path)
 
 
-def read(bed: str) -> Record | None:
+def read(bed: str) -> BedRecord | None:
     """None when there is no such testbed, or only the beginnings of one."""
     try:
-        return msgspec.json.decode((folder_of(bed) / "record.json").read_bytes(), type=Record)
+        return msgspec.json.decode((folder_of(bed) / "record.json").read_bytes(), type=BedRecord)
     except (OSError, msgspec.DecodeError):
         return None
 

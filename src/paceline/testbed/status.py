@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from paceline.testbed import records
-from paceline.testbed.bed import Host, Testbed
+from paceline.testbed.bed import BedHost, Testbed
 
 
 class HostStatus(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ def status_of(name: str) -> Status:
     return Status(name, state, owner.pid if owner else None, hosts)
 
 
-def _host_status(host: Host) -> HostStatus:
+def _host_status(host: BedHost) -> HostStatus:
     spec = host.spec
     cut, pids = host.is_cut, host.pids
     return HostStatus(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from paceline.protocols import PEERS, PROTOCOLS
+from paceline.protocols import PACED, PEERS
 from paceline.protocols.settings import about
 from paceline.trace import Result
 from paceline.view import figures
@@ -23,7 +23,7 @@ class Speedup(NamedTuple):
     by: Literal["target", "samples"]
 
 
-class Row(NamedTuple):
+class CompareRow(NamedTuple):
     """One run, every figure written out."""
 
     label: str
@@ -40,8 +40,8 @@ class Row(NamedTuple):
 class Comparison:
     """Rows with their headings, and what must be said below them."""
 
-    headings: Row
-    rows: list[Row]
+    headings: CompareRow
+    rows: list[CompareRow]
     caption: str
 
 
@@ -72,7 +72,7 @@ def labels(results: Sequence[Result]) -> list[str]:
 
 def unusual_settings(protocol: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that are not the protocol's defaults: a table has no room for the others."""
-    if protocol not in PROTOCOLS and protocol not in PEERS:
+    if protocol not in PACED and protocol not in PEERS:
         return dict(settings)
     usual = {setting.name: setting.default for setting in about(protocol).settings}
     return {name: value for name, value in settings.items() if usual.get(name) != value}
@@ -101,9 +101,9 @@ def _speedup(baseline: Result | None, result: Result) -> Speedup | None:
     return None
 
 
-def _row(result: Result, label: str, gain: Speedup | None, mark: bool) -> Row:
+def _row(result: Result, label: str, gain: Speedup | None, mark: bool) -> CompareRow:
     staleness = result.staleness
-    return Row(
+    return CompareRow(
         label,
         figures.known(result.time_to_target_s, figures.seconds),
         figures.known(result.samples_per_s, figures.rate),
@@ -119,11 +119,13 @@ def _gain(gain: Speedup, mark: bool) -> str:
     return f"{gain.factor:.2f}×" + ("*" if mark and gain.by == "samples" else "")
 
 
-def _headings(results: Sequence[Result]) -> Row:
+def _headings(results: Sequence[Result]) -> CompareRow:
     targets = {result.target for result in results}
     only = targets.pop() if len(targets) == 1 else None
     to_target = "to target" if only is None else f"to {figures.threshold(only)}"
-    return Row("protocol", to_target, "samples/s", "waiting", "staleness", "gap", "accuracy", "speed-up")
+    return CompareRow(
+        "protocol", to_target, "samples/s", "waiting", "staleness", "gap", "accuracy", "speed-up"
+    )
 
 
 def _caption(results: Sequence[Result], bases: set[Literal["target", "samples"]]) -> str:

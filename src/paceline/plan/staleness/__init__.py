@@ -11,20 +11,19 @@ From Python:
 from __future__ import annotations
 
 from paceline.plan.staleness.advice import Advice, advise
-from paceline.plan.staleness.arrivals import Crew, Flow
+from paceline.plan.staleness.arrivals import Flow, WorkerSet
 from paceline.plan.staleness.delays import Constant, Gamma, Mixture, Samples, ShiftedExponential
 from paceline.plan.staleness.floor import floor_factor
 from paceline.plan.staleness.landscape import Fact, Landscape, Request, landscape
 from paceline.plan.staleness.observe import Observed, from_cluster, from_run
 from paceline.plan.staleness.outlook import Direction, Outlook, predict
-from paceline.plan.staleness.policies import Step, best, group_survey, learning_rates, lockstep, survey
+from paceline.plan.staleness.policies import PolicyStep, best, group_survey, learning_rates, lockstep, survey
 from paceline.plan.staleness.roots import critical_load, decay, dominant_root
 from paceline.plan.staleness.thresholds import best_threshold, thresholds
 
 __all__ = [
     "Advice",
     "Constant",
-    "Crew",
     "Direction",
     "Fact",
     "Flow",
@@ -33,10 +32,11 @@ __all__ = [
     "Mixture",
     "Observed",
     "Outlook",
+    "PolicyStep",
     "Request",
     "Samples",
     "ShiftedExponential",
-    "Step",
+    "WorkerSet",
     "advise",
     "best",
     "best_threshold",

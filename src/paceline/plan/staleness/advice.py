@@ -22,7 +22,7 @@ from paceline.plan.staleness.outlook import Outlook
 from paceline.plan.staleness.policies import (
     SAFE_LR,
     LearningRates,
-    Step,
+    PolicyStep,
     best,
     group_survey,
     is_worth_it,
@@ -72,8 +72,8 @@ def advise(
     flow = crew.flow(count)
     weighting = request.weighting or observed.weighting or "mean"
     safe = min(SAFE_LR, request.safety)
-    rates = learning_rates(flow, land.sharpest, Step(1.0, request.momentum, weighting), safe)
-    step = Step(request.lr or rates.safe, request.momentum, weighting)
+    rates = learning_rates(flow, land.sharpest, PolicyStep(1.0, request.momentum, weighting), safe)
+    step = PolicyStep(request.lr or rates.safe, request.momentum, weighting)
     by_count = survey(crew, directions, step, target, progress)
     now = outlook(crew, directions, step, count, target)
     chosen = _worthy(best(by_count, request.safety), now, request.safety)
@@ -132,7 +132,7 @@ def _timing_facts(observed: Observed) -> Iterator[Fact]:
         yield Fact("mean staleness", observed.staleness, origin, f"{under}, in updates")
 
 
-def _step_facts(request: Request, observed: Observed, step: Step) -> Iterator[Fact]:
+def _step_facts(request: Request, observed: Observed, step: PolicyStep) -> Iterator[Fact]:
     if request.lr is not None:
         yield Fact("learning rate", request.lr, "given")
     else:
@@ -149,7 +149,7 @@ def _step_facts(request: Request, observed: Observed, step: Step) -> Iterator[Fa
 
 
 def _warnings_of_inputs(
-    observed: Observed, land: Landscape, request: Request, step: Step, now: Outlook
+    observed: Observed, land: Landscape, request: Request, step: PolicyStep, now: Outlook
 ) -> Iterator[str]:
     if 0 < observed.cycles < ENOUGH_CYCLES:
         yield f"only {observed.cycles} iterations were recorded; {ENOUGH_CYCLES} give a steadier delay law."
@@ -167,7 +167,7 @@ def _warnings_of_inputs(
 
 def _warnings_of_stability(
     request: Request,
-    step: Step,
+    step: PolicyStep,
     now: Outlook,
     chosen: Outlook | None,
     rates: LearningRates,

@@ -57,7 +57,7 @@ class Flow:
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class WorkerSet:
     """The workers there are: each one's cycle when nobody else is there."""
 
     cycles: tuple[DelayLaw, ...]

@@ -20,7 +20,7 @@ import msgspec
 
 from paceline.config import RunConfig, Weighting
 from paceline.errors import ConfigError, PacelineError
-from paceline.plan.staleness.arrivals import Crew, queued_rate
+from paceline.plan.staleness.arrivals import WorkerSet, queued_rate
 from paceline.plan.staleness.delays import Samples
 from paceline.sim.cluster import Cluster, Profile
 from paceline.sim.compute import Recorded
@@ -38,7 +38,7 @@ DRAWN = 8192
 class Observed:
     """The workers, and what was seen of them."""
 
-    crew: Crew
+    crew: WorkerSet
     source: str
     measured: bool
     """Whether times were taken from real work; those of a simulated run are modelled."""
@@ -59,7 +59,7 @@ class Observed:
 
     def sharing(self, shared_s: float) -> Observed:
         """The same workers with another time per push on what all share."""
-        return replace(self, crew=Crew(self.crew.cycles, shared_s), shared_given=True)
+        return replace(self, crew=WorkerSet(self.crew.cycles, shared_s), shared_given=True)
 
 
 def from_cluster(cluster: Cluster, source: str, seed: int = 0) -> Observed:
@@ -69,7 +69,7 @@ def from_cluster(cluster: Cluster, source: str, seed: int = 0) -> Observed:
     first = {kind: rank for rank, kind in reversed(list(enumerate(kinds)))}
     draws = max(512, DRAWN * 8 // max(8, len(first)))
     laws = {kind: Samples.of(_drawn(timing, rank, cluster.apply_s, draws)) for kind, rank in first.items()}
-    return Observed(Crew(tuple(laws[kind] for kind in kinds), cluster.apply_s), source, measured=False)
+    return Observed(WorkerSet(tuple(laws[kind] for kind in kinds), cluster.apply_s), source, measured=False)
 
 
 def from_run(run: Path) -> Observed:
@@ -88,7 +88,7 @@ def from_run(run: Path) -> Observed:
     queue_s = min(_queue_s(cycles, shared_s), reading.idle_s(shared_s))
     laws = tuple(Samples.of([max(time - queue_s, shared_s) for time in times]) for times in cycles)
     return Observed(
-        Crew(laws, shared_s),
+        WorkerSet(laws, shared_s),
         str(run),
         measured=not start.simulated,
         protocol=start.protocol,

@@ -23,7 +23,7 @@ from typing import Protocol
 import numpy as np
 
 from paceline.config import RunConfig, Weighting
-from paceline.plan.staleness.arrivals import Crew, Flow
+from paceline.plan.staleness.arrivals import Flow, WorkerSet
 from paceline.plan.staleness.delays import DelayLaw, Samples
 from paceline.plan.staleness.equation import Equation
 from paceline.plan.staleness.outlook import (
@@ -47,7 +47,7 @@ ALL_COUNTS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PolicyStep:
     """How far an update moves the weights."""
 
     lr: float
@@ -83,7 +83,7 @@ class LearningRates:
     """Up to here the error falls without oscillating."""
 
 
-def learning_rates(flow: Flow, curvature: float, step: Step, safety: float = SAFE_LR) -> LearningRates:
+def learning_rates(flow: Flow, curvature: float, step: PolicyStep, safety: float = SAFE_LR) -> LearningRates:
     """The range of learning rates for some workers; the learning rate of `step` itself is not used."""
     share, momentum = step.share(flow.workers), step.momentum
     critical = critical_step(flow, curvature, momentum) / share
@@ -93,9 +93,9 @@ def learning_rates(flow: Flow, curvature: float, step: Step, safety: float = SAF
 
 
 def survey(
-    crew: Crew,
+    crew: WorkerSet,
     directions: Sequence[Direction],
-    step: Step,
+    step: PolicyStep,
     target: float | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[Outlook]:
@@ -109,7 +109,11 @@ def survey(
 
 
 def outlook(
-    crew: Crew, directions: Sequence[Direction], step: Step, workers: int, target: float | None = None
+    crew: WorkerSet,
+    directions: Sequence[Direction],
+    step: PolicyStep,
+    workers: int,
+    target: float | None = None,
 ) -> Outlook:
     """What to expect of the fastest so many."""
     length = step.length(workers)
@@ -143,7 +147,7 @@ def is_worth_it(new: Promise, old: Promise, safety: float) -> bool:
 
 
 def group_survey(
-    flow: Flow, directions: Sequence[Direction], step: Step, target: float | None = None
+    flow: Flow, directions: Sequence[Direction], step: PolicyStep, target: float | None = None
 ) -> dict[int, Outlook]:
     """By group size: K gradients averaged per update, and nobody waits (K-batch-async)."""
     workers, momentum = flow.workers, step.momentum
@@ -155,7 +159,9 @@ def group_survey(
     }
 
 
-def lockstep(crew: Crew, directions: Sequence[Direction], step: Step, target: float | None = None) -> Outlook:
+def lockstep(
+    crew: WorkerSet, directions: Sequence[Direction], step: PolicyStep, target: float | None = None
+) -> Outlook:
     """All workers, each waiting for the slowest (BSP): no staleness, rounds as long as the longest cycle."""
     workers = len(crew.cycles)
     round_s = max(longest_s(crew.cycles), workers * crew.shared_s)

@@ -20,7 +20,7 @@ from paceline.plan.staleness.arrivals import Flow
 from paceline.plan.staleness.delays import DelayLaw, Samples, Smeared
 from paceline.plan.staleness.floor import floor_factor
 from paceline.plan.staleness.outlook import Direction, course
-from paceline.plan.staleness.policies import Step
+from paceline.plan.staleness.policies import PolicyStep
 from paceline.plan.staleness.roots import critical_load, decay
 
 QUANTILES = (0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
@@ -44,7 +44,7 @@ class Threshold:
 def thresholds(
     flow: Flow,
     directions: Sequence[Direction],
-    step: Step,
+    step: PolicyStep,
     *,
     restart: bool = False,
     target: float | None = None,
@@ -62,7 +62,7 @@ def threshold(
     flow: Flow,
     limit_s: float,
     directions: Sequence[Direction],
-    step: Step,
+    step: PolicyStep,
     restart: bool = False,
     target: float | None = None,
 ) -> Threshold | None:

@@ -1,0 +1,1 @@
+"""Time to accuracy on several hosts of a testbed, against DDP."""

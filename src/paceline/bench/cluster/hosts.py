@@ -1,0 +1,161 @@
+"""The hosts of the benchmark of a small cluster, and how either side is started on them, and stopped.
+
+Host a has the first worker, and the store of the protocols that have one. Ranks are given out in the
+order in which hosts come, so each is waited for before the next is called.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from paceline.bench.cluster import script as cluster_script
+from paceline.bench.cluster.ddp import NAME as DDP
+from paceline.bench.cluster.ddp import trace_of
+from paceline.bench.cluster.entries import Entry
+from paceline.bench.cluster.scene import Scene
+from paceline.errors import RunError
+from paceline.testbed import BedHost, Testbed
+
+FIRST_PORT = 29600
+SEATED_S = 120.0
+"""How long a host may take until it has its rank."""
+LAST_WORDS_S = 5.0
+"""When a host has ended, how long the first one has to say why."""
+STOPPED_S = 20.0
+"""How long a run may take to save itself when it is stopped."""
+
+
+class StartedProcesses:
+    """The processes of one run; what they say is in files beside its traces."""
+
+    def __init__(
+        self, scene: Scene, bed: Testbed, entry: Entry, words: list[str], folder: Path, port: int
+    ) -> None:
+        """`words` are the body's, which gets the folder for its copies along with them."""
+        self.entry = entry
+        self._scene, self._bed, self._folder = scene, bed, folder
+        self._address = f"{next(iter(bed.values())).address}:{port}"
+        self._secret = secrets.token_hex(32)
+        self.copies = folder / "copies"
+        self.copies.mkdir(parents=True)
+        self._words = [*words, "--copies", str(self.copies)]
+        self._processes: dict[str, subprocess.Popen[Any]] = {}
+
+    def start(self) -> None:
+        """Start all."""
+        if self.entry.protocol == DDP:
+            self._start_ddp()
+        else:
+            self._start_ours()
+
+    @property
+    def traces(self) -> list[Path]:
+        """Files in which the run tells of itself, as far as they are there."""
+        if self.entry.protocol != DDP:
+            return [self._folder / "runs" / "latest" / "trace.jsonl"]
+        return [trace_of(self._folder, rank) for rank in range(self._scene.workers)]
+
+    def failure(self) -> str | None:
+        """What was said by a process that has ended, the first host's rather than another's; or None."""
+        ended = [host for host, process in self._processes.items() if process.poll() is not None]
+        if not ended:
+            return None
+        first = next(iter(self._processes))
+        _wait([self._processes[first]], LAST_WORDS_S)
+        host = first if self._processes[first].poll() is not None else ended[0]
+        return self._last_words(host) or f"host {host} ended with {self._processes[host].returncode}"
+
+    def stop(self) -> None:
+        """End it: ours is asked to, so that nothing is cut off; then whatever is left is killed."""
+        running = [process for process in self._processes.values() if process.poll() is None]
+        if self.entry.protocol != DDP and running:
+            running[0].send_signal(signal.SIGINT)
+            _wait(running, STOPPED_S)
+        for host in self._bed.values():
+            host.kill()
+
+    def _start_ours(self) -> None:
+        scene, first = self._scene, next(iter(self._bed))
+        emulated = ["--device-time", str(scene.device_s), "--slow", f"{scene.slow_rank}:{scene.factor}"]
+        team = ["--workers", str(scene.workers), "--here", "1", "--listen", self._address]
+        flags = [*self.entry.flags, *team, *emulated, "--seed", _seed_of(self._words)]
+        runs = ["--runs", str(self._folder / "runs")]
+        self._paceline(first, ["train", cluster_script.__file__, *flags, *runs, "--", *self._words])
+        for rank, host in list(enumerate(self._bed))[1:]:
+            self._paceline(host, ["host", self._address, "--runs", str(self._folder / f"runs-{host}")])
+            if not self._seated(host, rank):
+                return
+
+    def _paceline(self, host: str, words: list[str]) -> None:
+        self._popen(host, ["-m", "paceline", *words], {"PACELINE_SECRET": self._secret})
+
+    def _start_ddp(self) -> None:
+        scene = self._scene
+        master, _, port = self._address.rpartition(":")
+        emulated = ["--device-time", str(scene.device_s), "--slow", str(scene.slow_rank)]
+        mine = ["--folder", str(self._folder), *emulated, "--factor", str(scene.factor)]
+        for rank, host in enumerate(self._bed):
+            place = {"RANK": str(rank), "WORLD_SIZE": str(scene.workers)}
+            meeting = {"MASTER_ADDR": master, "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "eth0"}
+            self._popen(host, ["-m", "paceline.bench.cluster.ddp", *mine, *self._words], place | meeting)
+
+    def _popen(self, host: str, words: list[str], environment: dict[str, str]) -> None:
+        with self._said(host).open("w") as said:
+            process = self._bed[host].popen(
+                [sys.executable, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                env=os.environ | environment,
+                cwd=self._folder,
+            )
+        self._processes[host] = process
+
+    def _seated(self, host: str, rank: int) -> bool:
+        """Wait until a host has its rank; False when something has ended first."""
+        deadline = time.monotonic() + SEATED_S
+        while self.failure() is None:
+            seat = re.search(r"ranks? (\d+) of", self._said(host).read_text())
+            if seat is not None:
+                assert int(seat[1]) == rank, "hosts are called one by one"
+                return True
+            if time.monotonic() > deadline:
+                raise RunError(f"host {host} had no rank within {SEATED_S:g} s: {self._last_words(host)}")
+            time.sleep(0.02)
+        return False
+
+    def _said(self, host: str) -> Path:
+        return self._folder / f"{host}.txt"
+
+    def _last_words(self, host: str) -> str:
+        lines = [line for line in self._said(host).read_text().splitlines() if line.strip()]
+        mistakes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        return (mistakes or lines or [""])[-1]
+
+
+def bytes_over(host: BedHost) -> int:
+    """What a host's link has carried so far, both ways, as its kernel counts."""
+    for line in host.run(["cat", "/proc/net/dev"], timeout_s=10).stdout.splitlines():
+        name, _, counts = line.partition(":")
+        if name.strip() == "eth0":
+            fields = counts.split()
+            return int(fields[0]) + int(fields[8])
+    raise RunError(f"host {host.name!r} has no link eth0.")
+
+
+def _seed_of(words: list[str]) -> str:
+    return words[words.index("--seed") + 1]
+
+
+def _wait(processes: list[subprocess.Popen[Any]], within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline and any(process.poll() is None for process in processes):
+        time.sleep(0.05)

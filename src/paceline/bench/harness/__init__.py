@@ -1,0 +1,1 @@
+"""What benchmarks share: processes that are timed together, records, statistics."""

@@ -1,0 +1,46 @@
+"""How much to measure: enough to be sure, or (quick) only enough to see that everything works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+Say = Callable[[str], None]
+
+
+class BenchPlan(msgspec.Struct, frozen=True):
+    """Sizes and repeats of one run of the benchmarks."""
+
+    quick: bool = False
+    seed: int = 0
+    data: str | None = None
+    """Folder with CIFAR-10, for `cluster`."""
+    protocols: tuple[str, ...] = ()
+    """What `cluster` runs; empty: everything."""
+
+    @property
+    def sizes_mb(self) -> tuple[float, ...]:
+        """Sizes of the model."""
+        return (0.1,) if self.quick else (1, 100)
+
+    @property
+    def teams(self) -> tuple[int, ...]:
+        """Numbers of workers."""
+        return (2,) if self.quick else (2, 4)
+
+    @property
+    def warm_up(self) -> int:
+        """Rounds before the first that counts."""
+        return 2 if self.quick else 5
+
+    @property
+    def race(self) -> int:
+        """Rounds by which the other side's fastest way is found."""
+        return 2 if self.quick else 9
+
+    def rounds(self, size_mb: float) -> tuple[int, int]:
+        """Blocks, and rounds per block."""
+        if self.quick:
+            return 2, 3
+        return (10, 5) if size_mb >= 10 else (20, 20)

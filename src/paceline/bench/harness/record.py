@@ -1,0 +1,169 @@
+"""What a benchmark leaves behind: a dated page for people and the same figures as JSON beside it."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from paceline.bench.harness.machine import Machine
+from paceline.bench.harness.stats import Interval, Spread
+
+Value = str | int | float
+
+
+class BenchRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One case that was measured, and whether it meets its target."""
+
+    case: dict[str, Value]
+    """What was measured: size, optimizer, workers and the like."""
+    measured: dict[str, Spread]
+    """Per side; ours is called `paceline`. Seconds."""
+    figure: Literal["speedup", "ratio", "overhead", "seconds", "share"]
+    """What `value` is: the peer's median over ours, its only measurement over ours, our extra time, our
+    time, a part of a whole."""
+    value: float | None
+    """None when nothing can be compared, because a side did not get so far."""
+    interval: Interval | None = None
+    """Of `value`, with 95 % confidence."""
+    target: float | None = None
+    limit_s: float | None = None
+    """The least that memory bandwidth allows, measured in the same run."""
+    remark: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is met; None without one."""
+        if self.target is None or self.value is None:
+            return None
+        return self.value >= self.target if self.figure in ("speedup", "ratio") else self.value <= self.target
+
+    @property
+    def shown(self) -> str:
+        """`value` for people."""
+        return _figure(self, self.value)
+
+    @property
+    def distance(self) -> float | None:
+        """How many times longer than the memory limit we take."""
+        return self.measured["paceline"].median / self.limit_s if self.limit_s else None
+
+
+class BenchRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of one benchmark."""
+
+    name: str
+    question: str
+    """What is measured, from where to where, and what the other side was given."""
+    date: str
+    command: str
+    seed: int
+    quick: bool
+    machine: Machine
+    rows: list[BenchRow]
+
+
+def write_record(folder: Path, record: BenchRecord) -> Path:
+    """Write page and JSON under a name that is not taken; returns the page's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem, number = f"{record.date}-{record.name}", 1
+    while (folder / f"{stem}.md").exists():
+        number += 1
+        stem = f"{record.date}-{record.name}-{number}"
+    (folder / f"{stem}.json").write_bytes(msgspec.json.format(msgspec.json.encode(record)))
+    page = folder / f"{stem}.md"
+    page.write_text(as_page(record))
+    return page
+
+
+def as_page(record: BenchRecord) -> str:
+    """The record as Markdown."""
+    machine = record.machine
+    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+    lines = [f"# {record.name}, {record.date}", "", record.question, ""]
+    lines += [f"- command: `{record.command}`" + (" (quick: a smoke test)" if record.quick else "")]
+    lines += [
+        f"- hardware: {machine.cpu}, {machine.cores} cores, {machine.memory_gb:.0f} GB, {machine.system}"
+    ]
+    lines += [f"- load of the machine before the run: {machine.load:.2f}"]
+    lines += [f"- versions: {versions}", f"- seed: {record.seed}", f"- memory: {_bandwidth(machine)}", ""]
+    return "\n".join([*lines, *as_table(record.rows), ""])
+
+
+def as_table(rows: list[BenchRow]) -> list[str]:
+    """The rows as a Markdown table, one column per side; columns in which nothing stands are left out."""
+    cases = list(dict.fromkeys(key for row in rows for key in row.case))
+    sides = list(dict.fromkeys(side for row in rows for side in row.measured))
+    head = [*cases, *(f"{side}: median (p10-p90, max)" for side in sides), "figure", "95 %", "target", "met"]
+    head += ["memory limit", "times the limit", "remark"]
+    cells = [_cells(row, cases, sides) for row in rows]
+    used = [index for index in range(len(head)) if any(line[index] for line in cells)]
+    lines = [[line[index] for index in used] for line in (head, ["---"] * len(head), *cells)]
+    return [_line(line) for line in lines]
+
+
+def today() -> str:
+    """The date records are filed under."""
+    return date.today().isoformat()
+
+
+def _cells(row: BenchRow, cases: list[str], sides: list[str]) -> list[str]:
+    cells = [str(row.case.get(key, "")) for key in cases]
+    cells += [_spread(row.measured.get(side)) for side in sides]
+    cells += [_figure(row, row.value), _interval(row), _target(row), _met(row)]
+    cells += [_seconds(row.limit_s) if row.limit_s else "", f"{row.distance:.1f}" if row.distance else ""]
+    return [*cells, row.remark]
+
+
+def _figure(row: BenchRow, value: float | None) -> str:
+    if value is None:
+        return ""
+    match row.figure:
+        case "speedup":
+            return f"{value:.1f}x"
+        case "ratio":
+            return f"{value:.2f}x"
+        case "seconds":
+            return _seconds(value)
+        case "overhead":
+            return f"{100 * value:+.2f} %"
+        case "share":
+            return f"{100 * value:.3f} %"
+
+
+def _interval(row: BenchRow) -> str:
+    if row.interval is None:
+        return ""
+    return f"{_figure(row, row.interval.low)} to {_figure(row, row.interval.high)}"
+
+
+def _target(row: BenchRow) -> str:
+    if row.target is None:
+        return ""
+    return f"{'>=' if row.figure in ('speedup', 'ratio') else '<='} {_figure(row, row.target)}"
+
+
+def _met(row: BenchRow) -> str:
+    return {True: "yes", False: "no", None: ""}[row.met]
+
+
+def _spread(seen: Spread | None) -> str:
+    if seen is None:
+        return ""
+    return f"{_seconds(seen.median)} ({_seconds(seen.p10)}-{_seconds(seen.p90)}, {_seconds(seen.largest)})"
+
+
+def _seconds(value: float) -> str:
+    if value < 1e-3:
+        return f"{1e6 * value:.1f} us"
+    return f"{1e3 * value:.2f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def _bandwidth(machine: Machine) -> str:
+    return ", ".join(f"{size}: copies at {rate / 1e9:.1f} GB/s" for size, rate in machine.bandwidth.items())
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"

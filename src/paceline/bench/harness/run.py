@@ -1,0 +1,116 @@
+"""All benchmarks by name, and how a run of them becomes records."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from paceline.bench.cluster.cluster import check as check_cluster
+from paceline.bench.cluster.cluster import cluster
+from paceline.bench.harness.machine import copy_bandwidth, look_around
+from paceline.bench.harness.plan import BenchPlan, Say
+from paceline.bench.harness.record import BenchRecord, BenchRow, today
+from paceline.bench.micro.allreduce import allreduce
+from paceline.bench.micro.death import death
+from paceline.bench.micro.exchange import exchange
+from paceline.bench.micro.hiding import hiding
+from paceline.bench.micro.lone import lone
+from paceline.bench.micro.network import network
+from paceline.bench.micro.simulator import simulator
+from paceline.bench.micro.store import store
+from paceline.bench.micro.trace import trace
+from paceline.errors import unknown
+
+
+class Benchmark(msgspec.Struct, frozen=True):
+    """A question and the measurement that answers it."""
+
+    question: str
+    measure: Callable[[BenchPlan, Say], list[BenchRow]]
+    check: Callable[[BenchPlan], None] = lambda plan: None
+    """Refuses a plan that cannot be carried out, before anything is measured."""
+
+
+BENCHMARKS = {
+    "exchange": Benchmark(
+        "BSP, from *gradients ready* to *new weights readable* on all workers: Paceline's `optimizer.step()` "
+        "through the owner of the store, against gloo's all-reduce (what DDP does) and the same optimizer's "
+        "step. Both in turns, started together, the longest of the workers counts. The other side has its "
+        "gradients in flat buckets already, pays nothing for the division, and uses the way to all-reduce "
+        "and the optimizer implementation that were fastest just before.",
+        exchange,
+    ),
+    "allreduce": Benchmark(
+        "All-reduce without a store. *One exchange*: Paceline's `optimizer.step()` over shared memory "
+        "against gloo's all-reduce of flat buckets and the same optimizer's step. *Whole steps*: forward, "
+        "backward and step of a small model, ours over shared memory and over gloo against "
+        "DistributedDataParallel over gloo, all in turns; how much longer ours takes.",
+        allreduce,
+    ),
+    "store": Benchmark(
+        "ASP, push of a gradient, optimizer step in the store, pull of the weights; all workers at once, "
+        "until the last has its weights. Paceline's store against a server behind torch.distributed.rpc and "
+        "a warm Ray actor, which both get and return one flat tensor that nobody has to copy.",
+        store,
+    ),
+    "network": Benchmark(
+        "A tensor there and another back between two processes, on loopback and on a link of known speed "
+        "between two hosts of a testbed: Paceline's session against itself under TLS, gloo's send and recv, "
+        "torch.distributed.rpc (as it comes, and held to TCP), and a plain socket. In turns, started anew "
+        "for each size.",
+        network,
+    ),
+    "hiding": Benchmark(
+        "Of the time that bytes travel on a throttled link, the share that could be hidden behind computing "
+        "and was not. Two workers over gloo, compute emulated, against the same exchange waited for.",
+        hiding,
+    ),
+    "cluster": Benchmark(
+        "Time to accuracy on CIFAR-10 with four hosts of a testbed, one worker each: every protocol against "
+        "DistributedDataParallel over gloo on the same hosts. Links of 1 Gbit/s, but 100 Mbit/s to the last "
+        "host; emulated devices that take 150 ms for a batch of 64, but 300 ms on the third host; a CNN of "
+        "1 MB; the store, where there is one, on the first host. Same body, order of data, optimizer and "
+        "rule of the learning rate, by samples; protocols that step along stale gradients get half the "
+        "rate. The clock begins with the first iteration. Every 2048 samples the lead keeps a copy of the "
+        "weights, which the benchmark measures on 2000 test images beside the run; accuracy is the mean of "
+        "three copies in a row. *Waiting* is the share of all workers' time in which no device computed; "
+        "the figure is DDP's time to the target over the entry's. DDP's all-reduce begins when a gradient is "
+        "complete: the model fits into its first bucket. One run each.",
+        cluster,
+        check_cluster,
+    ),
+    "death": Benchmark("From SIGKILL of a worker to the store's `worker_left` event.", death),
+    "lone": Benchmark("Training with one worker under the engine against plain PyTorch.", lone),
+    "trace": Benchmark("Time spent inside the trace's writer, of the time a run takes.", trace),
+    "simulator": Benchmark("Seconds to simulate a large cluster, for every protocol.", simulator),
+}
+
+
+def chosen(names: Iterable[str], plan: BenchPlan) -> list[str]:
+    """The benchmarks asked for, checked; without a name all, but for what the plan has no data for."""
+    names = list(names) or [name for name in BENCHMARKS if name != "cluster" or plan.data is not None]
+    for name in names:
+        if name not in BENCHMARKS:
+            raise unknown("benchmark", name, BENCHMARKS)
+        BENCHMARKS[name].check(plan)
+    return names
+
+
+def run(name: str, plan: BenchPlan, say: Say) -> BenchRecord:
+    """Measure one."""
+    benchmark = BENCHMARKS[name]
+    sizes = {f"{size:g} MB": copy_bandwidth(round(size * 1e6)) for size in plan.sizes_mb}
+    machine = look_around(sizes)
+    return BenchRecord(
+        name=name,
+        question=benchmark.question,
+        date=today(),
+        command=shlex.join(["paceline", *sys.argv[1:]]),
+        seed=plan.seed,
+        quick=plan.quick,
+        machine=machine,
+        rows=benchmark.measure(plan, say),
+    )

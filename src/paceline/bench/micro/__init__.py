@@ -1,0 +1,1 @@
+"""Benchmarks of one thing each: an exchange, a store, a death, a trace."""

@@ -1,0 +1,1 @@
+"""What all protocols share: the clock table, verdicts, operations, the meeting of peers."""

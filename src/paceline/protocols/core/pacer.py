@@ -1,0 +1,170 @@
+"""Drives one paced protocol: events in, numbered decisions out.
+
+The store of a real run and the simulator both hold a `Pacer`; neither adds rules of its own. It
+keeps the clock table, asks the protocol, checks that the verdict is possible, and books it.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import msgspec
+
+from paceline.protocols.core.base import Fate, Flush, Pacing, Verdict
+from paceline.protocols.core.clocks import Clocks, ClockTable
+
+_APPLY, _HOLD = Fate.APPLY, Fate.HOLD  # an enum's member costs a tenth of a microsecond to look up
+_NOBODY: dict[int, float] = {}
+
+
+class Decision(msgspec.Struct, frozen=True, gc=False):
+    """A verdict as it was booked: what the carrier of gradients has to do now."""
+
+    number: int
+    pushed: int | None
+    fate: Fate | None
+    """None when nothing was pushed."""
+    flush: Flush | None
+    gradients: int
+    """How many gradients the flush takes."""
+    flushed: dict[int, float]
+    """Whose held gradients the flush takes, in rank order, with their weights. A worker that died
+    with one held, came back and pushed again has two, kept as their sum with their summed weight."""
+    release: tuple[int, ...]
+    weight: float
+    """The pushed gradient's share, if it is held."""
+    lr_scale: float
+    read: int
+    """The version the pushed gradient was computed on."""
+    staleness: int
+    """Optimizer steps between the pushed gradient's read and this verdict."""
+    version: int
+    """The version after the verdict; what a released worker reads."""
+    gap: int
+    """The largest lead over the slowest among the released: how far apart iterations start."""
+    ask_again_s: float | None
+    bench: tuple[int, ...] = ()
+    """Who is set aside: still asleep, not released, until a later decision releases it."""
+    rebase: bool = False
+    """Whether all active workers' clocks were made equal."""
+    adjust: dict[str, float] | None = None
+    """Factors on the optimizer's own settings, from the next step on."""
+    note: str = ""
+    """Something to be written to the trace."""
+
+
+class Pacer:
+    """One protocol on one clock table."""
+
+    def __init__(self, protocol: Pacing) -> None:
+        self.protocol = protocol
+        self._table = ClockTable()
+        self._decisions = 0
+
+    @property
+    def clocks(self) -> Clocks:
+        """The table, to read."""
+        return self._table
+
+    @property
+    def in_lockstep(self) -> bool:
+        """Whether nobody computes while weights change, as things stand: in this phase, if it has phases."""
+        rule: Pacing = getattr(self.protocol, "rule", self.protocol)
+        return rule.lockstep
+
+    def join(self, worker: int, now: float) -> Decision:
+        """A worker begins to take part. It computes at once, on the current version."""
+        self._table.now = now
+        self._table.join(worker)
+        return self._asked()
+
+    def leave(self, worker: int, now: float) -> Decision:
+        """A worker finished, died or stepped aside."""
+        self._table.now = now
+        self._table.leave(worker)
+        self._table.left = worker
+        decision = self._asked()
+        self._table.left = None
+        return decision
+
+    def timer(self, now: float) -> Decision:
+        """The time the protocol asked for has come."""
+        self._table.now = now
+        return self._asked()
+
+    def push(self, worker: int, now: float, samples: int = 1, usable: bool = True) -> Decision:
+        """A worker completed an iteration and waits. A gradient that is not usable is dropped."""
+        table = self._table
+        table.now, before = now, table.version
+        read = table.push(worker, samples)
+        verdict = self.protocol.decide(table, worker)
+        fate = verdict.fate if usable else Fate.DROP
+        if fate is _APPLY:
+            table.version = before + 1
+        elif fate is _HOLD:
+            table.hold(worker, verdict.weight)
+        return self._booked(verdict, worker, fate, read, before - read)
+
+    def passed(self, worker: int, now: float) -> Decision:
+        """A worker that keeps a barrier of its own goes on; the protocol has no say in it."""
+        self._table.now = now
+        return self._booked(Verdict(release=(worker,)), None, None, self._table.version, 0)
+
+    def plan(self, samples: int | None) -> None:
+        """The run is going to process this many samples in all."""
+        self._table.planned = samples
+
+    def resume(self, version: int, samples: int = 0, pushes: int = 0) -> None:
+        """Go on counting where a checkpoint was taken."""
+        self._table.resume(version, samples, pushes)
+
+    def at_rest(self) -> Pacing:
+        """A copy of the protocol as it would stand if everybody left now.
+
+        What a rule remembers of workers under way means nothing to those who begin anew later.
+        """
+        aside, clocks = deepcopy(self), self._table
+        for worker in (*clocks.active, *clocks.benched):
+            aside.leave(worker, clocks.now)
+        return aside.protocol
+
+    def _asked(self) -> Decision:
+        """Judge what happened without a push."""
+        verdict = self.protocol.decide(self._table, None)
+        return self._booked(verdict, None, None, self._table.version, 0)
+
+    def _booked(
+        self, verdict: Verdict, pushed: int | None, fate: Fate | None, read: int, staleness: int
+    ) -> Decision:
+        table, flush, gradients, flushed = self._table, verdict.flush, 0, _NOBODY
+        if flush is not None:
+            gradients, flushed = table.held, table.flush()
+            flush = flush if flushed else None
+            table.version += bool(flushed)
+        for worker in verdict.bench:
+            table.bench(worker)
+        if verdict.rebase:
+            table.rebase()
+        release = verdict.release
+        gap = table.let_go(release) if release else 0
+        self._decisions = number = self._decisions + 1
+        return Decision(
+            number,
+            pushed,
+            fate,
+            flush,
+            gradients,
+            flushed,
+            release,
+            verdict.weight,
+            verdict.lr_scale,
+            read,
+            staleness,
+            table.version,
+            gap,
+            verdict.ask_again_s,
+            verdict.bench,
+            verdict.rebase,
+            verdict.adjust,
+            verdict.note,
+        )

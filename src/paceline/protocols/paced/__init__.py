@@ -1,0 +1,1 @@
+"""Protocols with a store in the middle. One paper, one file."""

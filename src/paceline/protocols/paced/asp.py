@@ -1,0 +1,25 @@
+"""Asynchronous Parallel: nobody waits for anybody.
+
+Paper: Dean et al., "Large Scale Distributed Deep Networks", NeurIPS 2012; on a parameter server
+as MXNet's `dist_async` (Chen et al., arXiv 1512.01274).
+
+Promise: no waiting at all; staleness has no bound.
+
+Invariant: a push is applied and its worker released at once, so nobody ever waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from paceline.protocols.core.base import Verdict
+from paceline.protocols.core.clocks import Clocks
+
+
+@dataclass(frozen=True, slots=True)
+class ASP:
+    lockstep: ClassVar[bool] = False
+
+    def decide(self, clocks: Clocks, pushed: int | None) -> Verdict:
+        return Verdict(release=() if pushed is None else (pushed,))

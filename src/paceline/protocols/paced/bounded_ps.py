@@ -1,0 +1,75 @@
+"""Bounded parameter server: asynchronous within a bound, with all starting anew from time to time.
+
+Paper: Ovi, "Performance Characterization of Distributed Deep Learning Strategies", 2026,
+arXiv 2505.12832, which measures a synchronous, an asynchronous and a staleness-mitigating server.
+The rules of the third are not known to us: this one waits for each of the two reasons it may have.
+
+Promise: nobody is more than `staleness` iterations ahead of the slowest, and after every `resync`
+steps per active worker all start together on the same weights.
+
+Invariant: a released worker has completed at most `staleness` iterations more than the slowest
+active worker (SSP's rule, taken from there). Once resync x active steps have been made since all
+last started together, nobody is released until all wait; then all are. staleness=null with resync=0
+decides as ASP; staleness=0 with buffered and resync=0 decides as BSP.
+
+Where we differ: the period counts steps per active worker, so that it means the same whatever the
+number of workers. When all wait, the slowest have pushed once more, so that nobody is beyond
+the bound any longer and SSP's rule lets all go. With `buffered` a step is made each time the slowest
+clock ticks, of all gradients that came since the last one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from sys import maxsize
+from typing import ClassVar
+
+from paceline.errors import ConfigError
+from paceline.protocols.core.base import Fate, Flush, Verdict
+from paceline.protocols.core.clocks import Clocks
+from paceline.protocols.paced.ssp import SSP
+
+_APPLY, _HOLD = Fate.APPLY, Fate.HOLD
+
+
+@cache
+def _bound(staleness: int | None) -> SSP:
+    return SSP(maxsize if staleness is None else staleness)
+
+
+@dataclass(slots=True)
+class BoundedPS:
+    lockstep: ClassVar[bool] = False
+
+    staleness: int | None = 2
+    """Iterations a worker may be ahead of the slowest. null: no bound."""
+    resync: int = 50
+    """Steps per active worker after which all wait for all and start together. 0: never."""
+    buffered: bool = False
+    """Whether the gradients of a round make one step together, instead of one each on arrival."""
+
+    round: int = field(init=False, default=0)
+    synced: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        _bound(self.staleness)
+        if self.resync < 0:
+            raise ConfigError(f"BoundedPS resync must be >= 0, got {self.resync}. Use 0 to never resync.")
+
+    def decide(self, clocks: Clocks, pushed: int | None) -> Verdict:
+        active = len(clocks.active)
+        all_wait = clocks.waiting_count == active
+        round_ends = all_wait or clocks.slowest != self.round
+        self.round = clocks.slowest
+        fate, flush = _HOLD if self.buffered else _APPLY, None
+        gradients = clocks.held + (self.buffered and pushed is not None)
+        if round_ends and gradients:
+            flush = Flush.MEAN if self.staleness == 0 or gradients == active else Flush.PART
+        steps = clocks.version + (round_ends if self.buffered else pushed is not None)
+        if self.resync > 0 and steps - self.synced >= self.resync * active:
+            if not all_wait:
+                return Verdict(fate=fate, flush=flush)
+            self.synced = steps
+        release = _bound(self.staleness).decide(clocks, pushed).release
+        return Verdict(fate=fate, flush=flush, release=release)

@@ -1,0 +1,116 @@
+"""Probabilistic Synchronous Parallel: a worker looks at a few random others instead of at all.
+
+Paper: Wang, Catterall, Mortier, "Probabilistic Synchronous Parallel", arXiv 1709.07772, 2017.
+
+Promise: who passes saw `sample` random others, none more than `staleness` behind; no bound on the gap.
+
+A worker p that has pushed draws `sample` of the others and goes on if c_p - c_j <= staleness for
+all of them; else it waits and looks again. staleness=0 is the paper's pBSP, staleness > 0 its pSSP.
+Every push is applied at once: a sample decides who runs, it does not average gradients.
+
+Invariant: all members of a passing sample satisfy the rule, so the slowest always passes and some
+worker can always run. sample=0 decides exactly as ASP, and a sample of all others, looked at again
+at every event, exactly as SSP. For less than all others there is no bound on the gap, only a
+probability: with m of the n others not lagging, one look passes with C(m, sample) / C(n, sample).
+
+Where we differ: the paper does not say when a waiting worker looks again, nor at whom. The settings
+of `resample` name the possible readings:
+  event  at a new sample, whenever anybody pushes, joins or leaves (default; the published ordering)
+  fixed  at the one sample it drew, until that passes: far slower, but little to ask in a network
+  poll   at a new sample, every `poll_s` seconds: what workers without a common table can do
+A worker never draws itself, so that `sample` is what it says. `pass_fraction` is an extension.
+
+`form=distributed` is the paper's form without a middle: nothing is decided here. Every worker keeps a
+barrier of its own (psp_distributed.py), asks the workers of its sample for their clocks, and tells the
+store when it goes on. It hears of no events, so it asks again every `poll_s` seconds: a new sample, or
+with resample=fixed those who lagged. Clocks heard are never ahead of the table's, so the invariant
+holds; that nobody lags any more is noticed up to `poll_s` later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from paceline.errors import ConfigError
+from paceline.protocols.core.base import Verdict
+from paceline.protocols.core.clocks import Clocks
+from paceline.protocols.paced.psp_barriers import Apart, KeptSample, Poll, Redraw
+from paceline.protocols.paced.psp_distributed import PeerBarrier
+from paceline.protocols.paced.psp_sampling import chance, may_lag, uniforms
+
+Resample = Literal["event", "fixed", "poll"]
+Form = Literal["central", "distributed"]
+BARRIERS = {"event": Redraw, "fixed": KeptSample, "poll": Poll}
+
+
+@dataclass(slots=True)
+class PSP:
+    lockstep: ClassVar[bool] = False
+
+    sample: int = 2
+    """Others a worker looks at (beta in the paper); 0 is ASP, all of them SSP. A handful does most."""
+    staleness: int = 0
+    """Iterations a worker may be ahead of each worker it looks at: 0 is pBSP, more is pSSP."""
+    resample: Resample = "event"
+    """When a waiting worker draws a new sample: event, fixed (never) or poll; distributed, event is poll."""
+    poll_s: float = 0.05
+    """Seconds between two looks, with poll or distributed. A fraction of an iteration is usual."""
+    pass_fraction: float = 1.0
+    """Share of the sample that must not lag. Below 1 a straggler in the sample need not block."""
+    seed: int = 0
+    """Seed of the samples. The same seed and the same order of events give the same decisions."""
+    form: Form = "central"
+    """Who looks at clocks: central, the store for all; distributed, every worker for itself, on one host."""
+
+    drawn: int = field(init=False, default=0)
+    """Random numbers used so far."""
+    queries: int = field(init=False, default=0)
+    """Clocks looked at so far: what workers would have to ask each other without a store."""
+    barrier: Redraw | KeptSample | Poll | Apart = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("sample", "staleness", "seed"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"PSP {name} must be >= 0, got {getattr(self, name)}. Use 0 or more.")
+        if self.resample not in BARRIERS:
+            raise ConfigError(f"PSP cannot resample {self.resample!r}. Use event, fixed or poll.")
+        if self.form not in ("central", "distributed"):
+            raise ConfigError(f"PSP has no form {self.form!r}. Use central or distributed.")
+        if not 0 < self.poll_s < float("inf"):
+            raise ConfigError(f"PSP poll_s must be > 0, got {self.poll_s}. Give seconds between two looks.")
+        if not 0 < self.pass_fraction <= 1:
+            raise ConfigError(
+                f"PSP pass_fraction must be in 0..1, got {self.pass_fraction}. 1 is the paper's."
+            )
+        self.barrier = BARRIERS[self.resample]() if self.form == "central" else Apart()
+
+    def decide(self, clocks: Clocks, pushed: int | None) -> Verdict:
+        return self.barrier.decide(self, clocks, pushed)
+
+    def own_barrier(self, rank: int) -> PeerBarrier | None:
+        """In the distributed form, a worker's half: where it decides by itself when to go on."""
+        if self.form == "central":
+            return None
+        again: Literal["fixed", "poll"] = "fixed" if self.resample == "fixed" else "poll"
+        settings = self.sample, self.staleness, again, self.poll_s, self.seed, self.pass_fraction
+        return PeerBarrier(rank, *settings)
+
+    def size(self, clocks: Clocks) -> int:
+        """How many a worker looks at: all others, when there are fewer than `sample`."""
+        return min(self.sample, len(clocks.active) - 1)
+
+    def allowed(self, size: int) -> int:
+        """How many of a sample of that size may lag."""
+        return may_lag(size, self.pass_fraction)
+
+    def chance(self, clocks: Clocks, clock: int) -> float:
+        """The probability that a worker of that clock passes one look at a new sample."""
+        size = self.size(clocks)
+        lagging = clocks.count_below(clock - self.staleness)
+        return chance(lagging, len(clocks.active) - 1, size, self.allowed(size))
+
+    def uniform(self) -> float:
+        """The next random number of this protocol's stream, in [0, 1)."""
+        self.drawn = number = self.drawn + 1
+        return uniforms(self.seed, number >> 10)[number & 1023]

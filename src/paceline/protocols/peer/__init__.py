@@ -1,0 +1,1 @@
+"""Protocols without a middle. One paper, one file."""

@@ -1,0 +1,32 @@
+"""All-reduce: every gradient is averaged over all workers before anybody steps.
+
+Paper: Valiant, "A Bridging Model for Parallel Computation", CACM 1990, without a server; as in
+PyTorch's DistributedDataParallel (Li et al., VLDB 2020).
+
+Promise: no staleness; every step equals one process with the batches of all workers as one.
+
+Invariant: all replicas are equal after every iteration. The mean is weighted by the samples behind
+each gradient, so that uneven batches change nothing. Unlike `bsp`, any optimizer will do: every worker
+has its own. Where memory is shared, and the optimizer is one of torch's, equal replicas are kept as one
+that is stepped once for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from paceline.protocols.core.operations import Average, Compute, Step, Steps
+from paceline.protocols.core.peer import Me, Peer
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce(Peer):
+    agrees: ClassVar[bool] = True
+    overlaps: ClassVar[bool] = True
+    in_unison: ClassVar[bool] = True
+
+    def iteration(self, me: Me) -> Steps:
+        gradient = yield Compute()
+        mean = yield Average(gradient, weight=me.samples)
+        yield Step(mean)

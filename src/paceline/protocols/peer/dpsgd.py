@@ -1,0 +1,117 @@
+"""Decentralised parallel SGD: every worker mixes its model with its neighbours' only.
+
+Paper: Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NeurIPS 2017;
+random matching as in Zhang et al., arXiv 2112.01433.
+
+Promise: mixing never changes the mean of all replicas; each exchanges with few neighbours per step.
+
+Invariant: the mean follows the mean of the gradients exactly, whatever the topology: rows and columns of
+the mixing matrix sum to 1 at every step, also after a worker died. `combine_then_adapt` is the paper's:
+the gradient is taken at the replica's own weights while they are mixed. `adapt_then_combine` mixes what
+the step has made of them; on a complete graph that is BSP for SGD (the other order is not). Whatever
+the optimizer, its step is added to the mixture as a displacement. Workers wait for those they mix with,
+directly or over others; in a random matching that is one. Float buffers stay each worker's own.
+
+Measured (Zhang et al.): while replicas differ, the mean moves as if the learning rate adjusted itself to the
+landscape. With g the gradient of all batches at the mean, and h the mean of the gradients that the replicas
+took at their own parameters, `effective_lr` is <h, g> / <g, g>, the share of the learning rate that acts
+along g; what is left is noise. On equal replicas it is 1. To measure changes nothing in training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.errors import ConfigError
+from paceline.protocols.core.operations import (
+    Agree,
+    Average,
+    Compute,
+    How,
+    Mix,
+    Probe,
+    Start,
+    Step,
+    Steps,
+    Vector,
+    Wait,
+)
+from paceline.protocols.core.peer import Me, Peer
+from paceline.protocols.core.topology import Kind, Topology, check_graph, parse_graph
+
+
+@dataclass(frozen=True, slots=True)
+class DPSGD(Peer):
+    topology: Kind = "ring"
+    """Who mixes: ring, exponential (1, 2, 4, ... ranks away), one_peer (one of these, by turns), matching
+    (pairs drawn at random), complete, or the `graph` given."""
+    order: Literal["combine_then_adapt", "adapt_then_combine"] = "combine_then_adapt"
+    """Whether a step is added to the mixture, or mixed along."""
+    graph: str = ""
+    """Edges of a graph of your own, as 0-1,1-2,2-0; a share of its own after a colon, as 0-1:0.25."""
+
+    overlap: bool = False
+    """Mix while the gradient is computed, as the paper has it; takes a copy of the model each time."""
+    measure_every: int = 0
+    """Iterations between two measurements of the effective learning rate; each computes its batch twice and
+    averages three vectors. 0: never."""
+
+    def __post_init__(self) -> None:
+        if self.overlap and self.order == "adapt_then_combine":
+            raise ConfigError(
+                "with order=adapt_then_combine the step is mixed along, so nothing can be mixed before it is "
+                "computed. Leave overlap out, or use combine_then_adapt."
+            )
+        if (self.topology == "graph") != bool(self.graph):
+            raise ConfigError(
+                f"topology={self.topology!r} and graph={self.graph!r} do not fit: "
+                "give edges with topology=graph, and only then."
+            )
+        parse_graph(self.graph)
+        if self.measure_every < 0:
+            raise ConfigError(
+                f"DPSGD measure_every is a number of iterations >= 0, got {self.measure_every}."
+            )
+
+    @property
+    def probes(self) -> bool:
+        return self.measure_every > 0
+
+    def check(self, workers: int) -> None:
+        if self.topology == "graph":
+            check_graph(parse_graph(self.graph), workers)
+
+    def iteration(self, me: Me) -> Steps:
+        topology = Topology(self.topology, me.seed, parse_graph(self.graph))
+        mixing = (yield Start(Mix(me.parameters, topology, me.count))) if self.overlap else None
+        gradient = yield Compute()
+        if self.measure_every and me.count % self.measure_every == 0:
+            yield from self.measure(me, gradient)
+        if self.order == "adapt_then_combine":
+            yield Step(gradient)
+            me.parameters[:] = yield Mix(me.parameters, topology, me.count)
+            return
+        mixed = yield Wait(mixing) if mixing else Mix(me.parameters, topology, me.count)
+        before = me.parameters.clone()
+        yield Step(gradient)
+        me.parameters[:] = mixed + (me.parameters - before)
+
+    def measure(self, me: Me, gradient: Vector) -> Steps:
+        """How far the mean's step points where the gradient at the mean does."""
+        own, kept = me.parameters.clone(), gradient.clone()
+        taken = (yield Average(gradient)).clone()
+        me.parameters[:] = yield Average(me.parameters)
+        apart = own - me.parameters
+        variance = (yield Agree(apart.dot(apart), How.SUM)) / (yield Agree(1, How.SUM))
+        at_mean = yield Average((yield Probe()))
+        along, square = taken.dot(at_mean), at_mean.dot(at_mean)
+        me.parameters[:], gradient[:] = own, kept
+        if square > 0:
+            rest = max(0.0, taken.dot(taken) - along * along / square)
+            rate = me.rates[0] if me.rates else 1.0
+            me.told = {
+                "effective_lr": along / square,
+                "noise_strength": rate * rate * rest,
+                "weight_variance": variance,
+            }

@@ -1,0 +1,178 @@
+"""DS-Sync: in each iteration workers average within small groups, and the groups are shuffled.
+
+Paper: Wang et al., "DS-Sync: Addressing Network Bottlenecks with Divide-and-Shuffle Synchronization for
+Distributed DNN Training", 2022 (arXiv 2007.03298).
+
+Promise: nobody waits for another group; on a grid, all is mixed with all after one cycle of groupings.
+
+Invariant: every grouping is a partition of the workers, the same on all of them; members of a group are
+equal after each iteration, float buffers included; the mean of all replicas is left as it was. Without
+gradients, one cycle of a grid or hyper-grid gives everybody the exact mean. Parameters are averaged,
+after the step. Groups are of ranks 0 to size-1, cut to those who are alive. The general patterns are
+ours where the paper's code has four workers: rows and columns of a grid, digits of a number, or chance. The
+paper chooses groups that cross no bottleneck; how could not be read. Here rows are hosts, as given, and a
+column has one worker of each, so that uplinks are shared evenly; the slower these, the more rows per column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+from paceline.errors import ConfigError
+from paceline.protocols.core.operations import Compute, Step, Steps
+from paceline.protocols.core.peer import Me, Peer, average_model
+from paceline.protocols.rules.hosts import Grouping, cycle_of, parse_hosts
+
+
+@dataclass(frozen=True, slots=True)
+class DSSync(Peer):
+    pattern: Literal["grid", "hypergrid", "random", "topology", "given"] = "grid"
+    """How groups change: rows and columns by turns, one digit of the rank after another, at random, within
+    and across the `hosts`, or as `groups` says."""
+    group_size: int = 0
+    """Workers in a group; 0 chooses one near the square root of the workers (2 in a hyper-grid)."""
+    groups: str = ""
+    """A pattern of your own, as 0,1|2,3;0,3|1,2: groups by bars, groupings by semicolons."""
+    hosts: str = ""
+    """Which workers are near to each other, as 0,1@0.1|2,3@0.1: hosts by bars, and after the @ how fast a
+    host's uplink is, compared to the links within it."""
+
+    def __post_init__(self) -> None:
+        if self.group_size < 0:
+            raise ConfigError(
+                f"DS-Sync group_size must be >= 0, got {self.group_size}. Use 0 to have it chosen."
+            )
+        if (self.pattern == "given") != bool(self.groups):
+            raise ConfigError(
+                f"pattern={self.pattern!r} and groups={self.groups!r} do not fit: "
+                "give groups with pattern=given, and only then."
+            )
+        if (self.pattern == "topology") != bool(self.hosts) or (self.hosts and self.group_size):
+            raise ConfigError(
+                f"pattern={self.pattern!r}, hosts={self.hosts!r}, group_size={self.group_size} do not fit: "
+                "give hosts with pattern=topology, only then, and no group_size: hosts are the groups."
+            )
+        _parse(self.groups)
+        parse_hosts(self.hosts)
+
+    def check(self, workers: int) -> None:
+        if self.pattern == "random":
+            _check_random(self._size(workers), workers)
+            return
+        cycle = self.cycle(workers)
+        for grouping in cycle:
+            _check_partition(grouping, workers)
+        _check_mixing(cycle, workers)
+
+    def iteration(self, me: Me) -> Steps:
+        gradient = yield Compute()
+        yield Step(gradient)
+        grouping = self.grouping(me.size, me.count, me.seed)
+        yield from average_model(me, next(group for group in grouping if me.rank in group))
+
+    def grouping(self, workers: int, step: int, seed: int) -> Grouping:
+        """The groups of one step; the same whoever asks."""
+        if self.pattern == "random":
+            ranks, count = list(range(workers)), max(1, round(workers / self._size(workers)))
+            Random(f"{seed}/{step}").shuffle(ranks)
+            return [tuple(sorted(ranks[i::count])) for i in range(count)]
+        cycle = self.cycle(workers)
+        return cycle[step % len(cycle)]
+
+    def cycle(self, workers: int) -> list[Grouping]:
+        """The groupings that a pattern goes through, again and again."""
+        if self.pattern == "given":
+            return _parse(self.groups)
+        if self.pattern == "topology":
+            return cycle_of(parse_hosts(self.hosts))
+        size = self._size(workers)
+        if self.pattern == "grid":
+            _check_divides(size, workers)
+            rows = [tuple(range(first, first + size)) for first in range(0, workers, size)]
+            columns = [tuple(range(column, workers, size)) for column in range(size)]
+            return [rows, columns] if len(rows) > 1 else [rows]
+        return [_along(digit, size, workers) for digit in range(_digits(size, workers))]
+
+    def _size(self, workers: int) -> int:
+        if self.group_size:
+            return self.group_size
+        if self.pattern == "hypergrid":
+            return 2
+        fitting = [m for m in range(1, workers + 1) if m * m >= workers and workers % m == 0]
+        if self.pattern == "grid" and fitting[0] == workers > 3:
+            raise ConfigError(
+                f"{workers} workers make no grid: {workers} has no factor but 1 and itself. "
+                "Use another number of workers, or pattern=random."
+            )
+        return fitting[0] if self.pattern == "grid" else min(workers, max(2, round(workers**0.5)))
+
+
+def _digits(size: int, workers: int) -> int:
+    digits, reached = 0, 1
+    while reached < workers and size > 1:
+        digits, reached = digits + 1, reached * size
+    if reached != workers:
+        raise ConfigError(
+            f"a hyper-grid of groups of {size} needs a power of {size} workers, got {workers}. "
+            "Choose another group_size, or pattern=random."
+        )
+    return max(1, digits)
+
+
+def _along(digit: int, size: int, workers: int) -> Grouping:
+    """Groups of ranks that differ in one digit only."""
+    unit = size**digit
+    firsts = [rank for rank in range(workers) if rank // unit % size == 0]
+    return [tuple(range(first, min(first + unit * size, workers), unit)) for first in firsts]
+
+
+def _parse(text: str) -> list[Grouping]:
+    try:
+        return [
+            [tuple(sorted(int(rank) for rank in group.split(","))) for group in grouping.split("|")]
+            for grouping in text.split(";")
+            if grouping.strip()
+        ]
+    except ValueError:
+        raise ConfigError(f"groups are written as 0,1|2,3;0,3|1,2, got {text!r}.") from None
+
+
+def _check_divides(size: int, workers: int) -> None:
+    if workers % size:
+        raise ConfigError(
+            f"groups of {size} do not divide {workers} workers. Choose a group_size that does, "
+            "or pattern=random."
+        )
+
+
+def _check_random(size: int, workers: int) -> None:
+    if size < 2 <= workers or size > workers:
+        raise ConfigError(
+            f"random groups of {size} of {workers} workers never mix them. "
+            f"Choose a group_size from 2 to {workers}."
+        )
+
+
+def _check_partition(grouping: Grouping, workers: int) -> None:
+    named = sorted(rank for group in grouping for rank in group)
+    if named != list(range(workers)):
+        raise ConfigError(
+            f"the groups {grouping} are no partition of the {workers} workers: "
+            f"name each of 0 to {workers - 1} once."
+        )
+
+
+def _check_mixing(cycle: list[Grouping], workers: int) -> None:
+    """Over a cycle, what one worker learns has to be able to reach every other."""
+    reached = {0}
+    for _ in range(workers):
+        for grouping in cycle:
+            reached |= {rank for group in grouping for rank in group if reached & set(group)}
+    apart = set(range(workers)) - reached
+    if apart:
+        raise ConfigError(
+            f"the pattern never mixes all workers: nothing of rank 0 ever reaches rank {min(apart)}, "
+            "so groups would train models of their own. Let a further grouping join them."
+        )

@@ -1,0 +1,103 @@
+"""HPSGD: the average of the last round travels while the next round is computed.
+
+Paper: Zhou et al., "HPSGD: Hierarchical Parallel SGD With Stale Gradients Featuring", 2020 (arXiv
+2009.02701).
+
+Promise: nobody waits for bytes that travel within a round; every gradient moves the model exactly once.
+
+Invariant: the agreed model (the snapshot) is the same on all workers after every merge, and is moved by the
+mean displacement of the round before; the replica then starts anew from it, and its own drift lives on in
+the displacement that was just sent off. Without overlap this is local SGD with the round as its period.
+
+Where this differs from the published code: whether a round is over is decided together (there every rank
+looks for itself, and ranks may part); displacements are averaged, not sums of gradients, so that any
+optimizer and schedule will do; and at the end what is under way is applied, then the rest, each once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from paceline.errors import ConfigError
+from paceline.protocols.core.operations import (
+    Agree,
+    Average,
+    Compute,
+    How,
+    Start,
+    Step,
+    Steps,
+    Test,
+    Vector,
+    Wait,
+)
+from paceline.protocols.core.peer import Me, Peer, average_buffers
+from paceline.protocols.peer.outer import begin, take_mean
+
+
+@dataclass(frozen=True, slots=True)
+class HPSGD(Peer):
+    sends_ahead: ClassVar[bool] = True
+
+    round_length: int = 0
+    """Iterations of a round. 0: a round ends when the average of the last one has reached everybody."""
+
+    def __post_init__(self) -> None:
+        if self.round_length < 0:
+            raise ConfigError(
+                f"HPSGD round_length must be >= 0, got {self.round_length}. Use 0 to let the network decide."
+            )
+
+    @property
+    def repeats(self) -> bool:
+        return self.round_length > 0
+
+    @property
+    def plain_alone(self) -> bool:
+        return False
+
+    def start(self, me: Me) -> None:
+        begin(me)
+        me.private.base = me.parameters.clone()
+        me.private.under_way = None
+        me.agreed.steps = 0
+
+    def iteration(self, me: Me) -> Steps:
+        gradient = yield Compute()
+        yield Step(gradient)
+        me.agreed.steps += 1
+        if (yield from self.over(me)):
+            yield from self.next_round(me)
+
+    def over(self, me: Me) -> Steps:
+        """Whether the round is, for everybody."""
+        if self.round_length or me.private.under_way is None:
+            return me.agreed.steps >= self.round_length
+        arrived = yield Test(me.private.under_way)
+        return (yield Agree(arrived, How.ALL))
+
+    def next_round(self, me: Me) -> Steps:
+        """Merge what has arrived, send off what this round has come to."""
+        moved = me.private.base - me.parameters
+        if me.private.under_way is not None:
+            take_mean(me, (yield Wait(me.private.under_way)))
+            me.parameters[:] = me.agreed.snapshot
+        me.private.base[:] = me.parameters
+        me.private.under_way = yield Start(Average(moved))
+        me.agreed.steps = 0
+
+    def settle(self, me: Me) -> Steps:
+        """What is under way first, then the rest."""
+        moved = me.private.base - me.parameters
+        if me.private.under_way is not None:
+            take_mean(me, (yield Wait(me.private.under_way)))
+            me.private.under_way = None
+        take_mean(me, (yield Average(moved)))
+        me.parameters[:] = me.agreed.snapshot
+        me.private.base[:] = me.parameters
+        yield from average_buffers(me)
+
+    def model(self, me: Me) -> Vector:
+        snapshot: Vector = me.agreed.snapshot
+        return snapshot

@@ -1,0 +1,214 @@
+"""OSP: the important part of a gradient is averaged at once, the rest while the next one is computed.
+
+Paper: Chen et al., "OSP: Boosting Distributed Model Training with 2-stage Synchronization", ICPP 2023 (arXiv
+2306.16926).
+
+Promise: every gradient is averaged and applied exactly once; nobody waits for the part that was put off if it
+travels within an iteration.
+
+Invariant: the agreed model moves by the mean gradient of every iteration, tensor by tensor, whichever stage
+carried it, and so does what the optimizers remember. A replica differs from it only in the tensors that are
+under way: there it has taken the step of its own gradient for now (the paper's *local-gradient-based
+parameter correction*), without leaving a trace: before the next step the agreed value takes its place. One
+worker, or workers with equal gradients, train as plain PyTorch does for any split, with any optimizer that
+keeps its state by tensor. With nothing put off this is `allreduce`; with everything, and `preview=none`, it
+is SGD delayed by one step. At most one exchange is under way; everybody splits from the same numbers.
+
+Where this differs from the paper, of which only the abstract could be read: there is no server; a tensor's
+importance is the mean of |parameter x mean gradient| over its elements; tensors of few bytes always go at
+once; the budget is a share of the model, grown by iterations or by the reported loss, and cut down while
+what was put off comes too late. A step that was put off uses the learning rates of its own iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from paceline.errors import ConfigError
+from paceline.protocols.core.operations import (
+    Agree,
+    Average,
+    Compute,
+    How,
+    Preview,
+    Start,
+    Step,
+    Steps,
+    Test,
+    Vector,
+    Wait,
+)
+from paceline.protocols.core.parts import Part
+from paceline.protocols.core.peer import Me, Peer, average_buffers
+
+SHRINK, GROW = 0.9, 1.02
+
+
+@dataclass(frozen=True, slots=True)
+class OSP(Peer):
+    agrees: ClassVar[bool] = True
+    sends_ahead: ClassVar[bool] = True
+
+    overlap: float = 0.8
+    """Largest share of the model's bytes that is averaged beside the next iteration; 0 is allreduce."""
+    budget: Literal["fixed", "measured"] = "fixed"
+    """Whether that share is kept to, or cut down while what was put off comes too late to be hidden."""
+    ramp: Literal["linear", "loss", "constant"] = "linear"
+    """How the share grows from 0: with the iterations, as the reported loss falls, or at once when ranked."""
+    ramp_length: int = 200
+    """Iterations until the whole share is used (linear), or between two looks at the loss."""
+    rank_every: int = 50
+    """Iterations between two rankings of the tensors by their importance."""
+    preview: Literal["local", "none"] = "local"
+    """What stands for a step that was put off: that of the worker's own gradient, or nothing."""
+    preview_until: int = 0
+    """The iteration from which on nothing does, since it biases where training ends; 0: never."""
+    small_bytes: int = 4096
+    """Tensors of fewer bytes are never put off: they cost no time to speak of."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.overlap <= 1:
+            raise ConfigError(f"OSP overlap is a share of the model in [0, 1], got {self.overlap:g}.")
+        if self.ramp_length < 1 or self.rank_every < 1:
+            raise ConfigError(
+                f"OSP ramp_length and rank_every are iterations >= 1, got {self.ramp_length} "
+                f"and {self.rank_every}."
+            )
+        if self.preview_until < 0 or self.small_bytes < 0:
+            raise ConfigError(
+                f"OSP preview_until and small_bytes must be >= 0, got {self.preview_until} "
+                f"and {self.small_bytes}."
+            )
+
+    @property
+    def repeats(self) -> bool:
+        return self.budget == "fixed"
+
+    @property
+    def plain_alone(self) -> bool:
+        return self.preview == "local" and not self.preview_until
+
+    @property
+    def in_parts(self) -> bool:
+        return self.overlap > 0
+
+    def start(self, me: Me) -> None:
+        me.private.base = me.keep(me.parameters)
+        me.private.split = False
+        me.private.under_way = None
+        me.private.late, me.private.losses = 0, []
+        me.agreed.room, me.agreed.grown, me.agreed.first_loss = 1.0, 0.0, None
+        me.agreed.scores = {}
+        me.agreed.later, me.agreed.now = _parts(me, ())
+
+    def iteration(self, me: Me) -> Steps:
+        gradient = yield Compute()
+        ranks = (me.count + 1) % self.rank_every == 0 and self.overlap > 0
+        yield from self.install(me, ranks)
+        yield from self.synchronise(me, gradient, ranks)
+        if me.private.split or me.agreed.later.tensors:
+            me.private.split = True
+            me.private.base[:] = me.parameters
+        if me.agreed.later.tensors:
+            yield from self.put_off(me, gradient)
+        if self.ramp == "loss":
+            yield from self.look_at_loss(me)
+        if ranks:
+            yield from self.rank(me)
+
+    def install(self, me: Me, ranks: bool = False) -> Steps:
+        """What was put off takes the place of what stood for it."""
+        if me.private.under_way is None:
+            return
+        (handle, part, rates), me.private.under_way = me.private.under_way, None
+        if self.budget == "measured":
+            arrived = yield Test(handle)
+            me.private.late += not arrived
+        mean = yield Wait(handle)
+        me.tensors.copy(me.private.base, me.parameters, part)
+        if ranks:
+            me.agreed.scores |= me.tensors.scores(me.parameters, mean, part)
+        yield Step(mean, part, rates)
+
+    def synchronise(self, me: Me, gradient: Vector, ranks: bool) -> Steps:
+        """The important tensors, now and together."""
+        now, split = me.agreed.now, bool(me.agreed.later.tensors)
+        if split and not now.tensors:
+            return
+        mean = yield Average(gradient, weight=me.samples, part=now if split else None)
+        if ranks:
+            me.agreed.scores |= me.tensors.scores(me.parameters, mean, now)
+        yield Step(mean, now if split else None)
+
+    def put_off(self, me: Me, gradient: Vector) -> Steps:
+        """Send off the rest, and step by oneself meanwhile."""
+        part = me.agreed.later
+        handle = yield Start(Average(gradient, weight=me.samples, part=part))
+        me.private.under_way = handle, part, me.rates
+        if self.preview == "local" and (me.count < self.preview_until or not self.preview_until):
+            yield Preview(gradient, part)
+
+    # -- what is put off ----------------------------------------------------------------------
+
+    def rank(self, me: Me) -> Steps:
+        """Split anew: the least important tensors that fit into the budget are put off from now on."""
+        if self.budget == "measured":
+            late = yield Agree(me.private.late, How.MAX)
+            room = me.agreed.room * (SHRINK if late else GROW)
+            me.private.late, me.agreed.room = 0, min(1.0, room)
+        sizes, scores = me.tensors.sizes, me.agreed.scores
+        budget, chosen = self.share(me) * sum(sizes), []
+        for tensor in sorted(range(len(sizes)), key=lambda each: (scores.get(each, 0.0), each)):
+            if self.small_bytes <= sizes[tensor] <= budget:
+                budget -= sizes[tensor]
+                chosen.append(tensor)
+        me.agreed.later, me.agreed.now = _parts(me, chosen)
+
+    def share(self, me: Me) -> float:
+        """The share of the model that may be put off."""
+        grown = 1.0
+        if self.ramp == "linear":
+            grown = min(1.0, (me.count + 1) / self.ramp_length)
+        elif self.ramp == "loss":
+            grown = me.agreed.grown
+        return float(self.overlap * me.agreed.room * grown)
+
+    def look_at_loss(self, me: Me) -> Steps:
+        """How far the loss has fallen since the first look, as a share."""
+        if me.loss is not None:
+            me.private.losses.append(me.loss)
+        if me.count == 0 or me.count % self.ramp_length:
+            return
+        losses, me.private.losses = me.private.losses, []
+        total, count = (yield Agree(sum(losses), How.SUM)), (yield Agree(len(losses), How.SUM))
+        if not count:
+            raise ConfigError(
+                "OSP with ramp=loss needs to know the loss, and nobody has reported one. Call "
+                "pace.report(loss=...) in every iteration, or use ramp=linear."
+            )
+        if me.agreed.first_loss is None:
+            me.agreed.first_loss = total / count
+        if me.agreed.first_loss > 0:
+            me.agreed.grown = min(1.0, max(0.0, 1.0 - total / count / me.agreed.first_loss))
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def settle(self, me: Me) -> Steps:
+        """Nothing is left under way."""
+        yield from self.install(me)
+        me.private.base[:] = me.parameters
+        yield from average_buffers(me)
+
+    def model(self, me: Me) -> Vector:
+        base: Vector = me.private.base
+        return base if me.private.split else me.parameters
+
+
+def _parts(me: Me, chosen: Iterable[int]) -> tuple[Part, Part]:
+    """The tensors chosen, and the others."""
+    sizes, late = me.tensors.sizes, set(chosen)
+    both = sorted(late), [each for each in range(len(sizes)) if each not in late]
+    one, other = (Part(tuple(each), sum(sizes[tensor] for tensor in each)) for each in both)
+    return one, other

@@ -1,0 +1,1 @@
+"""Rules that go with several protocols: balance, compression, hosts, stragglers."""

@@ -1,0 +1,64 @@
+"""Where a process's random number generators stand: torch's, Python's, NumPy's, and a loader's own."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+import torch
+
+
+class RandomState(msgspec.Struct, frozen=True):
+    """Taken at one moment, put back at another. Plain data, so that a checkpoint can keep it."""
+
+    torch: bytes
+    python: tuple[int, tuple[int, ...], float | None]
+    numpy: tuple[str, tuple[int, ...], int, int, float]
+    own: tuple[bytes, ...]
+    """Generators that the loader or its sampler were given."""
+
+    @classmethod
+    def now(cls, loader: Any = None) -> RandomState:
+        """As it stands."""
+        kind, keys, place, has_gauss, gauss = cast("Any", np.random.get_state())
+        return cls(
+            _bytes(torch.get_rng_state()),
+            random.getstate(),
+            (kind, tuple(keys.tolist()), place, has_gauss, gauss),
+            tuple(_bytes(generator.get_state()) for generator in _generators(loader)),
+        )
+
+    def restore(self, loader: Any = None) -> None:
+        """Put it back."""
+        torch.set_rng_state(_tensor(self.torch))
+        random.setstate(self.python)
+        kind, keys, place, has_gauss, gauss = self.numpy
+        np.random.set_state((kind, np.array(keys, dtype=np.uint32), place, has_gauss, gauss))
+        for generator, state in zip(_generators(loader), self.own, strict=False):
+            generator.set_state(_tensor(state))
+
+
+def seed(number: int, loader: Any = None) -> None:
+    """Let all of them begin anew."""
+    torch.default_generator.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number)
+    for generator in _generators(loader):
+        generator.manual_seed(number)
+
+
+def _generators(loader: Any) -> list[torch.Generator]:
+    batches = getattr(loader, "batch_sampler", None)
+    places = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
+    found = [getattr(place, "generator", None) for place in places]
+    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+
+
+def _bytes(state: torch.Tensor) -> bytes:
+    return state.numpy().tobytes()
+
+
+def _tensor(state: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)

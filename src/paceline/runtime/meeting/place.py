@@ -1,0 +1,401 @@
+"""The owner's half of a peer run: the place where workers meet.
+
+A worker that comes to a joint operation sleeps until it is answered, so its memory lies still: the
+owner reads it there, adds up, and writes the answer to memory that its receivers read. One process
+carries every operation out, so all who take part see the same members and the same bits, and a worker
+killed at any instant is either in the sum or not.
+
+To be evaluated, the run needs all replicas at rest: from the moment the lead asks, whoever comes is
+kept asleep until everybody sleeps. Then the mean is taken, and all go on but the lead. The same for
+whoever asks how far apart the replicas are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from math import isfinite
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from paceline.fabric.segment import Segment
+from paceline.protocols.core.meeting import Gathered, Meeting
+from paceline.protocols.core.peer_books import PeerBooks
+from paceline.runtime.hosts.remote_peer import RemotePeer
+from paceline.runtime.hosts.remote_worker import RemoteWorker
+from paceline.runtime.meeting.checkpoint import PeerCheckpoints
+from paceline.runtime.meeting.membership import ReplicaMembership
+from paceline.runtime.meeting.packed import PackedVectors
+from paceline.runtime.messages import workers as m
+from paceline.runtime.run.held_gradients import HeldGradient
+from paceline.runtime.run.member import Member, bad_gradient
+from paceline.runtime.run.peer_start import PeerRun, saved_peers
+from paceline.store.cells import Cells
+from paceline.store.cutting import cut_of
+from paceline.store.parameters import Gradients
+from paceline.store.replicas import (
+    BUFFERS,
+    GRADIENTS,
+    PARAMETERS,
+    Brought,
+    Parts,
+    Summing,
+    answer_bytes,
+    answer_parts,
+    buffer_parts,
+    is_buffers,
+    mean_of,
+    parameter_parts,
+)
+from paceline.store.work.budget import Batch
+from paceline.trace import events
+
+if TYPE_CHECKING:
+    from paceline.runtime.owner.owner import Owner
+
+LAST_ITERATIONS = 3
+"""How many iterations a worker may still need when the run is stopped, and save its state."""
+
+
+class MeetingPlace:
+    """One per run of peers."""
+
+    records: ClassVar[bool] = True
+    """Whether the order in which workers come is put on record, for a replay."""
+
+    def __init__(
+        self,
+        run: PeerRun,
+        owner: Owner,
+        send: Callable[[Member, m.FromStore], None],
+        draw: Callable[[Member], Batch | None],
+        report: Callable[[Member, dict[str, float] | None], None],
+    ) -> None:
+        """Answers are sent, batches drawn and reports written as the owner does it for everybody."""
+        self._run, self._owner, self._members = run, owner, owner.members
+        self._send, self._draw, self._report = send, draw, report
+        self._layout = run.store.layout
+        roll = run.ledger.pacer.protocol
+        assert isinstance(roll, PeerBooks)
+        self._roll = roll
+        self._meeting = Meeting()
+        self._summing = Summing(fused=owner.config.compress == "none")
+        self._packages = PackedVectors(self._layout, owner.config.compress)
+        self._cut = cut_of(self._layout)
+        self._common = answer_parts(self._layout, run.common.bytes)
+        self._cells = Cells(parameter_parts(self._layout, run.store.weights))
+        self._unreleased: set[int] = set()
+        self._held: dict[int, m.Met] = {}
+        self._ready: dict[tuple[int, int], m.Met] = {}
+        """Answers to started operations, by rank and lane."""
+        self._waiting: dict[int, int] = {}
+        """Who waits for one of these, and for which."""
+        self._asking: dict[int, m.Away] = {}
+        """Who wants to evaluate, or to know how far apart the replicas are."""
+        self._standing = ReplicaMembership(run, owner.members)
+        self._keeping = PeerCheckpoints(run, owner, self._standing, self._mean)
+        self._until: int | None = None
+        self._longest_s, self._sums = 0.0, 0
+        self._fetching = False
+        """Whether replicas of other hosts are on their way, to be evaluated."""
+        self.distance: dict[str, float] = {}
+        """How far apart the replicas were at the last evaluation, under its name."""
+        for rank in run.replicas:
+            self._meeting.join(rank)
+
+    # -- meeting ------------------------------------------------------------------------------
+
+    def meet(self, member: Member, message: m.Meet, fds: list[int]) -> None:
+        """A worker has come."""
+        if message.push is None and message.saved is None:
+            self._note(events.Came(self._owner.now(), member.rank))
+        replica = self._run.replicas[member.rank]
+        for fd in fds:
+            lent = Segment(fd, answer_bytes(self._layout))
+            lent.close_fd()
+            replica.lend(lent.bytes)
+        self._packages.came(member, replica, message)
+        replica.model, replica.stage = message.model, message.stage
+        replica.stand_in = None if message.cell is None else self._cells[message.cell]
+        began = time.perf_counter()
+        if message.push is not None:
+            self._unreleased.add(member.rank)
+            member.settings = message.push.settings or member.settings
+        if message.trade is not None:
+            answers = self._trade(member.rank, message.trade, message.place)
+        elif message.call is not None:
+            brought = Brought(message.place, message.into, frozenset(message.missing), message.spent)
+            replica.bring(message.call.lane, brought)
+            member.asks = message.call.lane <= 0
+            answers = self._carry_out(self._meeting.arrive(member.rank, message.call))
+        elif message.retires:
+            member.asks = False
+            answers = self._carry_out(self._meeting.retire(member.rank)) | self._keeping.end()
+        elif message.saved is not None:
+            answers = self._keeping.saved(member.rank, message.saved)
+        else:
+            answers = self._started_before(member.rank, message)
+        self._book(member, message.push, set(answers), time.perf_counter() - began)
+        self._answer(answers)
+
+    def _trade(self, rank: int, trade: m.Trade, place: int) -> dict[int, m.Met]:
+        """An exchange that nobody has to come to."""
+        began, now, replica = time.perf_counter(), self._owner.now(), self._run.replicas[rank]
+        vector = replica.parts(place)
+        other = trade.other if trade.other in self._meeting.active else None
+        self._cells.exchange(trade.rule, trade.cell, other, trade.rate, vector, replica.answer_like(place))
+        size = sum(part.numel() * part.element_size() for part in vector)
+        exchanged = events.Exchanged(now, "exchange", (rank,), size, self._traded(rank, size, began))
+        self._owner.trace.write(exchanged)
+        return {rank: m.Met()}
+
+    def _started_before(self, rank: int, message: m.Meet) -> dict[int, m.Met]:
+        """A worker asks for an operation it has started, or has come to the end of its iteration."""
+        key = rank, message.wait
+        if message.test:
+            return {rank: m.Met(key in self._ready)}
+        if message.wait == 0 or key in self._ready:
+            return {rank: self._ready.pop(key, m.Met())}
+        self._waiting[rank] = message.wait
+        return {}
+
+    def leave(self, member: Member) -> None:
+        """A worker is gone: whoever waited for it only need not wait any more."""
+        self._standing.left(member.rank)
+        self._unreleased.discard(member.rank)
+        self._held.pop(member.rank, None)
+        self._waiting.pop(member.rank, None)
+        answers = self._carry_out(self._meeting.leave(member.rank)) | self._keeping.end()
+        self._book(None, None, set(answers), 0.0)
+        self._answer(answers)
+
+    def _carry_out(self, gathered: list[Gathered]) -> dict[int, m.Met]:
+        answers: dict[int, m.Met] = {}
+        for each in gathered:
+            began, now = time.perf_counter(), self._owner.now()
+            if each.kind == "agree":
+                done = dict.fromkeys(each.receivers, m.Met(each.outcome))
+            else:
+                done = self._average(each) if each.kind == "average" else self._mix(each)
+            spent = self._met(each, began)
+            answers |= done if each.lane <= 0 else self._file(each, done)
+            given, got = each.given_bytes, each.answer_bytes if self._owner.virtual is None else None
+            self._owner.trace.write(events.Exchanged(now, each.kind, each.receivers, given, spent, got))
+        return answers
+
+    def _met(self, gathered: Gathered, began: float) -> float:
+        """How long a joint operation has taken, or will."""
+        return time.perf_counter() - began
+
+    def _traded(self, rank: int, size_bytes: int, began: float) -> float:
+        """The same of an exchange."""
+        return time.perf_counter() - began
+
+    def _file(self, gathered: Gathered, done: dict[int, m.Met]) -> dict[int, m.Met]:
+        """Keep answers until they are asked for; those who wait for them get them now."""
+        lane = gathered.lane
+        for rank in {rank for row in gathered.rows.values() for rank in row}:
+            self._run.replicas[rank].forget(lane)
+        asked = {rank for rank in done if self._waiting.get(rank) == lane}
+        self._ready |= {(rank, lane): met for rank, met in done.items() if rank not in asked}
+        for rank in asked:
+            del self._waiting[rank]
+        for rank in sorted(done.keys() - asked):
+            for line in self._far([rank]):
+                line.send_ahead(lane, done[rank].number)
+        return {rank: done[rank] for rank in asked}
+
+    def _average(self, gathered: Gathered) -> dict[int, m.Met]:
+        """One sum for all, in the memory all read if all are there to be answered, else in each one's own."""
+        if self._run.total is not None:
+            return self._step(gathered, self._run.total)
+        lane, row = gathered.lane, gathered.rows[gathered.receivers[0]]
+        replicas = [self._run.replicas[rank] for rank in row]
+        like = replicas[0].brought(lane).place
+        shared = lane <= 0 and {member.rank for member in self._owner.living} == set(gathered.receivers)
+        into: list[Parts] = [self._common[is_buffers(like)]]
+        if not shared:
+            into = [self._run.replicas[rank].answer(lane) for rank in gathered.receivers]
+        self._summing.use_cores(self._idle_cores, gathered.size_bytes)
+        shares, part = zip(replicas, row.values(), strict=True), gathered.part
+        summands = [(self._cut.pieces(each.vector(lane), part), share) for each, share in shares]
+        norm = self._summing.add_up(summands, [self._cut.pieces(each, part) for each in into])
+        if not isfinite(norm) and like == GRADIENTS and self._owner.config.bad_gradient == "stop":
+            raise bad_gradient([self._pushed(rank) for rank in row], self._layout)
+        missing = frozenset.intersection(*(replica.brought(lane).missing for replica in replicas))
+        self._sums += 1
+        self._packages.used(gathered, self._sums, self._far(gathered.receivers))
+        met = m.Met(None, shared, self._sums, norm, tuple(sorted(missing)))
+        return dict.fromkeys(gathered.receivers, met)
+
+    def _step(self, gathered: Gathered, total: Gradients) -> dict[int, m.Met]:
+        """All have one model: average, and step in everybody's place."""
+        row, store = gathered.rows[gathered.receivers[0]], self._run.store
+        store.use_cores(self._idle_cores)
+        parts = []
+        for rank, share in row.items():
+            brought, pushed = self._run.replicas[rank].brought(gathered.lane), self._members[rank].pushed
+            pushed.missing = brought.missing
+            parts.append((pushed, share))
+        spent = self._run.replicas[min(row)].brought(gathered.lane).spent
+        total, norm = store.reduce(parts, None if spent else total)
+        if isfinite(norm):
+            store.apply(total, self._members[min(row)].settings, 1.0, norm, self._owner.config.clip_norm)
+        elif self._owner.config.bad_gradient == "stop":
+            raise bad_gradient([self._pushed(rank) for rank in row], self._layout)
+        return dict.fromkeys(gathered.receivers, m.Met(shared=True, norm=norm))
+
+    def _pushed(self, rank: int) -> HeldGradient:
+        return HeldGradient(rank, self._members[rank].pushed, 1.0, self._members[rank].samples)
+
+    def _mix(self, gathered: Gathered) -> dict[int, m.Met]:
+        """A mixture for each."""
+        self._summing.use_cores(self._idle_cores, gathered.size_bytes)
+        self._packages.used(gathered)
+        replicas, lane = self._run.replicas, gathered.lane
+        for rank in gathered.receivers:
+            parts = [(replicas[peer].vector(lane), share) for peer, share in gathered.rows[rank].items()]
+            self._summing.add_up(parts, [replicas[rank].answer(lane)])
+        return {rank: m.Met() for rank in gathered.receivers}
+
+    @property
+    def _idle_cores(self) -> int:
+        """Cores on which no worker computes."""
+        return self._owner.cores - sum(not (each.asks or each.far) for each in self._owner.living)
+
+    def _far(self, ranks: Iterable[int]) -> list[RemotePeer]:
+        """The way to those of them who are on other hosts."""
+        lines = [self._members[rank].channel for rank in sorted(ranks)]
+        return [line.known_peer for line in lines if isinstance(line, RemoteWorker)]
+
+    def _note(self, event: events.Event) -> None:
+        if self.records:
+            self._owner.trace.write(event)
+
+    # -- the books ----------------------------------------------------------------------------
+
+    def _book(self, member: Member | None, push: m.Push | None, answered: set[int], spent: float) -> None:
+        """An iteration's first word is a push; its first answer is a release."""
+        ledger, now = self._run.ledger, self._owner.now()
+        self._roll.answered = answered & self._unreleased
+        if member is not None and push is not None:
+            member.samples, member.looping, member.wants = push.samples, True, push.want
+            self._standing.iterations[member.rank] += 1
+            self._longest_s = max(self._longest_s, push.compute_s)
+            decision = ledger.push(member.rank, now, push.samples, push.used)
+            fresh = msgspec.structs.replace(decision, staleness=0, read=decision.version)
+            ledger.carried_out(fresh)
+            ledger.pushed(fresh, now, push.samples, push.compute_s, spent, 1.0)
+            self._report(member, push.values)
+            self._keeping.look()
+        elif self._roll.answered:
+            ledger.carried_out(ledger.released(now))
+
+    def _answer(self, answers: dict[int, m.Met]) -> None:
+        """Wake them, unless all are to sleep."""
+        if self._asking:
+            self._held |= answers
+            return
+        for rank in sorted(answers):
+            self._wake(self._members[rank], answers[rank])
+
+    def _wake(self, member: Member, met: m.Met) -> None:
+        if member.gone:
+            return
+        if self._last_word is not None:
+            self._send(member, self._last_word)
+            return
+        release = None
+        if member.rank in self._unreleased:
+            self._unreleased.discard(member.rank)
+            clocks = self._run.ledger.pacer.clocks
+            batch = self._draw(member) if member.wants else None
+            release = m.Release(
+                clocks.version, clocks.clock(member.rank), batch, over=self._run.ledger.enough
+            )
+        told = {"members": self._meeting.active, "release": release, "until": self._until}
+        self._send(member, msgspec.structs.replace(met, **told, save_at=self._keeping.at))
+
+    @property
+    def _last_word(self) -> m.Halt | None:
+        """What whoever comes is told instead of being answered; not while all go on to a common end."""
+        return self._owner.last_word if self._until is None else self._owner.halted
+
+    def stop(self, kind: str) -> float:
+        """All are to end after the same iteration: the first that nobody has completed the gradient of.
+
+        Answers how many seconds that may take.
+        """
+        resumable = self._run.protocol.resumable and self._owner.config.compress == "none"
+        if not resumable or kind != "stopped":
+            return 0.0
+        self._until = self._standing.most + 1
+        return LAST_ITERATIONS * self._longest_s
+
+    # -- evaluation and the end ---------------------------------------------------------------
+
+    def away(self, member: Member, message: m.Away) -> None:
+        """Somebody wants to see the mean of all, as soon as all are at rest."""
+        self._note(events.Came(self._owner.now(), member.rank))
+        self._asking[member.rank] = message
+
+    def look(self) -> None:
+        """See whether everybody sleeps that has to."""
+        still = {rank: how for rank, how in self._asking.items() if not self._members[rank].gone}
+        if not self._asking or (still and not (self._at_rest and self._complete())):
+            return
+        self._asking, self._fetching = {}, False
+        held, self._held = self._held, {}
+        if still:
+            self._note(events.Rested(self._owner.now()))
+            self._show(still)
+        self._answer(held)
+
+    def _complete(self) -> bool:
+        """Whether all replicas are here as they are now; those of other hosts are sent for, once."""
+        lines = self._far(member.rank for member in self._owner.living)
+        for line in () if self._fetching else lines:
+            line.fetch()
+        self._fetching = True
+        return not any(line.fetching for line in lines)
+
+    @property
+    def _at_rest(self) -> bool:
+        return all(member.asks for member in self._owner.living)
+
+    def _show(self, asking: dict[int, m.Away]) -> None:
+        """Put the mean of all models where the lead finds it; all hear how far they are from it."""
+        ledger = self._run.ledger
+        clocks, now = ledger.pacer.clocks, self._owner.now()
+        lead = min(asking, key=lambda rank: (asking[rank].distance, rank))
+        target = self._run.replicas[lead].answer_like
+        apart = self._mean(target(PARAMETERS), target(BUFFERS))
+        for rank, message in sorted(asking.items()):
+            member, told = self._members[rank], {"consensus_distance": apart}
+            if message.distance:
+                self._report(member, told)
+            else:
+                member.snapshot, self.distance = (now, clocks.version, ledger.samples), told
+            self._send(member, m.Release(clocks.version, clocks.clock(rank), distance=apart))
+
+    def _mean(self, parameters: Parts, buffers: Parts) -> float:
+        """The run's own model, as it stands; how far the replicas are from it."""
+        stayed = self._standing.stayed()
+        counted = {rank: stayed[rank] for rank in self._standing.counted(stayed)}
+        self._summing.add_up(mean_of(counted), [parameters])
+        self._summing.add_up(mean_of(counted, BUFFERS), [buffers])
+        return self._summing.spread([each.parts(PARAMETERS) for each in stayed.values()], parameters)
+
+    def conclude(self, lead: Member) -> int | None:
+        """Put the mean of those who took part to the end into the store and the lead's buffers.
+
+        Answers how many have saved their state, if all have.
+        """
+        assert lead.segment is not None
+        buffers = buffer_parts(self._layout, lead.segment.bytes)
+        mean = [part.clone() for part in buffers]
+        self._mean(parameter_parts(self._layout, self._run.store.weights), mean)
+        for part, value in zip(buffers, mean, strict=True):
+            part.copy_(value)
+        return saved_peers(self._owner.config)

@@ -1,0 +1,90 @@
+"""Carries verdicts out on the store: one gradient at once, or all that are held together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from paceline.config import RunConfig
+from paceline.protocols import Decision, Fate, Flush
+from paceline.runtime.run.held_gradients import HeldGradient, contributions
+from paceline.runtime.run.member import Member, bad_gradient
+from paceline.runtime.run.start import Run
+from paceline.store.parameters import Gradients
+
+
+class VerdictApplier:
+    """Moves the weights of one run as its verdicts say. Who is released is not its business."""
+
+    def __init__(self, config: RunConfig, run: Run, members: Mapping[int, Member]) -> None:
+        self._config = config
+        self._run = run
+        self._members = members
+
+    def carry_out(self, decision: Decision) -> float:
+        """The gradient, then the flush, then factors for later steps. Returns how much the step counted.
+
+        The memory of those who are released has the result.
+        """
+        scale, stale = 1.0, self._stale(decision)
+        if decision.pushed is not None:
+            member = self._members[decision.pushed]
+            pushed = HeldGradient(member.rank, member.pushed, decision.weight, member.samples)
+            if decision.fate is Fate.APPLY:
+                scale = self._alone(decision, pushed, [] if decision.flush else stale)
+            elif decision.fate is Fate.HOLD:
+                self._run.held.hold(pushed)
+        if decision.flush is not None:
+            scale = self._flush(decision, decision.flush, stale)
+        elif decision.fate is not Fate.APPLY:
+            for copy in stale:
+                self._run.store.copy_weights(copy)
+        self._run.store.adjusted |= decision.adjust or {}
+        self._run.ledger.carried_out(decision)
+        return scale
+
+    def _stale(self, decision: Decision) -> list[Tensor]:
+        """Copies of the weights that their workers are about to read."""
+        released = [self._members[rank] for rank in sorted(decision.release)]
+        return [x.weights.bytes for x in released if x.weights is not None and not x.gone]
+
+    def _alone(self, decision: Decision, pushed: HeldGradient, copies: list[Tensor]) -> float:
+        batches, active = self._run.ledger.batches([pushed.samples]), self._active
+        scale = decision.lr_scale * self._config.step_share(batches, active)
+        scale *= self._config.damped(decision.staleness, active)
+        known = self._members[pushed.rank].finite and self._config.clip_norm is None
+        norm = None if known else self._run.store.norm(pushed.gradients)
+        self._apply(pushed.gradients, [pushed], scale, norm, copies)
+        return scale
+
+    def _flush(self, decision: Decision, flush: Flush, copies: list[Tensor]) -> float:
+        """One step with all that is held."""
+        run = self._run
+        parts = run.held.take()
+        total, norm = run.store.reduce(contributions(parts, mean=flush is not Flush.SUM))
+        batches = run.ledger.batches([part.samples for part in parts])
+        scale = decision.lr_scale * self._config.step_share(batches, self._active, flush.value)
+        self._apply(total, parts, scale, norm, copies)
+        run.held.done(parts)
+        return scale
+
+    def _apply(
+        self,
+        gradients: Gradients,
+        sources: list[HeldGradient],
+        scale: float,
+        norm: float | None,
+        copies: list[Tensor],
+    ) -> None:
+        """One step. `norm`: None if the gradients are known to be finite."""
+        store = self._run.store
+        if norm is not None and not math.isfinite(norm):
+            raise bad_gradient(sources, store.layout)
+        settings = self._members[sources[0].rank].settings
+        store.apply(gradients, settings, scale, norm, self._config.clip_norm, copies)
+
+    @property
+    def _active(self) -> int:
+        return len(self._run.ledger.pacer.clocks.active)

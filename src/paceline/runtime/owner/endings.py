@@ -1,0 +1,71 @@
+"""What remains of a run on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from paceline.config import RunConfig
+from paceline.runtime.checkpoints.writer import CheckpointWriter
+from paceline.runtime.messages.workers import Halt
+from paceline.runtime.run.member import Member
+from paceline.runtime.run.start import Run
+from paceline.store.disk.checkpoint import (
+    model_state,
+    remove_checkpoint,
+    save_weights,
+    write_checkpoint,
+)
+from paceline.store.ledger import Ledger
+from paceline.trace.events import RunEnded
+
+NEVER_PREPARED = "the script ended without pace.prepare(model, optimizer, loader), so nothing was trained."
+
+
+def save_run(
+    config: RunConfig, run: Run, lead: Member, peers: int | None, *, whole: bool, finished: bool
+) -> None:
+    """The weights, with the lead's buffers; and what it takes to go on, if the run did not finish.
+
+    `peers`: how many workers have saved their own part of that; `whole`: whether nobody's is missing.
+    """
+    folder = config.path / "checkpoint"
+    if whole and not finished:
+        write_checkpoint(folder, run.snapshot(lead, peers))
+    memory = lead.segment.bytes if lead.segment else None
+    weights = model_state(run.store.layout, run.store.views, memory)
+    save_weights(config.path / "weights.safetensors", weights)
+    if finished:
+        remove_checkpoint(folder)
+
+
+def keep_if_due(keeping: CheckpointWriter, run: Run, members: Iterable[Member]) -> None:
+    """A checkpoint while the run goes on: after an update, before anybody is released.
+
+    With no gradient held, so that every sample counted is in the weights; and with the buffers of the
+    first worker that sleeps, since those of others may be changing.
+    """
+    clocks = run.ledger.pacer.clocks
+    if clocks.held or not keeping.due(clocks.version):
+        return
+    there = (each for each in members if each.asks and not each.gone and each.segment is not None)
+    lead = min(there, key=lambda each: each.rank, default=None)
+    if lead is not None:
+        keeping.keep(clocks.version, run.ledger.samples, lambda: run.take(lead))
+
+
+def last_remarks(ledger: Ledger, skipped: int, finished: bool) -> Iterator[str]:
+    """What people should be warned of when the run is over."""
+    lost = ledger.abandoned()
+    if lost and finished:
+        yield f"{lost} samples were left by workers that died when nobody else was there"
+    if skipped:
+        yield f"{skipped} gradients were not finite and were skipped"
+
+
+def run_ended(now: float, halted: Halt | None) -> RunEnded:
+    """The last event: how the run ended, and why."""
+    if halted is None:
+        return RunEnded(now, "finished")
+    status: Literal["stopped", "failed"] = "stopped" if halted.kind == "stopped" else "failed"
+    return RunEnded(now, status, halted.text, halted.kind == "config")

@@ -1,0 +1,60 @@
+"""A worker evaluates: on weights that stand still for it, while nobody waits who need not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.protocols import Decision
+from paceline.runtime.messages import workers as m
+from paceline.runtime.run.member import Member
+from paceline.runtime.run.start import Run
+from paceline.trace import TraceWriter, events
+
+
+class StoreEvaluation:
+    """What `pace.evaluate` asks of the owner of a store; peers have a way of their own."""
+
+    def __init__(
+        self,
+        run: Run,
+        trace: TraceWriter,
+        now: Callable[[], float],
+        follow: Callable[[Decision | None], None],
+        send: Callable[[Member, m.FromStore], None],
+        simulated: bool,
+    ) -> None:
+        self._run, self._trace, self._now = run, trace, now
+        self._follow, self._send, self._simulated = follow, send, simulated
+
+    def away(self, member: Member) -> None:
+        """The lead evaluates what it is given now; outside of lockstep nobody waits for it."""
+        ledger = self._run.ledger
+        member.snapshot = (self._now(), ledger.pacer.clocks.version, ledger.samples)
+        if not (ledger.pacer.in_lockstep or self._simulated):
+            self._follow(ledger.leave(member.rank, self._now(), "away"))
+        self._refresh(member, copy=True)
+
+    def back(self, member: Member, message: m.Back, distance: dict[str, float] | None) -> None:
+        """It has evaluated; `distance` is how far apart peers were, who keep weights of their own."""
+        ledger = self._run.ledger
+        t, version, samples = member.snapshot
+        seconds = 0.0 if self._simulated else message.seconds
+        values = message.values | (distance or {})
+        self._trace.write(events.Evaluated(t, member.rank, version, samples, values, seconds))
+        if not ledger.pacer.clocks.is_present(member.rank):
+            self._follow(ledger.join(member.rank, self._now(), member.pid))
+        self._refresh(member, copy=distance is None)
+
+    def unmarked(self, member: Member, message: m.FromWorker) -> bool:
+        """Whether this is of an evaluation that leaves no mark on record: in lockstep nobody steps aside."""
+        pacer = self._run.ledger.pacer
+        if isinstance(message, m.Away):
+            return pacer.in_lockstep
+        return isinstance(message, m.Back) and pacer.clocks.is_present(member.rank)
+
+    def _refresh(self, member: Member, copy: bool) -> None:
+        """Fresh weights outside of an iteration."""
+        if member.weights is not None and copy:
+            self._run.store.copy_weights(member.weights.bytes)
+        ledger = self._run.ledger
+        self._send(member, m.Release(ledger.pacer.clocks.version, ledger.position()))

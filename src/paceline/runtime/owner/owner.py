@@ -1,0 +1,400 @@
+"""The owner: the one process that holds the store, decides, and writes weights.
+
+It reads messages, asks the ledger for a verdict, has the store carry it out, and answers. There
+are no locks, so none can stay held: a worker killed at any instant leaves at most a gradient that
+was never announced. A worker that waits is a request not yet answered; it sleeps in the kernel.
+Weights are copied only into the segment of a worker that sleeps, or (in lockstep) live in one
+buffer that changes only while all sleep, so nobody ever reads half an update.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from math import isfinite
+from typing import TYPE_CHECKING, Literal
+
+from paceline.config import RunConfig
+from paceline.errors import ConfigError, PacelineError, RunError, WorkerFailed
+from paceline.fabric.channel import WorkerLine
+from paceline.protocols import Decision
+from paceline.runtime.checkpoints.writer import CheckpointWriter
+from paceline.runtime.meeting.collective import NO_MORE_PEERS, make_meeting
+from paceline.runtime.meeting.place import MeetingPlace
+from paceline.runtime.messages import workers as m
+from paceline.runtime.owner.apply import VerdictApplier
+from paceline.runtime.owner.batches import BatchDispenser
+from paceline.runtime.owner.endings import NEVER_PREPARED, keep_if_due, last_remarks, run_ended, save_run
+from paceline.runtime.owner.evaluation import StoreEvaluation
+from paceline.runtime.run.member import Member
+from paceline.runtime.run.peer_start import PeerRun, assemble
+from paceline.runtime.run.start import Run, RunStart
+from paceline.store.ledger import run_not_begun
+from paceline.store.work.budget import Batch
+from paceline.trace import TraceWriter, events
+
+if TYPE_CHECKING:
+    from paceline.runtime.virtual.loop import VirtualLoop
+
+
+class Owner:
+    """Carries out one run. What arrives, and when, is the business of the loop that calls it."""
+
+    def __init__(
+        self, config: RunConfig, now: Callable[[], float], virtual: VirtualLoop | None = None
+    ) -> None:
+        """`virtual`: in virtual time, what knows how long things take; None in a real run."""
+        self.config = config
+        self.members: dict[int, Member] = {}
+        self.halted: m.Halt | None = None
+        self.on_release: Callable[[int], None] = lambda rank: None
+        """Told of every worker that starts to compute; a virtual clock needs to know."""
+        self.on_added: Callable[[int], None] = lambda rank: None
+        """Told of every worker that is left to a barrier of its own."""
+        self.ask_at: float | None = None
+        """When the protocol wants to be asked again, even if nothing happens."""
+        self.trace = TraceWriter(config.path / "trace.jsonl")
+        self._clock = now
+        self._zero_s: float | None = None
+        self.virtual = virtual
+        self._simulated = virtual is not None
+        self._gathering = RunStart(config)
+        self._run: Run | None = None
+        self.peering: MeetingPlace | None = None
+        self.keeping = CheckpointWriter(config, self.trace, self.now)
+        self._stopping: m.Halt | None = None
+        self._planned_epochs: int | None = None
+        self._skipped = 0
+        self.patience_s = 0.0
+        """How much longer than usual workers may take to end once the run is stopped."""
+        self.cores = os.cpu_count() or 1
+
+    # -- membership ---------------------------------------------------------------------------
+
+    def add(self, rank: int, channel: WorkerLine, pid: int) -> Member:
+        """A worker was started, or has come from another host."""
+        member = self.members[rank] = Member(rank, channel, pid)
+        return member
+
+    @property
+    def closed(self) -> str:
+        """Why nobody can join any more; empty: it can."""
+        return "" if self.peering is None else NO_MORE_PEERS
+
+    @property
+    def expecting(self) -> bool:
+        """Whether workers of other hosts are still to come."""
+        return self._run is None and not self.ending and len(self.members) < self.config.workers
+
+    def lost(self, member: Member, detail: str) -> None:
+        """A worker died without a word."""
+        if not member.gone:
+            self._guarded(lambda: self._gone(member, "stopped" if self.ending else "died", detail))
+
+    @property
+    def living(self) -> list[Member]:
+        """Members that are still there, by rank."""
+        return [self.members[rank] for rank in sorted(self.members) if not self.members[rank].gone]
+
+    @property
+    def ending(self) -> bool:
+        """Whether the run is over, or about to be."""
+        return self.last_word is not None
+
+    @property
+    def last_word(self) -> m.Halt | None:
+        """What workers are told that ask for more, once the run is over or about to be."""
+        return self.halted or self._stopping
+
+    def batches(self, samples: int) -> float:
+        """How many of the loader's batches a push of so many samples counts for."""
+        return self._started.ledger.batches([samples])
+
+    def now(self) -> float:
+        """Seconds since training began."""
+        return 0.0 if self._zero_s is None else self._clock() - self._zero_s
+
+    # -- messages -----------------------------------------------------------------------------
+
+    def handle(self, member: Member, message: m.FromWorker, fds: list[int]) -> None:
+        """Act on one message; an error ends the run, not the owner."""
+        self._guarded(lambda: self._dispatch(member, message, fds))
+        self.look()
+
+    def look(self) -> None:
+        """See whether peers sleep that have been waited for, and all is here that was."""
+        if self.peering is not None and self.halted is None:
+            self._guarded(self.peering.look)
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except PacelineError as error:
+            self.halt("config" if isinstance(error, ConfigError) else "failed", str(error))
+
+    def _dispatch(self, member: Member, message: m.FromWorker, fds: list[int]) -> None:
+        member.asks = not isinstance(message, m.Leave | m.Failed | m.Say | m.PlanEpochs | m.Enough)
+        match message:
+            case m.Leave():
+                self._report(member, message.values)
+                self._gone(member, "stopped" if self.ending else "finished", "")
+            case m.Failed():
+                self._script_failed(member, message)
+            case m.Say():
+                self.note(message.level, message.text)
+            case m.PlanEpochs():
+                self._plan(message.epochs)
+                self.trace.write(events.Planned(self.now(), message.epochs))
+            case m.Enough():
+                self._started.ledger.end_work(member.rank, self.now(), message.why)
+                self._work.answer()
+            case _ if self.halted is not None:
+                self.send(member, self.halted)
+            case m.Push():
+                self._push(member, message)
+            case m.BarrierPassed():
+                looks = message.looks, message.asked
+                self._follow(self._started.ledger.passed(member.rank, self.now(), *looks))
+                self._work.answer()
+            case m.Meet() if self.peering is not None:
+                self.peering.meet(member, message, fds)
+                self._work.answer()
+            case m.Draw():
+                member.draws = True
+                self._work.answer()
+            case m.Linger():
+                member.lingers = message.epoch
+                self._work.answer()
+            case m.Away() if self.peering is not None:
+                self.peering.away(member, message)
+            case m.Away():
+                self.evaluating.away(member)
+            case m.Back():
+                distance = None if self.peering is None else self.peering.distance
+                self.evaluating.back(member, message, distance)
+            case m.Hello():
+                if self._run is None:
+                    self._gathering.hello(member, message)
+                self.send(member, m.Welcome(self.config, member.rank))
+            case m.Register():
+                self._gathering.register(member, message, fds)
+                if self._run is None:
+                    self._maybe_begin()
+                else:
+                    self._join_late(member, self._run)
+
+    def _maybe_begin(self) -> None:
+        complete = len(self.members) == self.config.workers and all(x.registered for x in self.living)
+        if complete and self.living and self._run is None and self.halted is None:
+            self._begin()
+
+    def _join_late(self, member: Member, run: Run) -> None:
+        """Somebody came, or came back, while the run goes on; if it does not fit, only it is turned away."""
+        try:
+            self._gathering.equip_late(member, run, self.living)
+        except PacelineError as error:
+            self.send(member, m.Halt("config", str(error)))
+            member.gone = True
+            member.channel.close()
+            return
+        self._enlist([member])
+
+    def _begin(self) -> None:
+        members = self.living
+        run = assemble(self._gathering, self.config, members, self.trace.write, self._simulated)
+        self._run = run
+        if isinstance(run, PeerRun):
+            self.peering = make_meeting(run, self, self.send, lambda x: self._work.draw(x), self._report)
+        for text in self._gathering.remarks:
+            self.note("info", text)
+        run.ledger.plan(self._planned_epochs)
+        self._zero_s = self._clock()
+        self.keeping.begin(run.ledger.pacer.clocks.version)
+        self._enlist(members)
+
+    def _enlist(self, members: list[Member]) -> None:
+        """They have their memory: now they count, and begin."""
+        run = self._started
+        for member in members:
+            joined = run.ledger.join(member.rank, self.now(), None if self._simulated else member.pid)
+            if len(members) == 1:
+                self._follow(joined)
+        for member in members:
+            batch = self._work.draw(member)
+            epoch = run.ledger.budget.epoch if run.ledger.budget else 0
+            ready = m.Ready(run.shared, epoch, run.ledger.position(), batch, run.barrier(member.rank))
+            self.send(member, ready, run.fds(member))
+            self.on_release(member.rank)
+        self.trace.flush()
+
+    def _plan(self, epochs: int) -> None:
+        self._planned_epochs = epochs
+        if self._run is not None:
+            self._run.ledger.plan(epochs)
+
+    def timer(self) -> None:
+        """The time the protocol asked for has come."""
+        if self._run is not None:
+            self._follow(self._run.ledger.timer(self.now()))
+
+    # -- one iteration ------------------------------------------------------------------------
+
+    def _push(self, member: Member, push: m.Push) -> None:
+        run, began = self._started, time.perf_counter()
+        gradients = member.pushed
+        gradients.missing = frozenset(push.missing)
+        member.settings = push.settings or member.settings
+        member.samples, member.finite = push.samples, push.finite
+        member.looping, member.wants = True, push.want
+        usable = self.config.bad_gradient == "stop" or push.finite or isfinite(run.store.norm(gradients))
+        now = self.now()
+        decision = run.ledger.push(member.rank, now, push.samples, push.used, usable=usable)
+        scale = self._carry_out(decision)
+        spent = time.perf_counter() - began if self.virtual is None else self.virtual.exchange_s(member.rank)
+        if not usable:
+            self._skipped += 1
+        run.ledger.pushed(decision, now, push.samples, push.compute_s, spent, scale, skipped=not usable)
+        self._report(member, push.values)
+        for each in run.at_barriers([member]):
+            self._leave_to_itself(each)
+        self._work.answer()
+
+    def _leave_to_itself(self, member: Member) -> None:
+        """Its gradient is in the weights, and it keeps a barrier of its own: it tells when it has passed."""
+        self.send(member, self._stopping or m.Added())
+        member.asks = True
+        self.on_added(member.rank)
+
+    def _carry_out(self, decision: Decision) -> float:
+        """Gradient, flush, releases: in this order, so that a release contains what caused it."""
+        if self.peering is not None:  # peers carry out by themselves what the books say
+            return 1.0
+        run, again_s = self._started, decision.ask_again_s
+        self.ask_at = None if again_s is None else self.now() + again_s
+        run.store.use_cores(run.idle_cores(self.cores, len(decision.release)))
+        scale = VerdictApplier(self.config, run, self.members).carry_out(decision)
+        if not self.ending:
+            keep_if_due(self.keeping, run, self.members.values())
+        for rank in sorted(decision.release):
+            run.held.set_aside(rank)
+            self._release(self.members[rank])
+        return scale
+
+    def _release(self, member: Member) -> None:
+        """Wake it: fresh weights lie in its memory."""
+        if member.gone:
+            return
+        if self._stopping is not None:
+            self.send(member, self._stopping)
+            return
+        run = self._started
+        version = run.ledger.pacer.clocks.version
+        batch = self._work.draw(member) if member.wants else None
+        self.send(member, m.Release(version, run.ledger.position(), batch, over=run.ledger.enough))
+        self.on_release(member.rank)
+
+    # -- reports, endings, small things -------------------------------------------------------
+
+    def _report(self, member: Member, values: dict[str, float] | None) -> None:
+        if values and self._run is not None:
+            clock = self._run.ledger.pacer.clocks.completed.get(member.rank, 0)
+            self.trace.write(events.Reported(self.now(), member.rank, clock, values))
+
+    def _script_failed(self, member: Member, message: m.Failed) -> None:
+        if message.kind != "error":
+            self.halt("config" if message.kind == "config" else "failed", message.text)
+        self._gone(member, "stopped" if self.ending else "failed", message.text)
+
+    def _gone(self, member: Member, reason: str, detail: str) -> None:
+        member.gone = True
+        member.channel.close()
+        member.lost = reason in ("died", "failed")
+        if self._run is None:
+            if member.lost:
+                raise WorkerFailed(f"rank {member.rank} {reason} before training began: {detail}")
+            self._maybe_begin()
+            return
+        self._follow(self._run.ledger.leave(member.rank, self.now(), reason, detail))
+        if self.halted is None:
+            if self.peering is not None:
+                self.peering.leave(member)
+                self.peering.look()
+            self._work.answer()
+        if member.lost and self.config.on_failure == "stop":
+            self.stop("failed", f"rank {member.rank} {reason}: {detail}")
+
+    def _follow(self, decision: Decision | None) -> None:
+        if decision is not None and self.halted is None:
+            self._carry_out(decision)
+
+    def stop(self, kind: Literal["stopped", "failed"], text: str) -> None:
+        """End the run in good order: everybody finishes its iteration and is told instead of released."""
+        if self._run is None:
+            self.halt(kind, text)
+        elif not self.ending:
+            self._stopping = m.Halt(kind, text)
+            for member in self._run.at_barriers(self.living):
+                self.send(member, self._stopping)
+            self.patience_s = self.peering.stop(kind) if self.peering is not None else 0.0
+
+    def halt(self, kind: Literal["config", "stopped", "failed"], text: str) -> None:
+        """End the run at once: whoever is asleep is told now, whoever computes with its next message."""
+        if self.halted is not None:
+            return
+        self.halted = m.Halt(kind, text)
+        for member in (x for x in self.living if x.asks or self.config.connects):
+            self.send(member, self.halted)
+
+    def close(self) -> None:
+        """Write what remains of the run: weights, a checkpoint if it did not finish, the trace's end."""
+        run, self.halted = self._run, self.last_word
+        if self.halted is None and self.members and all(member.lost for member in self.members.values()):
+            self.halted = m.Halt("failed", "every worker failed")
+        self.keeping.tell(wait=True)
+        if run is not None:
+            self._save(run)
+        else:  # even a run that never began has a trace, so that every reader can say why
+            self.halted = self.halted or m.Halt("config", NEVER_PREPARED)
+            self.trace.write(run_not_begun(self.config, self._simulated))
+        self.trace.write(run_ended(self.now(), self.halted))
+        self.trace.close()
+
+    def _save(self, run: Run) -> None:
+        lead = min(self.members.values(), key=lambda member: (member.lost, member.rank))
+        peers = self.peering.conclude(lead) if self.peering is not None else None
+        whole, finished = self.peering is None or peers is not None, self.halted is None
+        save_run(self.config, run, lead, peers, whole=whole, finished=finished)
+        for text in last_remarks(run.ledger, self._skipped, finished):
+            self.note("warning", text)
+
+    def note(self, level: Literal["info", "warning", "error"], text: str) -> None:
+        """Something for people to read."""
+        self.trace.write(events.Note(self.now(), level, text))
+
+    @property
+    def _started(self) -> Run:
+        if self._run is None:
+            raise RunError("a worker pushed or drew before it was ready. Call prepare before training.")
+        return self._run
+
+    @property
+    def _work(self) -> BatchDispenser:
+        """Looks only at what is there now, so it can be made anew whenever it is needed."""
+        return BatchDispenser(self._started.ledger, self.living, self._grant, self._planned_epochs)
+
+    @property
+    def evaluating(self) -> StoreEvaluation:
+        """How evaluations go; only once training has begun."""
+        return StoreEvaluation(self._started, self.trace, self.now, self._follow, self.send, self._simulated)
+
+    def _grant(self, member: Member, batch: Batch | None) -> None:
+        self.send(member, m.Grant(batch, self._started.ledger.enough))
+        self.on_release(member.rank)
+
+    def send(self, member: Member, message: m.FromStore, fds: tuple[int, ...] = ()) -> None:
+        """Answer; if the worker is gone its death is noticed elsewhere."""
+        with contextlib.suppress(OSError):
+            member.channel.send(message, fds)
+        member.asks = False

@@ -1,0 +1,4 @@
+"""A store that lies on several hosts.
+
+May import `owner` and what is below it.
+"""

@@ -1,0 +1,79 @@
+"""A worker as the owner of the store knows it."""
+
+from __future__ import annotations
+
+from paceline.errors import BadGradient
+from paceline.fabric.channel import Channel, WorkerLine
+from paceline.fabric.segment import Segment
+from paceline.runtime.messages.workers import Register
+from paceline.runtime.run.held_gradients import HeldGradient
+from paceline.store.layout import Layout
+from paceline.store.optimizers import GroupSettings
+from paceline.store.parameters import Gradients
+
+
+class Member:
+    """Keyed by connection, not by rank: a rank that returns is a new member."""
+
+    def __init__(self, rank: int, channel: WorkerLine, pid: int) -> None:
+        self.rank = rank
+        self.channel = channel
+        self.pid = pid
+        self.asks = False
+        """Whether it has said something that was not answered yet, and so is asleep."""
+        self.registered: Register | None = None
+        self.initial: Segment | None = None
+        """The initial values of model and buffers; only rank 0 sends them."""
+        self.segment: Segment | None = None
+        self.weights: Segment | None = None
+        """Its own copy of the weights; None when all read one buffer."""
+        self.gradients: Gradients | None = None
+        self.settings: list[GroupSettings] = []
+        self.samples = 0
+        """Samples behind the gradient in its segment."""
+        self.finite = False
+        """Whether it found that gradient finite."""
+        self.draws = False
+        """Whether it waits for a batch."""
+        self.wants = True
+        """Whether to grant it a batch with its next release."""
+        self.snapshot = (0.0, 0, 0)
+        """When its evaluation began, of which version, after how many samples."""
+        self.looping = True
+        """Whether it is inside of an epoch, and so will draw again."""
+        self.lingers: int | None = None
+        """The epoch at whose end it waits to hear that no work is left."""
+        self.gone = False
+        self.lost = False
+        """Whether it died or failed."""
+
+    @property
+    def near(self) -> Channel:
+        """The channel of a worker on this machine."""
+        assert isinstance(self.channel, Channel), "a worker elsewhere is heard through its host"
+        return self.channel
+
+    @property
+    def far(self) -> bool:
+        """Whether it is on another host."""
+        return not isinstance(self.channel, Channel)
+
+    @property
+    def pushed(self) -> Gradients:
+        """The gradients it announced."""
+        assert self.gradients is not None, "a worker pushes only after it was equipped"
+        return self.gradients
+
+
+def bad_gradient(suspects: list[HeldGradient], layout: Layout) -> BadGradient:
+    """Name rank and parameter. The first suspect's memory may hold the others' sum: look there last."""
+    for suspect in [*suspects[1:], suspects[0]]:
+        name = suspect.gradients.bad_parameter(layout)
+        if name is not None:
+            return BadGradient(
+                f"rank {suspect.rank} pushed a gradient with NaN or infinity in {name!r}; nothing was "
+                "applied. Lower the learning rate, clip (--clip-norm), or use --bad-gradient skip."
+            )
+    return BadGradient(
+        "the sum of the workers' gradients overflows; nothing was applied. Scale the loss down."
+    )

@@ -1,0 +1,320 @@
+"""Before the first iteration: who is there, which protocol, which model, whose memory.
+
+Workers say hello and register their models. When all have, the memory of the run is laid out from
+rank 0's initial values, and everybody gets its descriptors at the same moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from paceline.config import RunConfig
+from paceline.errors import ConfigError
+from paceline.fabric.board import Board
+from paceline.fabric.segment import Segment, check_room
+from paceline.protocols import Pacing, Peer
+from paceline.protocols.core.base import memory, restore
+from paceline.protocols.paced.psp_distributed import PeerBarrier, own_barrier
+from paceline.protocols.settings import make, make_any, resolved
+from paceline.runtime.messages import workers as m
+from paceline.runtime.run.held_gradients import HeldGradients
+from paceline.runtime.run.member import Member
+from paceline.store.disk.checkpoint import RunState, SavedRule, Snapshot, load_checkpoint, snapshot
+from paceline.store.layout import Layout
+from paceline.store.ledger import Ledger
+from paceline.store.parameters import Gradients, ParameterStore
+from paceline.store.portions import Portion, used_of
+from paceline.trace.events import Event
+
+
+class RunStart:
+    """Collects workers until the run can begin."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._name = config.protocol
+        self._settings: dict[str, Any] = dict(config.settings)
+        self.portion: Portion | None = None
+        """What of the store will lie here, if other hosts hold the rest."""
+        self.remarks: list[str] = []
+        """What people should be told once there is a trace to write it to."""
+
+    @property
+    def protocol(self) -> tuple[str, Pacing | Peer]:
+        """The protocol as command and script came to agree on it."""
+        name = self._name or "bsp"
+        return name, make_any(name, self._settings)
+
+    def hello(self, member: Member, message: m.Hello) -> None:
+        """A script named a protocol, or none; the command's word wins."""
+        asked, ordered = message.protocol, self._config.protocol
+        if asked is not None and ordered is None:
+            if self._name not in (None, asked):
+                raise ConfigError(
+                    f"workers name different protocols, {self._name!r} and {asked!r}. Name one."
+                )
+            self._name, self._settings = asked, message.settings | self._config.settings
+        elif asked is not None and asked == ordered:
+            self._settings = message.settings | self._config.settings
+        elif asked is not None and member.rank == 0:
+            self.remarks.append(f"the script names protocol {asked!r}; the command's {ordered!r} wins")
+        _ = self.protocol
+
+    def register(self, member: Member, message: m.Register, fds: list[int]) -> None:
+        """A worker described its model."""
+        member.registered = message
+        member.settings = [group.settings for group in message.optimizer.groups]
+        if fds:
+            layout = message.layout
+            member.initial = Segment(fds[0], layout.weights_bytes + layout.segment_bytes)
+            member.initial.close_fd()
+
+    def begin(self, members: list[Member], write: Callable[[Event], None], simulated: bool) -> Run:
+        """Everybody is here: check, lay out, equip."""
+        lead = members[0]
+        if lead.registered is None or lead.initial is None:
+            raise ConfigError("rank 0 ended before training began, and its initial weights with it.")
+        layout = lead.registered.layout
+        check_same(lead, members)
+        name = self._name or "bsp"
+        protocol = make(name, self._settings)
+        check_one_host(name, protocol, members, self._config.store_hosts)
+        shared = protocol.lockstep and not self._config.private_weights
+        check_room(
+            memory_needed(layout, members, shared, self.portion), f"the store for {len(members)} workers"
+        )
+        weights = Segment.create(layout.weights_bytes, "weights")
+        weights.bytes.copy_(lead.initial.bytes[: layout.weights_bytes])
+        store = ParameterStore(layout, lead.registered.optimizer, weights.bytes)
+        if self._config.clip_norm is not None:
+            store.norm_by_parameter()
+        opening: list[Event] = []
+        ledger = Ledger(self._config, name, protocol, opening.append, simulated=simulated)
+        board = None if own_barrier(protocol, 0) is None else Board.create(self._config.workers)
+        if board is not None:
+            ledger.on_member = board.note
+        ledger.offer(lead.registered.source, {member.rank for member in members})
+        buffers = _resume(self._config.resume, store, ledger)
+        for member in members:
+            equip(member, store, lead.initial, shared, buffers, self.portion)
+        ledger.model(sum(v.numel() for v in store.views), layout.weights_bytes, layout.gradient_bytes)
+        if shared:
+            weights.seal_for_readers()
+        lead.initial, ledger.write = None, write
+        for event in opening:  # not before all has gone well: a run that never begins writes its own
+            write(event)
+        return Run(ledger, store, weights, shared, board)
+
+    def equip_late(self, member: Member, run: Run, living: list[Member]) -> None:
+        """A worker came, or came back, while the run goes on: give it what the others have."""
+        others = [x for x in living if x.segment is not None]
+        if not others or isinstance(self.protocol[1], Peer):
+            raise ConfigError(f"rank {member.rank} cannot join now: nobody is there to go on with it.")
+        check_one_host(*self.protocol, [member], self._config.store_hosts)
+        first = others[0]
+        assert first.segment is not None
+        check_same(first, [first, member])
+        values = run.store.layout.buffer_views(first.segment.bytes)
+        buffers = {slot.name: view for slot, view in zip(run.store.layout.buffers, values, strict=True)}
+        equip(member, run.store, None, run.shared, buffers, self.portion)
+        member.initial = None
+
+
+class Run:
+    """A run that can begin."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        store: ParameterStore,
+        weights: Segment,
+        shared: bool,
+        board: Board | None = None,
+    ) -> None:
+        """`board`: the clocks, where workers keep barriers of their own."""
+        self.ledger = ledger
+        self.board = board
+        self.store = store
+        self.weights = weights
+        self.shared = shared
+        self.held = HeldGradients(store.layout)
+
+    def snapshot(self, lead: Member, peers: int | None = None) -> Snapshot:
+        """What it takes to go on, with the buffers of a worker that sleeps."""
+        memory = lead.segment.bytes if lead.segment else None
+        return snapshot(self.store, memory, run_state(self.ledger, self.store, peers, self.shared))
+
+    def take(self, lead: Member) -> Callable[[], Snapshot]:
+        """The same while the run goes on; where not everything is here, it is complete when called."""
+        taken = self.snapshot(lead)
+        return lambda: taken
+
+    def fds(self, member: Member) -> tuple[int, ...]:
+        """What a worker is given: its segment, its weights, the board if there is one."""
+        assert member.segment is not None, "a worker is equipped before it is told"
+        given = member.segment.fd, (member.weights or self.weights).fd
+        return given if self.board is None else (*given, self.board.fd)
+
+    def barrier(self, rank: int) -> PeerBarrier | None:
+        """The barrier a worker keeps itself, if any; in a replay one that asks nobody."""
+        barrier = own_barrier(self.ledger.pacer.protocol, rank)
+        if barrier is None or self.ledger.config.replay is None:
+            return barrier
+        return replace(barrier, sample=0)
+
+    def at_barriers(self, living: list[Member]) -> list[Member]:
+        """Who waits at a barrier of its own."""
+        clocks = self.ledger.pacer.clocks
+        return [each for each in living if self.board is not None and clocks.is_waiting(each.rank)]
+
+    def idle_cores(self, cores: int, released: int) -> int:
+        """Cores on which no worker computes: the released ones sleep until they are told."""
+        clocks = self.ledger.pacer.clocks
+        return cores - (len(clocks.active) - clocks.waiting_count - released)
+
+
+def run_state(ledger: Ledger, store: ParameterStore, peers: int | None, shared: bool) -> RunState:
+    """What a checkpoint keeps besides tensors; `peers`: how many workers have files of their own."""
+    return RunState(
+        peers=peers,
+        one_model=shared and peers is not None,
+        digest=store.layout.digest(),
+        version=ledger.pacer.clocks.version,
+        samples=ledger.samples,
+        units=ledger.units - sum(batch.count for batch in ledger.unapplied),
+        pushes=ledger.pacer.clocks.pushes,
+        batches=ledger.batches_pushed,
+        rule=_rule(ledger.pacer.at_rest()) if peers is None else SavedRule(*ledger.named, {}),
+        adjusted=store.adjusted,
+        budget=ledger.budget.state(ledger.unapplied) if ledger.budget else None,
+        optimizer={},
+        stepped_by=store.stepped_by,
+    )
+
+
+def _resume(folder: str | None, store: ParameterStore, ledger: Ledger) -> dict[str, Tensor]:
+    if folder is None:
+        return {}
+    state, buffers = load_checkpoint(Path(folder), store)
+    if state.peers is not None:
+        raise ConfigError(
+            f"the checkpoint at {folder} is of {state.peers} peers under {_named(state)}, which keep "
+            "models of their own. Resume it with the same protocol and number of workers."
+        )
+    ledger.resume_at(state.version, state.samples, state.units, state.pushes, state.batches)
+    protocol = ledger.pacer.protocol
+    if state.rule is not None and _same(state.rule, _rule(protocol)):
+        restore(protocol, state.rule.memory)
+        store.adjusted = dict(state.adjusted)
+    if ledger.budget is not None and state.budget is not None:
+        ledger.budget.load(state.budget)
+    return buffers
+
+
+def resume_peers(
+    folder: str | None, store: ParameterStore, ledger: Ledger, workers: int, shared: bool
+) -> None:
+    """What of a checkpoint is not the workers' own; refuses one that they would not find theirs in."""
+    if folder is None:
+        return
+    state, _ = load_checkpoint(Path(folder), store)
+    rule, asked = state.rule, (workers, *ledger.named)
+    if rule is None or (state.peers, rule.protocol, rule.settings) != asked:
+        whose = "a paced run" if state.peers is None else f"{state.peers} peers under {_named(state)}"
+        raise ConfigError(
+            f"the checkpoint at {folder} is of {whose}, and peers go on from replicas, optimizers and "
+            "memories of their own. Resume it with the same protocol, settings and number of workers."
+        )
+    if state.one_model != shared:
+        kept, now = (
+            ("one model for all", "one each") if state.one_model else ("one model each", "one for all")
+        )
+        raise ConfigError(
+            f"the checkpoint at {folder} is of workers with {kept}; as the run is set now they have {now}. "
+            "Resume it with the --fabric and --private-weights it had, and the same script."
+        )
+    ledger.resume_at(state.version, state.samples, state.units, state.pushes, state.batches)
+    if ledger.budget is not None and state.budget is not None:
+        ledger.budget.load(state.budget)
+
+
+def _named(state: RunState) -> str:
+    return "?" if state.rule is None else f"{state.rule.protocol!r}"
+
+
+def _rule(protocol: Pacing) -> SavedRule:
+    return SavedRule(type(protocol).__name__, resolved(protocol), memory(protocol))
+
+
+def _same(one: SavedRule, other: SavedRule) -> bool:
+    return (one.protocol, one.settings) == (other.protocol, other.settings)
+
+
+def check_same(lead: Member, members: list[Member]) -> None:
+    """Refuse workers that do not train the same."""
+    assert lead.registered is not None
+    for member in members:
+        assert member.registered is not None
+        mine, theirs = lead.registered, member.registered
+        if mine.layout.digest() != theirs.layout.digest():
+            where = mine.layout.difference(theirs.layout)
+            raise ConfigError(
+                f"ranks 0 and {member.rank} have different models: {where}. Build the same on all."
+            )
+        if (mine.optimizer.name, mine.source) != (theirs.optimizer.name, theirs.source):
+            raise ConfigError(
+                f"ranks 0 and {member.rank} have different optimizers or loaders. Build the same."
+            )
+
+
+def check_one_host(name: str, protocol: object, members: list[Member], store_hosts: int) -> None:
+    """Refuse workers that could not read the board."""
+    far = next((f"rank {member.rank} is on another" for member in members if member.far), "")
+    if store_hosts > 1:
+        far = f"the store lies on {store_hosts}"
+    if far and own_barrier(protocol, 0) is not None:
+        raise ConfigError(
+            f"protocol {name!r} with form=distributed needs one host, since workers read each other's clocks "
+            f"in shared memory, but {far}. Use form=central, in which the store looks for all."
+        )
+
+
+def memory_needed(layout: Layout, members: list[Member], shared: bool, portion: Portion | None) -> int:
+    """Bytes of the weights, which begin and end here as a whole, and of all workers' memories. Of a worker on
+    another host only that is here which belongs to the portion."""
+    sizes = [used_of(layout, portion if member.far else None).sizes for member in members]
+    return layout.weights_bytes + sum(segment + (0 if shared else weights) for weights, segment in sizes)
+
+
+def equip(
+    member: Member,
+    store: ParameterStore,
+    initial: Segment | None,
+    shared: bool,
+    buffers: dict[str, Tensor],
+    portion: Portion | None = None,
+) -> None:
+    """Give a worker its segment, with the given buffers (else rank 0's initial ones), and its weights: of one
+    on another host only what is in the portion, if there is one."""
+    assert member.registered is not None
+    used = used_of(member.registered.layout, portion if member.far else None)
+    layout, (weights_bytes, segment_bytes) = store.layout, used.sizes
+    segment = member.segment = Segment.create(
+        layout.segment_bytes, f"gradients of rank {member.rank}", segment_bytes
+    )
+    values = dict(buffers)
+    if initial is not None:
+        first = layout.buffer_views(initial.bytes[layout.weights_bytes :])
+        values = {slot.name: view for slot, view in zip(layout.buffers, first, strict=True)} | values
+    for slot, view in zip(layout.buffers, layout.buffer_views(segment.bytes), strict=True):
+        view.copy_(values[slot.name])
+    member.gradients = Gradients(layout, segment.bytes)
+    if not shared:
+        member.weights = Segment.create(layout.weights_bytes, f"weights of rank {member.rank}", weights_bytes)
+        for start, stop in used.weights:
+            member.weights.bytes[start:stop].copy_(store.weights[start:stop])

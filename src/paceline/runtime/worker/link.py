@@ -1,0 +1,208 @@
+"""A worker's side of the conversation with the store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from typing import Any, Literal, TypeVar
+
+from paceline.config import RunConfig
+from paceline.errors import BadGradient, ConfigError, RunError, RunStopped
+from paceline.fabric.board import Board
+from paceline.fabric.channel import Channel
+from paceline.fabric.segment import Segment
+from paceline.runtime.messages import workers as m
+from paceline.runtime.worker.binding import Binding
+from paceline.runtime.worker.peer_barrier import WorkerBarrier
+from paceline.store.layout import Layout
+from paceline.store.optimizers import OptimizerSpec
+from paceline.store.replicas import answer_bytes
+from paceline.store.work.budget import Batch, Source
+
+T = TypeVar("T")
+
+
+class StoreLink:
+    """Requests and answers. Every wait is a blocking receive: asleep in the kernel."""
+
+    def __init__(
+        self, channel: Channel, protocol: str | None, settings: dict[str, Any], rank: int | None = None
+    ) -> None:
+        self._channel = channel
+        self._granted: deque[Batch] = deque()
+        self._over = False
+        self.enough = False
+        """Whether there is no further work for anybody."""
+        self.segments: list[Segment] = []
+        """This worker's segment, its weights, and what else it was given."""
+        self._barrier: WorkerBarrier | None = None
+        """Where this worker decides itself when to go on; None: the store does."""
+        self._send(m.Hello(os.getpid(), protocol, settings, rank))
+        welcome, _ = self._expect(m.Welcome)
+        self.config: RunConfig = welcome.config
+        self.rank = welcome.rank
+
+    def register(
+        self, binding: Binding, optimizer: OptimizerSpec, source: Source | None, peer: bool = False
+    ) -> m.Ready:
+        """Show the model, wait for everybody, and take the memory."""
+        initial = binding.initial() if self.rank == 0 else None
+        fds = (initial.fd,) if initial is not None else ()
+        self._send(m.Register(binding.layout, optimizer, source, peer), fds)
+        if initial is not None:
+            initial.close_fd()
+        ready, received = self._expect(m.Ready)
+        if ready.barrier is not None:
+            self._barrier = WorkerBarrier(ready.barrier, Board.of(received.pop(), self.config.workers))
+        segment = Segment(received[0], binding.layout.segment_bytes)
+        weights = Segment(received[1], binding.layout.weights_bytes, writable=not ready.shared)
+        self.segments = [segment, weights, *self._further(received[2:], binding.layout)]
+        for each in self.segments:
+            each.close_fd()
+        binding.attach(segment, weights)
+        self._take(ready.batch)
+        return ready
+
+    def _further(self, fds: list[int], layout: Layout) -> list[Segment]:
+        """What it was given beside segment and weights."""
+        return [Segment(fd, answer_bytes(layout), writable=False) for fd in fds]
+
+    def push(self, message: m.Push) -> m.Release:
+        """Announce the gradient, sleep until released."""
+        self._send(message)
+        if self._barrier is not None:
+            self._expect(m.Added)
+            self._send(self._barrier.wait(self._nap))
+        release, _ = self._expect(m.Release)
+        self._take(release.batch, release.over)
+        return release
+
+    def meet(self, message: m.Meet, fds: tuple[int, ...] = ()) -> m.Met:
+        """Come to a joint operation, sleep until it is carried out."""
+        self._send(message, fds)
+        met, _ = self._expect(m.Met)
+        if met.release is not None:
+            self._take(met.release.batch, met.release.over)
+        return met
+
+    def begin(self, message: m.Meet, fds: tuple[int, ...] = ()) -> None:
+        """Tell of a joint operation, and go on."""
+        self._send(message, fds)
+
+    def computed(self, batches: float) -> float:
+        """Under a virtual clock: sleep for as long as computing takes; tells how long that was."""
+        self._send(m.Computed(batches))
+        return self._expect(m.Elapsed)[0].compute_s
+
+    @property
+    def granted(self) -> int:
+        """Batches in hand that nobody has begun."""
+        return len(self._granted)
+
+    def next_batch(self, epoch: int) -> Batch | None:
+        """The next batch; None at the end of `epoch`, and of all work."""
+        if not (self._granted or self.enough):
+            self._take(self._granted_for(m.Draw()))
+        if self.enough:
+            return None
+        if self._granted[0].epoch <= epoch:
+            return self._granted.popleft()
+        return self._granted_for(m.Linger(epoch))
+
+    def _granted_for(self, request: m.Draw | m.Linger) -> Batch | None:
+        self._send(request)
+        grant, _ = self._expect(m.Grant)
+        self.enough |= grant.over
+        return grant.batch
+
+    def put_back(self, batch: Batch) -> None:
+        """Keep a batch for later."""
+        self._granted.appendleft(batch)
+
+    def away(self, distance: bool = False) -> m.Release:
+        """Evaluation begins, on fresh weights; or only the replicas' distance is wanted."""
+        self._send(m.Away(distance))
+        return self._expect(m.Release)[0]
+
+    def back(self, values: dict[str, float], seconds: float) -> m.Release:
+        """Evaluation is over."""
+        self._send(m.Back(values, seconds))
+        return self._expect(m.Release)[0]
+
+    def end_work(self, why: str) -> None:
+        """Nobody is to get further work."""
+        self.enough = True
+        self._send(m.Enough(why))
+
+    def plan(self, epochs: int) -> None:
+        """Tell how long the run is going to be."""
+        self._send(m.PlanEpochs(epochs))
+
+    def say(self, text: str) -> None:
+        """Put a warning on record."""
+        self._send(m.Say("warning", text))
+
+    def leave(self, values: dict[str, float] | None) -> None:
+        """Done."""
+        if not self._over:
+            self._over = True
+            self._send(m.Leave(values))
+
+    def fail(self, error: BaseException, text: str) -> None:
+        """Tell why the script ended."""
+        if not self._over:
+            self._over = True
+            self._send(m.Failed(_kind(error), text))
+
+    def _nap(self, seconds: float) -> None:
+        """Sleep for so long; the end of the run ends it at once."""
+        if self.config.cluster is not None:
+            self._send(m.Nap(seconds))
+            self._expect(m.Elapsed)
+        elif self._channel.wait(seconds):
+            self._expect(m.Halt)
+
+    def _take(self, batch: Batch | None, over: bool = False) -> None:
+        self.enough |= over
+        if batch is not None:
+            self._granted.append(batch)
+
+    def _send(self, message: m.FromWorker, fds: tuple[int, ...] = ()) -> None:
+        try:
+            self._channel.send(message, fds)
+        except OSError as error:
+            if isinstance(error, ConnectionError):
+                self._heed_last_word()
+            raise RunError(f"the store is gone ({error}); the run cannot go on.") from None
+
+    def _heed_last_word(self) -> None:
+        """Nobody hears us any more; what was said to us before may tell why."""
+        received = None
+        with contextlib.suppress(OSError):
+            received = self._receive()
+        if received is not None and isinstance(received[0], m.Halt):
+            raise RunStopped(received[0].text)
+
+    def _receive(self) -> tuple[m.FromStore, list[int]] | None:
+        return self._channel.receive(m.store_decoder)
+
+    def _expect(self, kind: type[T]) -> tuple[T, list[int]]:
+        received = self._receive()
+        if received is None:
+            raise RunError("the store is gone; the run cannot go on.")
+        message, fds = received
+        if isinstance(message, m.Halt):
+            self._over = message.kind == "config"
+            raise RunStopped(message.text)
+        if not isinstance(message, kind):
+            raise RunError(
+                f"expected {getattr(kind, '__name__', kind)} from the store, got {type(message).__name__}."
+            )
+        return message, fds
+
+
+def _kind(error: BaseException) -> Literal["config", "error", "fatal"]:
+    if isinstance(error, ConfigError):
+        return "config"
+    return "fatal" if isinstance(error, BadGradient) else "error"

@@ -1,0 +1,265 @@
+"""What a script holds: its place in the run, and the few words it has for it.
+
+`prepare` works on the user's own objects, in place: schedulers and scalers keep their references,
+and the training loop stays an ordinary one. `optimizer.step()` pushes the gradient, waits for the
+release and leaves the model with fresh weights, as a plain step would.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from paceline.errors import ConfigError, RunError
+from paceline.runtime import seat
+from paceline.runtime.worker.partition import Partition
+
+Metrics = Mapping[str, float] | float
+
+
+class Pace(ABC):
+    """A worker's handle on the run."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        """This worker's index."""
+        self.size = size
+        """How many workers the run was started with."""
+        self._model: nn.Module | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._values: dict[str, float] = {}
+        self._left = self._stopped = False
+
+    @property
+    def lead(self) -> bool:
+        """Whether this worker prints and evaluates for all."""
+        return self.rank == 0
+
+    def print(self, *values: object) -> None:
+        """Print, once for all workers."""
+        if self.lead:
+            print(*values, flush=True)
+
+    def prepare(self, *objects: Any) -> Any:
+        """Tie model, optimizer, loader and per-iteration schedulers to the run; returns them in order.
+
+        Give it the training loader and the schedulers that you step once per iteration. Whatever
+        is stepped once per epoch, and loaders for evaluation, need no preparation.
+        """
+        if self._model is not None:
+            raise ConfigError("prepare was called twice. Call it once, with model, optimizer and loader.")
+        model = _the_one(objects, nn.Module, "model (torch.nn.Module)")
+        optimizer = _the_one(objects, torch.optim.Optimizer, "optimizer (torch.optim.Optimizer)")
+        loaders = [o for o in objects if isinstance(o, DataLoader)]
+        if len(loaders) > 1:
+            raise ConfigError(
+                f"prepare takes one training loader, got {len(loaders)}. Leave the others as they are."
+            )
+        self._model, self._optimizer = model, optimizer
+        loader = self._prepare(model, optimizer, loaders[0] if loaders else None)
+        for scheduler in (o for o in objects if isinstance(o, LRScheduler)):
+            self._prepare_scheduler(scheduler)
+        if self.lead and self.size > 1:
+            self._mention_strangers(objects)
+        results = tuple(loader if o in loaders else o for o in objects)
+        return results[0] if len(results) == 1 else results
+
+    def _mention_strangers(self, objects: tuple[Any, ...]) -> None:
+        for each in objects:
+            if not isinstance(each, nn.Module | torch.optim.Optimizer | DataLoader | LRScheduler):
+                self._warn(
+                    f"prepare left a {type(each).__name__} as it is: every worker sees the whole of it. "
+                    "To share data among workers, give a torch.utils.data.DataLoader"
+                )
+
+    def partition(self, shuffle: bool = False) -> Partition:
+        """The rows that the engine has for this worker alone (Spark's `train_on`), as an iterable dataset."""
+        place = seat.mine()
+        if place is None or place.partition is None:
+            raise ConfigError(
+                "pace.partition(): this worker was given no rows. Start the run with "
+                "paceline.engines.spark.train_on(data, script), or use a dataset of your own."
+            )
+        return Partition(place.partition, shuffle, place.config.seed + self.rank)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """`range(count)`, telling the run how long it is going to be (progress bars like to know)."""
+        if self.lead:
+            self._plan(count)
+        yield from takewhile(lambda _: not self.stopped, range(count))
+
+    def report(self, **values: float) -> None:
+        """Tell the run a loss or whatever else is worth a line in the trace."""
+        self._values |= {name: _figure(value, f"pace.report({name}=...)") for name, value in values.items()}
+
+    def evaluate(self, fn: Callable[..., Metrics]) -> Mapping[str, float] | None:
+        """Have the lead call `fn` (with the model, if it takes one) on a consistent snapshot.
+
+        `fn` returns accuracy, or a dictionary such as `{"accuracy": 0.97, "loss": 0.1}`. All
+        workers may call this; it returns the figures on the lead and None, at once, elsewhere.
+        """
+        if not self.lead or self._idle():
+            return None
+        self._away()
+        began = time.perf_counter()
+        values = self._measure(fn)
+        self._back(values, time.perf_counter() - began)
+        return values
+
+    def consensus(self) -> float:
+        """How far apart the replicas of a peer run are: the root mean square distance from their mean.
+
+        Any worker may call this, alone or with others; it waits until all are at rest, as `evaluate` does.
+        Where there is only one model, alone or under a paced protocol, it is 0.
+        """
+        if self._model is None:
+            raise ConfigError("pace.consensus() before pace.prepare(): there is no model yet. Prepare first.")
+        if self._left:
+            raise RunError("pace.consensus() after pace.leave(): this worker takes no part any more.")
+        return self._apart()
+
+    def stop(self, why: str = "") -> None:
+        """End training for all workers, as a last epoch would: loaders and `epochs` come to their end.
+
+        Any worker may say so, mostly the lead, which evaluates. `why` goes on record. Workers that are about
+        to compute a gradient still push it; a loop without a prepared loader asks `pace.stopped`.
+        """
+        if not (self.stopped or self._left):
+            self._stopped = True
+            self._end_work(why)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody has ended training (`stop`), as far as this worker has heard."""
+        return self._stopped
+
+    def leave(self) -> None:
+        """Take no further part, so that nobody waits for this worker. Ends of scripts do it by themselves."""
+        if not self._left:
+            self._left = True
+            self._leave()
+
+    def _apart(self) -> float:
+        return 0.0
+
+    def _measure(self, fn: Callable[..., Metrics]) -> dict[str, float]:
+        model = self._model
+        modes = [] if model is None else [(part, part.training) for part in model.modules()]
+        if model is not None:
+            model.eval()
+        try:
+            with torch.no_grad():
+                wants_model = bool(inspect.signature(fn).parameters)
+                result = fn(model) if wants_model else fn()
+        finally:
+            for part, training in modes:
+                part.training = training
+        named = result if isinstance(result, Mapping) else {"accuracy": result}
+        return {name: _figure(value, f"{name} in pace.evaluate") for name, value in named.items()}
+
+    def _reported(self) -> dict[str, float] | None:
+        values, self._values = self._values, {}
+        return values or None
+
+    @abstractmethod
+    def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Any: ...
+
+    @abstractmethod
+    def _prepare_scheduler(self, scheduler: LRScheduler) -> None: ...
+
+    @abstractmethod
+    def _idle(self) -> bool:
+        """Whether a resumed script only repeats what was done before."""
+
+    @abstractmethod
+    def _away(self) -> None: ...
+
+    @abstractmethod
+    def _back(self, values: dict[str, float], seconds: float) -> None: ...
+
+    @abstractmethod
+    def _leave(self) -> None: ...
+
+    @abstractmethod
+    def _plan(self, epochs: int) -> None: ...
+
+    @abstractmethod
+    def _end_work(self, why: str) -> None: ...
+
+    @abstractmethod
+    def _warn(self, text: str) -> None: ...
+
+
+def catch_up(scheduler: LRScheduler, steps: int) -> None:
+    """Bring a resumed run's scheduler to where it stood."""
+    if steps:
+        scheduler.optimizer._opt_called = True  # type: ignore[attr-defined]
+    for _ in range(steps):
+        scheduler.step()
+
+
+def follow(scheduler: LRScheduler, missed: Callable[[], int]) -> None:
+    """Let each step be as many as were missed.
+
+    By a class of its own: an attribute would be in its `state_dict()`, and could not be pickled.
+    """
+    kind = type(scheduler)
+
+    def step(self: LRScheduler, epoch: int | None = None) -> None:
+        for _ in range(missed()):
+            kind.step(self)
+
+    named = {"step": step, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    scheduler.__class__ = type(kind.__name__, (kind,), named)
+
+
+def refuse_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load no momentum and the like where steps are taken elsewhere: nobody would use it."""
+    if state.get("state"):
+        raise ConfigError(
+            "optimizer.load_state_dict() after prepare: steps are taken for all in one place, which would "
+            "not see this state. Go on from a run's own checkpoint with --resume, or use a protocol whose "
+            "workers have an optimizer each, such as local_sgd."
+        )
+
+
+def replace_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> None:
+    """Put another `step` into an optimizer so that LR schedulers, made before or after, accept it."""
+
+    def stepped(*args: Any, **kwargs: Any) -> Any:
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+        return step(*args, **kwargs)
+
+    stepped._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = stepped  # type: ignore[method-assign]
+
+
+def _the_one(objects: tuple[Any, ...], kind: type, what: str) -> Any:
+    found = [o for o in objects if isinstance(o, kind)]
+    if len(found) != 1:
+        several = (
+            " Put several models into one (torch.nn.ModuleList), and their parameters into groups of one "
+            "optimizer: a step moves only what has a gradient."
+        )
+        raise ConfigError(
+            f"prepare needs exactly one {what}, got {len(found)}.{several if len(found) > 1 else ''}"
+        )
+    return found[0]
+
+
+def _figure(value: Any, where: str) -> float:
+    if isinstance(value, torch.Tensor):
+        value = value.detach()  # a loss that is still tied to its graph is a number all the same
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigError(f"{where} takes a number, got {value!r}. Give a float, or item() of it.") from None

@@ -1,0 +1,218 @@
+"""A worker with a store: its gradients live in shared memory, its weights come from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from paceline.errors import ConfigError, RunError
+from paceline.runtime.messages.workers import Push
+from paceline.runtime.worker.binding import Binding
+from paceline.runtime.worker.emulation import Emulation, VirtualDevice
+from paceline.runtime.worker.link import StoreLink
+from paceline.runtime.worker.loader import Dispensed, PacedLoader, SampleOrders, StridedLoader, source_of
+from paceline.runtime.worker.pace import Pace, catch_up, follow, refuse_state, replace_step
+from paceline.runtime.worker.partition import Partition
+from paceline.runtime.worker.second_pass import SecondPass
+from paceline.store.optimizers import GroupSettings, OptimizerSpec, describe_optimizer, group_settings
+from paceline.store.work.budget import Batch
+from paceline.store.work.chunks import CHUNKED, arrange
+
+
+class PacedWorker(Pace):
+    """One of several workers."""
+
+    peer: ClassVar[bool] = False
+
+    def __init__(self, link: StoreLink) -> None:
+        super().__init__(link.rank, link.config.workers)
+        self._link = link
+        simulated = self.peer and link.config.cluster is not None
+        self._emulation = VirtualDevice(link.computed) if simulated else Emulation(link.config, link.rank)
+        self._repeats = SecondPass(self._emulation.begin)
+        self._sent: list[GroupSettings] = []
+        self._used: list[Batch] = []
+        self._samples = 0
+        self._fed = False
+        self._batch: int | None = None
+        self._usual = 1
+        """Samples of a full batch, as far as they are known beforehand."""
+        self._position = 0
+        self._resumed = False
+        self._shared = False
+        """Whether all read the same weights."""
+        self._written = False
+        """Whether it was said that the script writes to parameters."""
+        self._looks = False
+        """Whether to look for NaN here, where gradients are applied one by one: it is one thing less for the
+        store. Where they are added up first, the store looks at the sum in the same pass."""
+
+    def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Any:
+        self._binding = Binding(model, optimizer)
+        spec = self._describe(optimizer)
+        if optimizer.state:
+            raise ConfigError("the optimizer has taken steps already. Prepare it fresh, or use --resume.")
+        config = self._link.config
+        source, sampler, whole = source_of(loader) if loader is not None else (None, None, False)
+        source, injection = arrange(source, config)
+        self._batch = source.batch if source is not None and config.balance else None
+        self._usual = 1 if source is None else source.batch
+        ready = self._link.register(self._binding, spec, source, self.peer)
+        self._position, self._resumed, self._shared = ready.position, ready.epoch > 0, ready.shared
+        self._looks = not (self.peer or ready.shared) and config.store_hosts == 1
+        self._take_over(optimizer)
+        if loader is None:
+            self._emulation.begin()
+            return None
+        if source is None:
+            rank, size = (0, 1) if isinstance(loader.dataset, Partition) else (self.rank, self.size)
+            return StridedLoader(loader, rank, size, self._arrived, self._repeats, lambda: self.stopped)
+        orders = SampleOrders(sampler, source.units, config.seed, fixed=config.shards in CHUNKED)
+        dispensed = Dispensed(self._link, orders, source, whole, ready.epoch, injection)
+        return PacedLoader(loader, dispensed, self._arrived, self._passed, self._repeats)
+
+    def _describe(self, optimizer: torch.optim.Optimizer) -> OptimizerSpec:
+        """The optimizer as the store is to have it."""
+        spec = describe_optimizer(optimizer, self._binding.index)
+        self._sent = [group.settings for group in spec.groups]
+        return spec
+
+    def _take_over(self, optimizer: torch.optim.Optimizer) -> None:
+        """From now on steps are taken in the store."""
+        replace_step(optimizer, self._step)
+        optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
+        optimizer.register_state_dict_pre_hook(self._state_is_elsewhere)
+        optimizer.register_load_state_dict_pre_hook(refuse_state)
+
+    def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
+        """Let the scheduler stand where the run's samples (or updates) say, whoever processed them."""
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise ConfigError("ReduceLROnPlateau is stepped with a metric; leave it out of prepare.")
+        catch_up(scheduler, self._position)
+        done = self._position
+
+        def missed() -> int:
+            nonlocal done
+            steps, done = max(self._position - done, 0), max(self._position, done)
+            return steps
+
+        follow(scheduler, missed)
+
+    def _arrived(self, samples: int, batch: Batch | None = None) -> None:
+        """A batch reached the script."""
+        self._fed = True
+        self._samples += samples
+        if batch is not None:
+            self._used.append(batch)
+        self._resumed = False
+        self._emulation.begin()
+
+    def _passed(self) -> None:
+        """The loader has come to an end."""
+
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+        if self._left:
+            raise RunError("optimizer.step() after pace.leave(): this worker takes no part any more.")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        compute_s = self._emulation.finish(self._usual_batches())
+        self._mention_written()
+        self._iterate(compute_s, self._binding.collect())
+        self._binding.fresh()
+        if not self._fed:
+            self._emulation.begin()  # no prepared loader: compute begins with the release
+        self._used, self._samples, self._fed = [], 0, False
+        return loss
+
+    def _mention_written(self) -> None:
+        """Say once that what the script wrote into parameters is lost with the store's next weights."""
+        name = None if self.peer or self._written else self._binding.written()
+        if name is not None:
+            self._written = True
+            self._warn(
+                f"rank {self.rank} wrote to parameters by itself ({name!r}, say): that lasts until the next "
+                "optimizer.step(), which brings the store's weights. Write before prepare, or train with a "
+                "protocol that has no store, such as local_sgd"
+            )
+
+    def _usual_batches(self) -> float:
+        """What was computed, in batches of the loader's size; several of one iteration count as one."""
+        return 1.0 if self._batch is None else self._samples / (self._batch * max(len(self._used), 1))
+
+    def _iterate(self, compute_s: float, missing: tuple[int, ...]) -> None:
+        """The gradient is complete: push it, and sleep until released."""
+        release = self._link.push(self._push(compute_s, missing, self._changed()))
+        self._position = release.position
+
+    def _changed(self) -> list[GroupSettings] | None:
+        """The optimizer's settings, if a scheduler has changed them."""
+        assert self._optimizer is not None
+        settings = group_settings(self._optimizer)
+        if len(settings) != len(self._sent):
+            raise ConfigError("the optimizer got another parameter group after prepare. Add it before.")
+        changed, self._sent = settings != self._sent, settings
+        return settings if changed else None
+
+    def _push(
+        self, compute_s: float, missing: tuple[int, ...], settings: list[GroupSettings] | None = None
+    ) -> Push:
+        want = self._fed and self._link.granted == 0
+        return Push(
+            compute_s,
+            self._samples,
+            tuple(self._used),
+            settings,
+            missing,
+            self._reported(),
+            want=want,
+            finite=self._looks and self._binding.finite(),
+        )
+
+    def _zero_grad(self, set_to_none: bool = True) -> None:
+        self._binding.zero(set_to_none)
+
+    def _state_is_elsewhere(self, optimizer: torch.optim.Optimizer) -> None:
+        self._warn(
+            f"rank {self.rank} saved optimizer.state_dict(), which holds no state: momentum and the like "
+            "live in the store, and a stopped run's checkpoint has them"
+        )
+
+    def _idle(self) -> bool:
+        return self._resumed
+
+    def _away(self) -> None:
+        if self._model is not None:
+            self._link.away()
+            self._binding.pull()
+
+    def _back(self, values: dict[str, float], seconds: float) -> None:
+        if self._model is not None:
+            self._position = self._link.back(values, seconds).position
+            self._binding.pull()
+
+    def _leave(self) -> None:
+        warning = self._emulation.warning()
+        if warning:
+            self._warn(f"rank {self.rank}: {warning}")
+        self._link.leave(self._reported())
+
+    def _plan(self, epochs: int) -> None:
+        self._link.plan(epochs)
+
+    @property
+    def stopped(self) -> bool:
+        return self._link.enough
+
+    def _end_work(self, why: str) -> None:
+        if self._model is None:
+            raise ConfigError("pace.stop() before pace.prepare(): there is no training yet. Prepare first.")
+        self._link.end_work(why)
+
+    def _warn(self, text: str) -> None:
+        self._link.say(text)

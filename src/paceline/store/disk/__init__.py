@@ -1,0 +1,1 @@
+"""Checkpoints: files, folders, and how they are replaced safely."""
