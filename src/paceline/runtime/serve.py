@@ -16,6 +16,7 @@ from paceline.fabric.channel import Channel
 from paceline.fabric.door import Enter
 from paceline.fabric.tls import Trust
 from paceline.fabric.wire import check_secret, parse_address, show_address
+from paceline.runtime.fabrics import FABRICS
 from paceline.runtime.hosts.relay import Relay
 from paceline.runtime.hosts.remote_hosts import RemoteHosts
 from paceline.runtime.owner.loop import RealLoop
@@ -24,7 +25,9 @@ from paceline.runtime.portions.orders import Coordinator
 from paceline.runtime.portions.owner import PortionOwner
 from paceline.runtime.portions.share import HostShare
 from paceline.runtime.virtual.loop import VirtualLoop
+from paceline.runtime.virtual.meeting import VirtualMeeting
 from paceline.runtime.virtual.replay import ReplayLoop
+from paceline.runtime.virtual.replay_meeting import ReplayMeeting
 from paceline.sim.request import ClusterRequest
 from paceline.trace import read_trace, tally
 
@@ -37,7 +40,7 @@ def serve(config: RunConfig, workers: list[tuple[Channel, int]], stop: int, secr
     loop: RealLoop | VirtualLoop | ReplayLoop
     if config.replay is not None:
         loop = ReplayLoop(read_trace(Path(config.replay)), config.until, stop)
-        owner = Owner(config, loop.clock)
+        owner = Owner(config, loop.clock, meeting=ReplayMeeting)
         loop.attach(owner, workers)
     elif config.cluster is None:
         owner = _owner(config, secret)
@@ -50,7 +53,7 @@ def serve(config: RunConfig, workers: list[tuple[Channel, int]], stop: int, secr
     else:
         cluster = msgspec.convert(config.cluster, ClusterRequest, strict=False).cluster()
         loop = VirtualLoop(cluster, config.seed, stop)
-        owner = Owner(config, loop.clock, loop)
+        owner = Owner(config, loop.clock, loop, VirtualMeeting)
         loop.attach(owner, workers)
     return _see_through(owner, loop)
 
@@ -58,7 +61,7 @@ def serve(config: RunConfig, workers: list[tuple[Channel, int]], stop: int, secr
 def _owner(config: RunConfig, secret: str) -> Owner:
     """Of a store that is here as a whole, or lies on several hosts."""
     if config.store_hosts == 1:
-        return Owner(config, time.monotonic)
+        return Owner(config, time.monotonic, meeting=FABRICS[config.fabric].meeting)
     coordinator = Coordinator(check_secret(secret), config.host_patience_s, config.tls)
     return PortionOwner(config, time.monotonic, coordinator)
 

@@ -35,6 +35,7 @@ from paceline.fabric.watcher import Watcher
 from paceline.runtime.hosts.arrivals import Arrivals
 from paceline.runtime.hosts.file_transfer import files_of, keep
 from paceline.runtime.hosts.local_worker import LocalWorker
+from paceline.runtime.hosts.store_share import StoreShare
 from paceline.runtime.messages import workers as m
 from paceline.runtime.messages.hosts import (
     HOST,
@@ -56,7 +57,6 @@ from paceline.runtime.messages.hosts import (
 )
 from paceline.runtime.messages.memories import COMMON, INITIAL, SEGMENT, WEIGHTS, MemoryStretch
 from paceline.runtime.messages.portions import PortionPlan
-from paceline.runtime.portions.share import HostShare
 from paceline.store.disk.folders import partial_of
 from paceline.store.layout import Layout
 from paceline.store.replicas import PARAMETERS, answer_bytes
@@ -80,7 +80,7 @@ class Relay:
         listener: socket.socket | None = None,
         stop: int | None = None,
         trust: Trust | None = None,
-        sharing: HostShare | None = None,
+        sharing: StoreShare | None = None,
     ) -> None:
         """Workers are channel and pid; more may come through the listener. `stop`: see `RealLoop`;
         `sharing`: this host's part in a store that lies on several."""

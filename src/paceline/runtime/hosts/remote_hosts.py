@@ -23,7 +23,7 @@ from paceline.fabric.door import Door, Enter
 from paceline.fabric.session import Session
 from paceline.fabric.tls import Seal
 from paceline.fabric.wire import parse_address
-from paceline.runtime.hosts.remote_peer import Lying
+from paceline.runtime.hosts.host_wire import Lying
 from paceline.runtime.hosts.remote_worker import Heard, RemoteWorker
 from paceline.runtime.messages import workers as m
 from paceline.runtime.messages.hosts import (

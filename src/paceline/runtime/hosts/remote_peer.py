@@ -14,7 +14,7 @@ its summands come to fewer bytes, those of other hosts are sent instead, and add
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,6 +22,7 @@ from paceline.errors import RunError
 from paceline.fabric.segment import Segment
 from paceline.protocols.core.meeting import Gathered
 from paceline.protocols.core.operations import CENTRE
+from paceline.runtime.hosts.host_wire import HostWire, Lying
 from paceline.runtime.messages import workers as m
 from paceline.runtime.messages.hosts import HOST, SHARED, Copy, Fetch, SumVectors, Term, VectorStaged
 from paceline.runtime.messages.memories import (
@@ -39,17 +40,6 @@ from paceline.runtime.messages.memories import (
 from paceline.store.layout import Layout
 from paceline.store.replicas import BUFFERS, LENT, PARAMETERS, answer_bytes, is_buffers
 from paceline.store.unpack import Unpacker
-
-if TYPE_CHECKING:
-    from paceline.runtime.hosts.remote_hosts import RemoteHost
-
-
-class Lying(NamedTuple):
-    """A vector that lies at a host: by its number, with whom, and where."""
-
-    number: int
-    lane: int
-    stretches: list[MemoryStretch]
 
 
 class Summand(NamedTuple):
@@ -71,7 +61,7 @@ class Made(NamedTuple):
 class RemotePeer:
     """One worker's. Told by the session's reading thread what it says, asked by the run's what to answer."""
 
-    def __init__(self, host: RemoteHost, lane: int, layout: Layout, memories: dict[int, memoryview]) -> None:
+    def __init__(self, host: HostWire, lane: int, layout: Layout, memories: dict[int, memoryview]) -> None:
         self._host, self._lane = host, lane
         self._layout, self._places = layout, Places(layout)
         self._cells = range(CENTRE, host.config.workers)

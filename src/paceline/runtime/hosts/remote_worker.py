@@ -5,13 +5,14 @@ from __future__ import annotations
 import mmap
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from paceline.errors import RunError
 from paceline.fabric.segment import Segment
 from paceline.runtime.hosts.file_transfer import files_of, keep
+from paceline.runtime.hosts.host_wire import HostWire
 from paceline.runtime.hosts.remote_peer import RemotePeer
 from paceline.runtime.messages import workers as m
 from paceline.runtime.messages.hosts import HOST, SHARED, WORKER, Belongs, Dismissed, Equip, Fetched, Offer
@@ -19,9 +20,6 @@ from paceline.runtime.messages.memories import INITIAL, SEGMENT, STAGED, WEIGHTS
 from paceline.runtime.messages.portions import PortionPlan
 from paceline.store.disk.folders import partial_of
 from paceline.store.layout import Layout
-
-if TYPE_CHECKING:
-    from paceline.runtime.hosts.remote_hosts import RemoteHost
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -38,7 +36,7 @@ class Heard(NamedTuple):
 class RemoteWorker:
     """The way to one worker on another host; what it is given here, it passes on."""
 
-    def __init__(self, host: RemoteHost, lane: int) -> None:
+    def __init__(self, host: HostWire, lane: int) -> None:
         self.host = host
         self.lane = lane
         self.rank: int | None = None

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
 from paceline.runtime.meeting.membership import ReplicaMembership
 from paceline.runtime.messages.workers import Met
+from paceline.runtime.run.owner_view import OwnerView
 from paceline.runtime.run.peer_start import PeerRun
 from paceline.store.disk.checkpoint import Snapshot
 from paceline.store.disk.folders import partial_of
 from paceline.store.replicas import Parts, buffer_parts, parameter_parts
-
-if TYPE_CHECKING:
-    from paceline.runtime.owner.owner import Owner
 
 
 class PeerCheckpoints:
@@ -29,7 +26,7 @@ class PeerCheckpoints:
     def __init__(
         self,
         run: PeerRun,
-        owner: Owner,
+        owner: OwnerView,
         standing: ReplicaMembership,
         mean: Callable[[Parts, Parts], float],
     ) -> None:

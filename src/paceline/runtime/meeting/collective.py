@@ -8,17 +8,17 @@ what the others go on with. A lost worker ends the run: a group that misses one 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.errors import WorkerFailed
 from paceline.fabric.segment import Segment
 from paceline.protocols.core.meeting import Call, Gathered
 from paceline.runtime.meeting.place import MeetingPlace
 from paceline.runtime.messages import workers as m
+from paceline.runtime.run.family import Concluded
 from paceline.runtime.run.member import Member
-from paceline.runtime.run.peer_start import PeerRun, saved_peers
-from paceline.runtime.virtual.meeting import VirtualMeeting
-from paceline.runtime.virtual.replay_meeting import ReplayMeeting
+from paceline.runtime.run.owner_view import OwnerView
+from paceline.runtime.run.peer_start import PeerRun
 from paceline.store.replicas import (
     BUFFERS,
     answer_bytes,
@@ -27,13 +27,8 @@ from paceline.store.replicas import (
     parameter_parts,
 )
 
-if TYPE_CHECKING:
-    from paceline.runtime.owner.owner import Owner
-
 MOST_GROUPS = 32
 """Groups that are connected for good; further ones, of a pattern drawn at random, exchange by pairs."""
-
-NO_MORE_PEERS = "peers that have begun take nobody in: nobody could hand the state over that it needs."
 
 
 class CollectiveGroups:
@@ -59,7 +54,7 @@ class CollectiveMeeting(MeetingPlace):
 
     records = False  # nobody could follow: most of what happens is between the workers
 
-    def __init__(self, run: PeerRun, owner: Owner, *others: Any) -> None:
+    def __init__(self, run: PeerRun, owner: OwnerView, *others: Any) -> None:
         super().__init__(run, owner, *others)
         self._everybody = tuple(sorted(run.replicas))
         self._calls: dict[tuple[int, int], Call] = {}
@@ -216,7 +211,7 @@ class CollectiveMeeting(MeetingPlace):
             hand_over = save and member is living[0]
             self._ask(member, m.Show(share, len(stayed), member.rank in stayed, hand_over))
 
-    def conclude(self, lead: Member) -> int | None:
+    def conclude(self, lead: Member) -> Concluded:
         """Put the mean of all models where it is saved from; the lead's own if there is none."""
         assert lead.segment is not None
         assert lead.weights is not None
@@ -226,20 +221,10 @@ class CollectiveMeeting(MeetingPlace):
                 self._owner.note(
                     "warning", f"the saved model is the replica of rank {lead.rank}, not the mean"
                 )
-            return saved_peers(self._owner.config)
+            return self._concluded()
         mean, buffers = answer_parts(self._layout, self._saved.bytes)
         for target, part in zip(parameter_parts(self._layout, self._run.store.weights), mean, strict=True):
             target.copy_(part)
         for target, part in zip(buffer_parts(self._layout, lead.segment.bytes), buffers, strict=True):
             target.copy_(part)
-        return saved_peers(self._owner.config)
-
-
-def make_meeting(run: PeerRun, owner: Owner, *others: Any) -> MeetingPlace:
-    """The meeting place that a run's fabric needs."""
-    kind: type[MeetingPlace] = CollectiveMeeting if owner.config.connects else MeetingPlace
-    if owner.virtual is not None:
-        kind = VirtualMeeting
-    elif owner.config.replay is not None:
-        kind = ReplayMeeting
-    return kind(run, owner, *others)
+        return self._concluded()

@@ -15,11 +15,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from math import isfinite
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import msgspec
 
 from paceline.fabric.segment import Segment
+from paceline.protocols import Decision
 from paceline.protocols.core.meeting import Gathered, Meeting
 from paceline.protocols.core.peer_books import PeerBooks
 from paceline.runtime.hosts.remote_peer import RemotePeer
@@ -28,8 +29,10 @@ from paceline.runtime.meeting.checkpoint import PeerCheckpoints
 from paceline.runtime.meeting.membership import ReplicaMembership
 from paceline.runtime.meeting.packed import PackedVectors
 from paceline.runtime.messages import workers as m
+from paceline.runtime.run.family import Concluded
 from paceline.runtime.run.held_gradients import HeldGradient
 from paceline.runtime.run.member import Member, bad_gradient
+from paceline.runtime.run.owner_view import OwnerView
 from paceline.runtime.run.peer_start import PeerRun, saved_peers
 from paceline.store.cells import Cells
 from paceline.store.cutting import cut_of
@@ -51,23 +54,24 @@ from paceline.store.replicas import (
 from paceline.store.work.budget import Batch
 from paceline.trace import events
 
-if TYPE_CHECKING:
-    from paceline.runtime.owner.owner import Owner
-
 LAST_ITERATIONS = 3
 """How many iterations a worker may still need when the run is stopped, and save its state."""
+
+NO_MORE_PEERS = "peers that have begun take nobody in: nobody could hand the state over that it needs."
 
 
 class MeetingPlace:
     """One per run of peers."""
 
+    meets: ClassVar[bool] = True
+    closed: ClassVar[str] = NO_MORE_PEERS
     records: ClassVar[bool] = True
     """Whether the order in which workers come is put on record, for a replay."""
 
     def __init__(
         self,
         run: PeerRun,
-        owner: Owner,
+        owner: OwnerView,
         send: Callable[[Member, m.FromStore], None],
         draw: Callable[[Member], Batch | None],
         report: Callable[[Member, dict[str, float] | None], None],
@@ -99,10 +103,14 @@ class MeetingPlace:
         self._longest_s, self._sums = 0.0, 0
         self._fetching = False
         """Whether replicas of other hosts are on their way, to be evaluated."""
-        self.distance: dict[str, float] = {}
+        self.distance: dict[str, float] | None = {}
         """How far apart the replicas were at the last evaluation, under its name."""
         for rank in run.replicas:
             self._meeting.join(rank)
+
+    def carry_out(self, decision: Decision) -> float:
+        """Peers carry out by themselves what the books say."""
+        return 1.0
 
     # -- meeting ------------------------------------------------------------------------------
 
@@ -387,15 +395,17 @@ class MeetingPlace:
         self._summing.add_up(mean_of(counted, BUFFERS), [buffers])
         return self._summing.spread([each.parts(PARAMETERS) for each in stayed.values()], parameters)
 
-    def conclude(self, lead: Member) -> int | None:
-        """Put the mean of those who took part to the end into the store and the lead's buffers.
-
-        Answers how many have saved their state, if all have.
-        """
+    def conclude(self, lead: Member) -> Concluded:
+        """Put the mean of those who took part to the end into the store and the lead's buffers."""
         assert lead.segment is not None
         buffers = buffer_parts(self._layout, lead.segment.bytes)
         mean = [part.clone() for part in buffers]
         self._mean(parameter_parts(self._layout, self._run.store.weights), mean)
         for part, value in zip(buffers, mean, strict=True):
             part.copy_(value)
-        return saved_peers(self._owner.config)
+        return self._concluded()
+
+    def _concluded(self) -> Concluded:
+        """How many have saved their state, if all have: then the run can be resumed."""
+        saved = saved_peers(self._owner.config)
+        return Concluded(saved, whole=saved is not None)

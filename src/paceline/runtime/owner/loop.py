@@ -1,4 +1,4 @@
-"""Two clocks for one owner: the real loop sleeps until somebody speaks, the virtual one asks in order."""
+"""The loop of a real run: it sleeps until somebody speaks, and lets the owner act on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from paceline.runtime.messages import workers as m
 from paceline.runtime.messages.hosts import Fetched
 from paceline.runtime.messages.workers import worker_decoder
 from paceline.runtime.owner.owner import Owner
-from paceline.runtime.portions.owner import PortionOwner
 from paceline.runtime.run.member import Member
 
 FLUSH_S = 0.1
@@ -56,9 +55,10 @@ class RealLoop:
         self._by_fd: dict[int, Member] = {}
         self._by_pid: dict[int, Member] = {}
         self._guests = guests
-        self._spread = owner if isinstance(owner, PortionOwner) else None
-        if self._spread is not None:
-            self._epoll.register(self._spread.fileno(), select.EPOLLIN)
+        self._holders = owner.fileno()
+        """Where those are heard who hold portions of the store; None: nobody does."""
+        if self._holders is not None:
+            self._epoll.register(self._holders, select.EPOLLIN)
         self._by_line: dict[RemoteWorker, Member] = {}
         if guests is not None:
             self._epoll.register(guests.fileno(), select.EPOLLIN)
@@ -82,8 +82,7 @@ class RealLoop:
                 self._turn()
         finally:
             self._turn_away()
-            if self._spread is not None:
-                self._spread.conclude()
+            self._owner.conclude()
             if self._guests is not None:
                 self._guests.close()
             self._watcher.close()
@@ -104,8 +103,8 @@ class RealLoop:
             elif fd == self._stop:
                 self._epoll.unregister(fd)
                 self._owner.stop("stopped", "interrupted")
-            elif self._spread is not None and fd == self._spread.fileno():
-                self._spread.turn()
+            elif fd == self._holders:
+                self._owner.turn()
             elif self._guests is not None and fd == self._guests.fileno():
                 for heard in self._guests.take():
                     self._hear(heard)

@@ -14,38 +14,41 @@ import os
 import time
 from collections.abc import Callable
 from math import isfinite
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError, PacelineError, RunError, WorkerFailed
 from paceline.fabric.channel import WorkerLine
 from paceline.protocols import Decision
 from paceline.runtime.checkpoints.writer import CheckpointWriter
-from paceline.runtime.meeting.collective import NO_MORE_PEERS, make_meeting
 from paceline.runtime.meeting.place import MeetingPlace
 from paceline.runtime.messages import workers as m
-from paceline.runtime.owner.apply import VerdictApplier
 from paceline.runtime.owner.batches import BatchDispenser
-from paceline.runtime.owner.endings import NEVER_PREPARED, keep_if_due, last_remarks, run_ended, save_run
+from paceline.runtime.owner.endings import NEVER_PREPARED, last_remarks, run_ended, save_run
 from paceline.runtime.owner.evaluation import StoreEvaluation
+from paceline.runtime.owner.paced import PacedFamily
+from paceline.runtime.run.family import Family, NotBegun
 from paceline.runtime.run.member import Member
+from paceline.runtime.run.owner_view import VirtualTime
 from paceline.runtime.run.peer_start import PeerRun, assemble
 from paceline.runtime.run.start import Run, RunStart
 from paceline.store.ledger import run_not_begun
 from paceline.store.work.budget import Batch
 from paceline.trace import TraceWriter, events
 
-if TYPE_CHECKING:
-    from paceline.runtime.virtual.loop import VirtualLoop
-
 
 class Owner:
     """Carries out one run. What arrives, and when, is the business of the loop that calls it."""
 
     def __init__(
-        self, config: RunConfig, now: Callable[[], float], virtual: VirtualLoop | None = None
+        self,
+        config: RunConfig,
+        now: Callable[[], float],
+        virtual: VirtualTime | None = None,
+        meeting: type[MeetingPlace] = MeetingPlace,
     ) -> None:
-        """`virtual`: in virtual time, what knows how long things take; None in a real run."""
+        """`virtual`: in virtual time, what knows how long things take; None in a real run. `meeting`: where
+        peers meet, as the run's fabric and clock need it."""
         self.config = config
         self.members: dict[int, Member] = {}
         self.halted: m.Halt | None = None
@@ -62,7 +65,9 @@ class Owner:
         self._simulated = virtual is not None
         self._gathering = RunStart(config)
         self._run: Run | None = None
-        self.peering: MeetingPlace | None = None
+        self.family: Family = NotBegun()
+        """What the run is: paced, or of peers."""
+        self._meeting = meeting
         self.keeping = CheckpointWriter(config, self.trace, self.now)
         self._stopping: m.Halt | None = None
         self._planned_epochs: int | None = None
@@ -81,7 +86,7 @@ class Owner:
     @property
     def closed(self) -> str:
         """Why nobody can join any more; empty: it can."""
-        return "" if self.peering is None else NO_MORE_PEERS
+        return self.family.closed
 
     @property
     def expecting(self) -> bool:
@@ -116,6 +121,16 @@ class Owner:
         """Seconds since training began."""
         return 0.0 if self._zero_s is None else self._clock() - self._zero_s
 
+    def fileno(self) -> int | None:
+        """Readable when `turn` has something to do; None: it never has."""
+        return None
+
+    def turn(self) -> None:
+        """Hear whoever else takes part in the store."""
+
+    def conclude(self) -> None:
+        """The loop is over: get back what others hold of the store."""
+
     # -- messages -----------------------------------------------------------------------------
 
     def handle(self, member: Member, message: m.FromWorker, fds: list[int]) -> None:
@@ -125,8 +140,8 @@ class Owner:
 
     def look(self) -> None:
         """See whether peers sleep that have been waited for, and all is here that was."""
-        if self.peering is not None and self.halted is None:
-            self._guarded(self.peering.look)
+        if self.halted is None:
+            self._guarded(self.family.look)
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:
@@ -158,8 +173,8 @@ class Owner:
                 looks = message.looks, message.asked
                 self._follow(self._started.ledger.passed(member.rank, self.now(), *looks))
                 self._work.answer()
-            case m.Meet() if self.peering is not None:
-                self.peering.meet(member, message, fds)
+            case m.Meet():
+                self.family.meet(member, message, fds)
                 self._work.answer()
             case m.Draw():
                 member.draws = True
@@ -167,13 +182,10 @@ class Owner:
             case m.Linger():
                 member.lingers = message.epoch
                 self._work.answer()
-            case m.Away() if self.peering is not None:
-                self.peering.away(member, message)
             case m.Away():
-                self.evaluating.away(member)
+                self.family.away(member, message)
             case m.Back():
-                distance = None if self.peering is None else self.peering.distance
-                self.evaluating.back(member, message, distance)
+                self.evaluating.back(member, message, self.family.distance)
             case m.Hello():
                 if self._run is None:
                     self._gathering.hello(member, message)
@@ -205,14 +217,18 @@ class Owner:
         members = self.living
         run = assemble(self._gathering, self.config, members, self.trace.write, self._simulated)
         self._run = run
-        if isinstance(run, PeerRun):
-            self.peering = make_meeting(run, self, self.send, lambda x: self._work.draw(x), self._report)
+        self.family = self._family(run)
         for text in self._gathering.remarks:
             self.note("info", text)
         run.ledger.plan(self._planned_epochs)
         self._zero_s = self._clock()
         self.keeping.begin(run.ledger.pacer.clocks.version)
         self._enlist(members)
+
+    def _family(self, run: Run) -> Family:
+        if isinstance(run, PeerRun):
+            return self._meeting(run, self, self.send, lambda x: self._work.draw(x), self._report)
+        return PacedFamily(self, lambda: self._started, lambda member: self.evaluating.away(member))
 
     def _enlist(self, members: list[Member]) -> None:
         """They have their memory: now they count, and begin."""
@@ -268,21 +284,10 @@ class Owner:
         self.on_added(member.rank)
 
     def _carry_out(self, decision: Decision) -> float:
-        """Gradient, flush, releases: in this order, so that a release contains what caused it."""
-        if self.peering is not None:  # peers carry out by themselves what the books say
-            return 1.0
-        run, again_s = self._started, decision.ask_again_s
-        self.ask_at = None if again_s is None else self.now() + again_s
-        run.store.use_cores(run.idle_cores(self.cores, len(decision.release)))
-        scale = VerdictApplier(self.config, run, self.members).carry_out(decision)
-        if not self.ending:
-            keep_if_due(self.keeping, run, self.members.values())
-        for rank in sorted(decision.release):
-            run.held.set_aside(rank)
-            self._release(self.members[rank])
-        return scale
+        """Do what the protocol has decided; returns how much the step counted."""
+        return self.family.carry_out(decision)
 
-    def _release(self, member: Member) -> None:
+    def release(self, member: Member) -> None:
         """Wake it: fresh weights lie in its memory."""
         if member.gone:
             return
@@ -318,9 +323,8 @@ class Owner:
             return
         self._follow(self._run.ledger.leave(member.rank, self.now(), reason, detail))
         if self.halted is None:
-            if self.peering is not None:
-                self.peering.leave(member)
-                self.peering.look()
+            self.family.leave(member)
+            self.family.look()
             self._work.answer()
         if member.lost and self.config.on_failure == "stop":
             self.stop("failed", f"rank {member.rank} {reason}: {detail}")
@@ -337,7 +341,7 @@ class Owner:
             self._stopping = m.Halt(kind, text)
             for member in self._run.at_barriers(self.living):
                 self.send(member, self._stopping)
-            self.patience_s = self.peering.stop(kind) if self.peering is not None else 0.0
+            self.patience_s = self.family.stop(kind)
 
     def halt(self, kind: Literal["config", "stopped", "failed"], text: str) -> None:
         """End the run at once: whoever is asleep is told now, whoever computes with its next message."""
@@ -363,9 +367,8 @@ class Owner:
 
     def _save(self, run: Run) -> None:
         lead = min(self.members.values(), key=lambda member: (member.lost, member.rank))
-        peers = self.peering.conclude(lead) if self.peering is not None else None
-        whole, finished = self.peering is None or peers is not None, self.halted is None
-        save_run(self.config, run, lead, peers, whole=whole, finished=finished)
+        saved, finished = self.family.conclude(lead), self.halted is None
+        save_run(self.config, run, lead, saved.peers, whole=saved.whole, finished=finished)
         for text in last_remarks(run.ledger, self._skipped, finished):
             self.note("warning", text)
 

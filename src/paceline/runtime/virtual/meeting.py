@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.protocols.core.meeting import Gathered
 from paceline.protocols.rules.compression import parse_compression
 from paceline.runtime.meeting.place import MeetingPlace
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.member import Member
+from paceline.runtime.run.owner_view import OwnerView
 from paceline.runtime.run.peer_start import PeerRun
 from paceline.store.replicas import parameter_parts
-
-if TYPE_CHECKING:
-    from paceline.runtime.owner.owner import Owner
 
 
 class VirtualMeeting(MeetingPlace):
@@ -28,7 +26,7 @@ class VirtualMeeting(MeetingPlace):
 
     records = False  # it repeats
 
-    def __init__(self, run: PeerRun, owner: Owner, *others: Any) -> None:
+    def __init__(self, run: PeerRun, owner: OwnerView, *others: Any) -> None:
         super().__init__(run, owner, *others)
         parts = parameter_parts(run.store.layout, run.store.weights)
         size_bytes = sum(part.numel() * part.element_size() for part in parts)

@@ -87,7 +87,7 @@ class ReplayLoop:
             )
         elif isinstance(event, Came):
             self._hear(members[event.worker], "Meet", "Away")
-        elif isinstance(event, Evaluated) and self._owner.peering is not None:
+        elif isinstance(event, Evaluated) and self._owner.family.meets:
             self._hear(members[event.worker], "Back")
         elif isinstance(event, Rested):
             self._rest()
@@ -112,7 +112,7 @@ class ReplayLoop:
         said = _kind(message)
         if said in due:
             self._owner.handle(member, instead or message, fds)
-        elif said in ("Away", "Back") and self._owner.peering is None:
+        elif said in ("Away", "Back") and not self._owner.family.meets:
             self._owner.handle(member, message, fds)  # in lockstep an evaluation leaves no mark on record
             self._hear(member, *due, instead=instead)
         else:
@@ -125,8 +125,8 @@ class ReplayLoop:
             not (x.asks or self._held[x.rank]) for x in self._owner.living
         ):
             self._listen()
-        if isinstance(self._owner.peering, ReplayMeeting):
-            self._owner.peering.rest()
+        if isinstance(self._owner.family, ReplayMeeting):
+            self._owner.family.rest()
 
     def _listen(self) -> None:
         """Take in what workers say; nobody is heard further than its next message of weight."""
@@ -155,7 +155,7 @@ class ReplayLoop:
         """Who fails before training has no time on record; nor has an evaluation that the others wait for."""
         if not member.registered or not isinstance(message, PATIENT):
             return False
-        evaluates = isinstance(message, m.Away | m.Back) and self._owner.peering is None
+        evaluates = isinstance(message, m.Away | m.Back) and not self._owner.family.meets
         return not (evaluates and self._owner.evaluating.unmarked(member, message))
 
     def _kill(self, member: Member, detail: str) -> None:

@@ -1,0 +1,61 @@
+"""What parts of a run may ask of the process that owns it: an interface, so that they need not import it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from paceline.config import RunConfig
+from paceline.protocols.rules.compression import Compression
+from paceline.runtime.checkpoints.writer import CheckpointWriter
+from paceline.runtime.messages import workers as m
+from paceline.runtime.run.member import Member
+from paceline.sim.costs import Costs
+from paceline.trace import TraceWriter
+
+
+class VirtualTime(Protocol):
+    """A clock that is not real: it knows how long things take, and lets sleepers wake when it is time."""
+
+    def costs(self, size_bytes: int, compress: Compression) -> Costs:
+        """What it costs peers to meet."""
+
+    def put_off(self, time_s: float, rank: int, answer: Callable[[], None]) -> None:
+        """Let a sleeping peer have its answer at a later time."""
+
+    def exchange_s(self, rank: int) -> float:
+        """What an exchange of this rank costs."""
+
+
+class OwnerView(Protocol):
+    """The owner of a run, as its parts see it."""
+
+    config: RunConfig
+    members: dict[int, Member]
+    trace: TraceWriter
+    keeping: CheckpointWriter
+    virtual: VirtualTime | None
+    cores: int
+    halted: m.Halt | None
+    ask_at: float | None
+
+    @property
+    def living(self) -> list[Member]:
+        """Members that are still there, by rank."""
+
+    @property
+    def ending(self) -> bool:
+        """Whether the run is over, or about to be."""
+
+    @property
+    def last_word(self) -> m.Halt | None:
+        """What workers are told that ask for more, once the run is over or about to be."""
+
+    def now(self) -> float:
+        """Seconds since training began."""
+
+    def note(self, level: Literal["info", "warning", "error"], text: str) -> None:
+        """Something for people to read."""
+
+    def release(self, member: Member) -> None:
+        """Wake it: fresh weights lie in its memory."""
