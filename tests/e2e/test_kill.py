@@ -103,15 +103,6 @@ def test_when_all_workers_are_killed_the_run_fails_and_says_so(lab: Lab) -> None
     assert_finite(run.weights)
 
 
-def test_a_worker_killed_before_training_begins_fails_the_run_by_name(lab: Lab, tmp_path: Path) -> None:
-    running = lab.start("late.py", tmp_path, workers=3)
-    wait_until((tmp_path / "late").exists, "one is late")
-    running.kill(1)
-    run = lab.finish(running)
-    assert run.result.status == "failed"
-    assert "rank 1 died before training began" in run.end.detail
-
-
 def test_when_the_store_is_killed_its_workers_end_with_a_clear_error(lab: Lab) -> None:
     running = lab.start("train.py", "momentum", *ENDLESS, protocol="bsp", **DIALS)
     running.until_pushes(5)

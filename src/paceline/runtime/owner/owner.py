@@ -17,7 +17,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Literal
 
 from paceline.config import RunConfig
-from paceline.errors import ConfigError, PacelineError, RunError, WorkerFailed
+from paceline.errors import ConfigError, PacelineError, RunError
 from paceline.fabric.channel import WorkerLine
 from paceline.protocols import Decision
 from paceline.runtime.checkpoints.writer import CheckpointWriter
@@ -92,6 +92,11 @@ class Owner:
         """A worker died without a word."""
         if not member.gone:
             self._guarded(lambda: self._gone(member, "stopped" if self.ending else "died", detail))
+
+    def do_without(self, member: Member, left: events.WorkerLeft) -> None:
+        """Begin without a worker that was lost before training began in the run that is replayed."""
+        member.gone = member.lost = True
+        self._gathering.absent.append(left)
 
     @property
     def living(self) -> list[Member]:
@@ -187,7 +192,8 @@ class Owner:
 
     def _maybe_begin(self) -> None:
         complete = len(self.members) == self.config.workers and all(x.registered for x in self.living)
-        if complete and self.living and self._run is None and self.halted is None:
+        begins = complete and self.living and self._run is None and self.halted is None
+        if begins and self._gathering.complete(self.living, self.send):
             self._begin()
 
     def _join_late(self, member: Member, run: Run) -> None:
@@ -205,6 +211,7 @@ class Owner:
         members = self.living
         run = assemble(self._gathering, self.config, members, self.trace.write, self._simulated)
         self._run = run
+        self._gathering.tell_absent(self.trace.write)
         if isinstance(run, PeerRun):
             self.peering = make_meeting(run, self, self.send, lambda x: self._work.draw(x), self._report)
         for text in self._gathering.remarks:
@@ -313,7 +320,7 @@ class Owner:
         member.lost = reason in ("died", "failed")
         if self._run is None:
             if member.lost:
-                raise WorkerFailed(f"rank {member.rank} {reason} before training began: {detail}")
+                self._gathering.lost(member, reason, detail)
             self._maybe_begin()
             return
         self._follow(self._run.ledger.leave(member.rank, self.now(), reason, detail))
@@ -358,6 +365,7 @@ class Owner:
         else:  # even a run that never began has a trace, so that every reader can say why
             self.halted = self.halted or m.Halt("config", NEVER_PREPARED)
             self.trace.write(run_not_begun(self.config, self._simulated))
+            self._gathering.tell_absent(self.trace.write)
         self.trace.write(run_ended(self.now(), self.halted))
         self.trace.close()
 
