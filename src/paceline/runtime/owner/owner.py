@@ -317,7 +317,7 @@ class Owner:
     def _gone(self, member: Member, reason: str, detail: str) -> None:
         member.gone = True
         member.channel.close()
-        member.lost = reason in ("died", "failed")
+        member.lost, member.failed = reason in ("died", "failed"), reason == "failed"
         if self._run is None:
             if member.lost:
                 self._gathering.lost(member, reason, detail)
@@ -373,7 +373,8 @@ class Owner:
         lead = min(self.members.values(), key=lambda member: (member.lost, member.rank))
         peers = self.peering.conclude(lead) if self.peering is not None else None
         whole, finished = self.peering is None or peers is not None, self.halted is None
-        save_run(self.config, run, lead, peers, whole=whole, finished=finished)
+        kept = not finished or any(member.failed for member in self.members.values())
+        save_run(self.config, run, lead, peers, whole=whole, kept=kept)
         for text in last_remarks(run.ledger, self._skipped, finished):
             self.note("warning", text)
 

@@ -44,6 +44,8 @@ class Member:
         self.gone = False
         self.lost = False
         """Whether it died or failed."""
+        self.failed = False
+        """Whether its script raised."""
 
     @property
     def near(self) -> Channel:
