@@ -5,6 +5,7 @@
     ├── RunError                  a run could not go on; exit status 1
     │   ├── WorkerFailed          a worker raised, died or was lost
     │   ├── BadGradient           NaN or infinity in a gradient
+    │   ├── EngineLost            the process that starts workers is gone
     │   └── RunStopped            the run was told to stop (Ctrl-C); what was done is saved
     └── TraceError                a trace or result that cannot be read
         └── NoTrace               there is none where the user said (a ConfigError too); exit status 2
@@ -36,6 +37,10 @@ class WorkerFailed(RunError):
 
 class BadGradient(RunError):
     """A gradient held NaN or infinity."""
+
+
+class EngineLost(RunError):
+    """The process that starts workers is gone, and they with it."""
 
 
 class RunStopped(RunError):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from paceline.trace import read_trace
@@ -43,7 +45,7 @@ def test_an_exception_in_the_script_is_told_with_rank_message_and_log(
     script = in_scripts(HEAD + "if pace.rank == 1:\n    raise KeyError('no such column')\n" + LOOP)
     done = train(shell, script)
     assert done.code == 1
-    assert "rank 1 failed before training began: KeyError: 'no such column'" in done.error
+    assert "rank 1 failed: KeyError: 'no such column' (before training began)" in done.error
     assert "logs/" in done.error
     log = next((shell.runs / "latest" / "logs").glob("rank1.log"))
     assert "Traceback" in log.read_text()
@@ -60,14 +62,38 @@ def test_a_script_in_which_every_worker_raises_fails_with_the_reason(
     assert "ValueError: bad label" in done.error
 
 
-def test_a_worker_that_raises_alone_is_listed_and_the_others_finish(shell: Shell, in_scripts: Write) -> None:
+def test_a_worker_that_raises_alone_is_an_error_though_the_others_finish_and_a_checkpoint_is_left(
+    shell: Shell, in_scripts: Write
+) -> None:
     script = in_scripts(HEAD + LOOP + "    if pace.rank == 1:\n        raise ValueError('alone')\n")
     done = shell("train", script, "--json")
-    assert done.code == 0
+    assert done.code == 1
     assert [(f["worker"], f["reason"], f["detail"]) for f in done.json["failures"]] == [
         (1, "failed", "ValueError: alone")
     ]
-    assert done.json["samples"] == 32
+    assert (done.json["status"], done.json["samples"]) == ("finished", 32)
+    folder = shell.runs / done.json["run"]
+    assert msgspec.json.decode((folder / "result.json").read_bytes()) == done.json
+    assert "rank 1 failed: ValueError: alone. The others finished without it." in done.error
+    assert f"{folder}/logs/rank1.log" in done.error
+    assert f"Its checkpoint is {folder}/checkpoint." in done.error
+    asked = shlex.split(done.error.partition("Go on with: paceline train ")[2])
+    script.write_text(script.read_text().replace("raise ValueError", "ValueError"))
+    assert shell("train", *asked).code == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_names_the_checkpoint_and_the_command_to_go_on(
+    shell: Shell, in_scripts: Write, workers: int
+) -> None:
+    script = in_scripts(HEAD + LOOP + "    raise ValueError('all')\n")
+    done = train(shell, script, "--workers", workers)
+    assert done.code == 1
+    folder = (shell.runs / "latest").resolve()
+    assert f"Its checkpoint is {folder}/checkpoint." in done.error
+    asked = shlex.split(done.error.partition("Go on with: paceline train ")[2])
+    script.write_text(script.read_text().replace("raise ValueError", "ValueError"))
+    assert shell("train", *asked, "--json").json["samples"] == 32 - 4 * workers
 
 
 def test_over_gloo_a_worker_that_dies_ends_the_run_with_its_rank_named(
@@ -232,7 +258,7 @@ def test_a_run_that_fails_leaves_the_others_their_turn_and_their_place_in_the_ta
     done = shell("compare", script, "--protocols", "asp,bsp,ssp", "-n", 2, "--json")
     assert done.code == 1
     assert [result["protocol"] for result in done.json] == ["asp", "ssp"]
-    assert "not finished: bsp. " in done.error
+    assert "not finished by all workers: bsp. " in done.error
     assert "SIGSEGV" in done.error
     assert (shell.runs / "report.html").is_file()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -11,7 +12,11 @@ from random import Random
 import pytest
 
 from paceline.protocols import PACED
-from paceline.trace.events import WorkerLeft
+from paceline.store.disk.folders import saved_in
+from paceline.trace import read_trace
+from paceline.trace.events import RunEnded, WorkerLeft
+from paceline.trace.life import owner_of, read_tally
+from paceline.view.report.record import read_record
 from support.command import error_lines, start_command
 from support.runs import SCRIPTS, Lab, Running, children, once, wait_until
 from support.tensors import assert_finite
@@ -103,15 +108,6 @@ def test_when_all_workers_are_killed_the_run_fails_and_says_so(lab: Lab) -> None
     assert_finite(run.weights)
 
 
-def test_a_worker_killed_before_training_begins_fails_the_run_by_name(lab: Lab, tmp_path: Path) -> None:
-    running = lab.start("late.py", tmp_path, workers=3)
-    wait_until((tmp_path / "late").exists, "one is late")
-    running.kill(1)
-    run = lab.finish(running)
-    assert run.result.status == "failed"
-    assert "rank 1 died before training began" in run.end.detail
-
-
 def test_when_the_store_is_killed_its_workers_end_with_a_clear_error(lab: Lab) -> None:
     running = lab.start("train.py", "momentum", *ENDLESS, protocol="bsp", **DIALS)
     running.until_pushes(5)
@@ -127,22 +123,48 @@ def test_a_killed_launcher_takes_everything_with_it(lab: Lab, tmp_path: Path) ->
     command = start_command(
         "train", SCRIPTS / "train.py", "--workers", 2, "--", "momentum", *ENDLESS, cwd=tmp_path
     )
-    wait_until(lambda: (tmp_path / "runs/latest/trace.jsonl").exists(), "training begins")
+    latest = tmp_path / "runs/latest"
+    wait_until(lambda: (latest / "trace.jsonl").exists(), "training begins")
+    wait_until(lambda: (latest / "trace.jsonl").stat().st_size > 0, "the trace begins")
     assert len(lab.leftovers()) >= 5  # command, zygote, store and two workers
+    assert read_tally(latest).result().status == "running"
     command.kill()
     command.communicate()
     wait_until(lambda: lab.leftovers() <= lab.idle, "everything is gone", 20)
+    assert read_tally(latest).result().status == read_record(latest).result.status == "interrupted"
 
 
 def test_a_killed_zygote_takes_its_workers_with_it_and_the_command_says_so(lab: Lab, tmp_path: Path) -> None:
     command = start_command(
         "train", SCRIPTS / "train.py", "--workers", 2, "--", "momentum", *ENDLESS, cwd=tmp_path
     )
-    wait_until(lambda: (tmp_path / "runs/latest/trace.jsonl").exists(), "training begins")
+    wait_until(lambda: (tmp_path / "runs/latest/owner.json").exists(), "training begins")
     os.kill(children(command.pid)[0], signal.SIGKILL)
     _, errors = command.communicate(timeout=60)
     assert command.returncode == 1
-    assert error_lines(errors) == [
-        "error: the process that starts workers ended unexpectedly. Its message stands above."
-    ]
+    assert error_lines(errors) == ["error: the process that starts workers was ended by SIGKILL."]
+    wait_until(lambda: lab.leftovers() <= lab.idle, "everything is gone", 20)
+    result = json.loads((tmp_path / "runs/latest/result.json").read_text())
+    assert result["status"] == "stopped"
+
+
+def test_when_the_store_is_killed_the_command_writes_the_end_and_says_how_to_go_on(
+    lab: Lab, tmp_path: Path
+) -> None:
+    flags = ("--workers", 2, "--checkpoint-every", 5)
+    command = start_command("train", SCRIPTS / "train.py", *flags, "--", "momentum", *ENDLESS, cwd=tmp_path)
+    latest = tmp_path / "runs/latest"
+    wait_until(lambda: saved_in(latest) is not None, "there is a checkpoint")
+    owner = owner_of(latest)
+    assert owner is not None
+    os.kill(owner.pid, signal.SIGKILL)
+    _, errors = command.communicate(timeout=60)
+    assert command.returncode == 1
+    (error,) = error_lines(errors)
+    assert "the store ended by SIGKILL" in error
+    assert f"Go on with: paceline train {SCRIPTS / 'train.py'} --resume runs/" in error
+    result = json.loads((latest / "result.json").read_text())
+    assert (result["status"], result["failures"]) == ("failed", [])
+    *_, last = read_trace(latest)
+    assert isinstance(last, RunEnded)
     wait_until(lambda: lab.leftovers() <= lab.idle, "everything is gone", 20)

@@ -155,6 +155,7 @@ def _compare(
     from rich.console import Console
 
     from paceline.cli.conduct import conduct
+    from paceline.cli.ending import check_ranks
     from paceline.engines.local import LocalEngine
 
     console = Console(stderr=True)
@@ -166,7 +167,8 @@ def _compare(
                 config = make_config(shared | each.dials, runs)
                 console.print(f"[bold]{number}/{len(wanted)} {each.title}[/]", highlight=False)
                 try:
-                    finished[config.path] = conduct(engine, config)
+                    finished[config.path] = result = conduct(engine, config)
+                    check_ranks(config, result)
                 except RunStopped:
                     raise
                 except RunError as error:
@@ -177,7 +179,7 @@ def _compare(
             _show(finished, report, json, console)
     if failures:
         names, (_, first) = ", ".join(title for title, _ in failures), failures[0]
-        raise RunError(f"not finished: {names}. Of the first: {first}")
+        raise RunError(f"not finished by all workers: {names}. Of the first: {first}")
 
 
 def _show(finished: dict[Path, Result], report: Path | None, json: bool, console: Console) -> None:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import signal
 import socket
-import sys
-from pathlib import Path
 
 import msgspec
 
 from paceline.cli.common import heed_termination
+from paceline.cli.ending import cut_short, finish
 from paceline.config import RunConfig
 from paceline.engines.control import Ended
 from paceline.engines.engine import Engine
-from paceline.errors import ConfigError, RunError, RunStopped, TraceError
-from paceline.store.disk.folders import saved_in
-from paceline.trace import Result, Tally, TraceTail, read_trace, tally
+from paceline.errors import EngineLost
+from paceline.trace import Result, TraceTail
 from paceline.trace.events import Planned
 from paceline.trace.files import LineTail
-from paceline.trace.tally import Failure
+from paceline.trace.life import write_result
 from paceline.view.terminal.progress import RunProgress, live
 
+__all__ = ["conduct", "write_result"]
 LOOK_S = 0.1
 
 
@@ -29,7 +27,18 @@ def conduct(engine: Engine, config: RunConfig, secret: str = "") -> Result:
     heed_termination()
     folder = config.path
     (folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)))
-    progress = RunProgress()
+    try:
+        return finish(config, _see_through(engine, config, secret))
+    except (KeyboardInterrupt, EngineLost) as error:
+        engine.close()
+        ended = isinstance(error, KeyboardInterrupt)
+        cut_short(config, "ended at once by Ctrl-C" if ended else str(error))
+        raise
+
+
+def _see_through(engine: Engine, config: RunConfig, secret: str) -> Ended:
+    """Show the run until all of its processes are gone."""
+    progress, folder = RunProgress(), config.path
     trace, output = TraceTail(folder / "trace.jsonl"), LineTail(folder / "logs" / "rank0.log")
     with live(progress):
         engine.launch(config, secret)
@@ -46,14 +55,7 @@ def conduct(engine: Engine, config: RunConfig, secret: str = "") -> Result:
                 stopping = True
                 progress.print("stopping: saving the run (Ctrl-C again to end at once)", "yellow")
                 engine.stop()
-    return _finish(config, ended)
-
-
-def write_result(folder: Path) -> Result:
-    """Add the trace up and keep the result beside it."""
-    result = tally(read_trace(folder)).result()
-    (folder / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)))
-    return result
+    return ended
 
 
 def _invitation(config: RunConfig, address: str) -> str:
@@ -82,67 +84,3 @@ def _show(progress: RunProgress, trace: TraceTail, output: LineTail) -> None:
 
 def _new_text(tail: LineTail) -> list[str]:
     return [line.decode(errors="replace") for line in tail.new_lines()]
-
-
-def _finish(config: RunConfig, ended: Ended) -> Result:
-    total = _added_up(config, ended)
-    result = write_result(config.path)
-    if total.end is None:
-        raise _lost_store(config, ended)
-    places = _places(config, ended)
-    if result.status == "finished":
-        for place in places:
-            print(f"warning: {place}", file=sys.stderr)
-        return result
-    signals = {rank: -code for rank, code in ended.statuses.items() if code < 0}
-    if total.end.user_mistake:
-        raise ConfigError(total.end.detail)
-    if result.status == "stopped":
-        raise RunStopped(f"{total.end.detail}.{_go_on(config)}")
-    killed = "".join(f" Rank {rank} ended by {_signal_name(number)}." for rank, number in signals.items())
-    why = _why(total.failures, total.end.detail)
-    read = " ".join(places) or f"Read {config.path}/logs/."
-    go_on = "" if config.checkpoint_every is None else _go_on(config)
-    engine = f" {ended.detail}." if ended.detail else ""
-    raise RunError(f"{total.end.detail.rstrip('.')}{why}.{killed}{engine} {read}{go_on}")
-
-
-def _go_on(config: RunConfig) -> str:
-    """How to, if there is a checkpoint to go on from."""
-    if saved_in(config.path) is None:
-        return ""
-    return f" Go on with: paceline train {config.script} --resume {config.path}"
-
-
-def _added_up(config: RunConfig, ended: Ended) -> Tally:
-    try:
-        return tally(read_trace(config.path))
-    except TraceError:
-        if ended.store_status == 0:
-            raise
-        raise _lost_store(config, ended) from None
-
-
-def _lost_store(config: RunConfig, ended: Ended) -> RunError:
-    log, status = config.path / "logs" / "store.log", ended.store_status
-    how = f"by {_signal_name(-status)}" if status < 0 else f"with status {status}"
-    last = "".join(f": {line.rstrip('.')}" for line in _new_text(LineTail(log))[-1:])
-    return RunError(f"the store ended {how}{last}. Read {log}.{_go_on(config)}")
-
-
-def _places(config: RunConfig, ended: Ended) -> list[str]:
-    """Where workers that failed were, if not all were here, and what to read."""
-    failed = sorted(rank for rank in ended.hosts if ended.statuses.get(rank, 0) != 0)
-    logs = config.path / "logs"
-    return [f"Rank {rank} was on host {ended.hosts[rank]}; read {logs}/rank{rank}.log." for rank in failed]
-
-
-def _why(failures: list[Failure], said: str) -> str:
-    details = dict.fromkeys(failure.detail for failure in failures)
-    return "".join(f"; {text}" for text in details if text and text not in said)
-
-
-def _signal_name(number: int) -> str:
-    name = signal.Signals(number).name
-    hint = " (a write to the shared weights? see --private-weights)" if number == signal.SIGSEGV else ""
-    return name + hint

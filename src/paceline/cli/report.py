@@ -22,7 +22,7 @@ def report(
     """
     with errors_for_people():
         from paceline.errors import ConfigError
-        from paceline.trace import read_trace, tally
+        from paceline.trace.life import read_tally
         from paceline.view.report.report import write_report
 
         try:
@@ -30,6 +30,6 @@ def report(
         except OSError as error:
             raise ConfigError(f"cannot write {out}: {error.strerror}.") from None
         if json:
-            print_json({"report": str(page), "runs": [tally(read_trace(path)).result() for path in run]})
+            print_json({"report": str(page), "runs": [read_tally(path).result() for path in run]})
         else:
             print(f"report: {page}")

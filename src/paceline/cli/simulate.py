@@ -204,6 +204,7 @@ def _exact(
     import msgspec
 
     from paceline.cli.conduct import conduct
+    from paceline.cli.ending import check_ranks
     from paceline.cli.train import checked_protocol, make_config
     from paceline.engines.local import LocalEngine
 
@@ -218,6 +219,7 @@ def _exact(
         for each in wanted:
             config = make_config(shared | each.dials, runs)
             done.append((conduct(engine, config), config.path))
+            check_ranks(config, done[-1][0])
     return done
 
 

@@ -158,6 +158,7 @@ def _run(asked: dict[str, Any], runs: Path, json: bool, secret_file: Path | None
         _check_words(asked)
         _as_worker(asked, runs)
     from paceline.cli.conduct import conduct
+    from paceline.cli.ending import check_ranks
 
     config = make_config(asked, runs)
     if config.engine == "local":
@@ -174,6 +175,7 @@ def _run(asked: dict[str, Any], runs: Path, json: bool, secret_file: Path | None
 
         Console(stderr=True).print(summary(result))
         print(f"{config.folder}")
+    check_ranks(config, result)
 
 
 def _secret(config: Any, file: Path | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from types import TracebackType
 
 from paceline.config import RunConfig
 from paceline.engines import control as c
-from paceline.errors import RunError
+from paceline.errors import EngineLost
 from paceline.fabric.channel import Channel
 
 
@@ -78,10 +79,17 @@ class LocalEngine:
             self._process.kill()
             self._process.wait()
 
+    def _how_it_ended(self) -> str:
+        """It has hung up. With a status of its own it has printed a traceback; a signal prints nothing."""
+        status = self._process.wait()
+        if status < 0:
+            return f"was ended by {signal.Signals(-status).name}."
+        return f"ended unexpectedly with status {status}. Its message stands above."
+
     def _receive(self) -> c.FromZygote:
         received = self._channel.receive(c.launcher_decoder)
         if received is None:
-            raise RunError("the process that starts workers ended unexpectedly. Its message stands above.")
+            raise EngineLost(f"the process that starts workers {self._how_it_ended()}")
         return received[0]
 
 

@@ -25,6 +25,7 @@ from paceline.runtime.worker.link import StoreLink
 from paceline.runtime.worker.paced import PacedWorker
 from paceline.runtime.worker.solo import RecordedSolo
 from paceline.trace import TraceWriter, events
+from paceline.trace.life import claim
 
 LONGEST = 500
 """Characters of an error that are passed on; the log has all of it."""
@@ -39,6 +40,8 @@ def run_script(seat: Seat, threads: int, conducted: bool = True) -> int:
     torch.set_num_threads(threads)
     _seed(config.seed + seat.rank)
     seats.take(seat)
+    if seat.channel is None:
+        claim(config.path, os.getpid())
     sys.argv = [config.script, *config.args]
     sys.path.insert(0, str(Path(config.script).resolve().parent))
     error: BaseException | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import time
@@ -29,7 +30,8 @@ from paceline.runtime.virtual.meeting import VirtualMeeting
 from paceline.runtime.virtual.replay import ReplayLoop
 from paceline.runtime.virtual.replay_meeting import ReplayMeeting
 from paceline.sim.request import ClusterRequest
-from paceline.trace import read_trace, tally
+from paceline.trace import read_trace
+from paceline.trace.life import claim, write_result
 
 EVERYWHERE = ("0.0.0.0", "::")
 
@@ -81,12 +83,12 @@ def serve_strangers(
     assert guests is not None, "a store for strangers listens"
     listener = ready(show_address(*guests.address))
     status = _see_through(owner, RealLoop(owner, [], stop, guests, listener))
-    result = tally(read_trace(config.path)).result()
-    (config.path / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+    write_result(config.path)
     return status
 
 
 def _see_through(owner: Owner, loop: RealLoop | VirtualLoop | ReplayLoop) -> int:
+    claim(owner.config.path, os.getpid())
     try:
         loop.run()
     except BaseException as error:  # a bug of ours, or a torch error: the workers must not wait for ever

@@ -93,6 +93,8 @@ class Tally:
         self.start: RunStarted | None = None
         self.model: ModelReady | None = None
         self.end: RunEnded | None = None
+        self.interrupted = False
+        """Whether there will be no end: the process that would have written it is gone."""
         self.now = 0.0
         self.samples = 0
         self.pushes = 0
@@ -173,7 +175,7 @@ class Tally:
             workers=start.workers,
             simulated=start.simulated,
             seed=start.seed,
-            status=self.end.status if self.end else "running",
+            status=self.end.status if self.end else "interrupted" if self.interrupted else "running",
             seconds=self.now,
             samples=self.samples,
             samples_per_s=self.samples / self.now if self.now > 0 and self.samples else None,

@@ -27,7 +27,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
 
 class Register(msgspec.Struct, frozen=True, tag=True):
-    """The worker's model. Rank 0 sends the memory with its initial values along."""
+    """The worker's model. Rank 0 sends the memory with its initial values along, or who is asked to."""
 
     layout: Layout
     optimizer: OptimizerSpec
@@ -236,6 +236,10 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """Where you decide yourself when to go on; the last descriptor is the board of all clocks."""
 
 
+class Lend(msgspec.Struct, frozen=True, tag=True):
+    """Rank 0 was lost before it could tell: register again, and send your initial values along."""
+
+
 class Added(msgspec.Struct, frozen=True, tag=True):
     """Your gradient is in the weights. When you go on is your own business."""
 
@@ -338,7 +342,7 @@ class Halt(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-FromStore = Welcome | Ready | Added | Release | Met | Stand | Show | Elapsed | Grant | Halt
+FromStore = Welcome | Ready | Lend | Added | Release | Met | Stand | Show | Elapsed | Grant | Halt
 
 worker_decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 store_decoder: msgspec.msgpack.Decoder[FromStore] = msgspec.msgpack.Decoder(FromStore)

@@ -23,19 +23,19 @@ NEVER_PREPARED = "the script ended without pace.prepare(model, optimizer, loader
 
 
 def save_run(
-    config: RunConfig, run: Run, lead: Member, peers: int | None, *, whole: bool, finished: bool
+    config: RunConfig, run: Run, lead: Member, peers: int | None, *, whole: bool, kept: bool
 ) -> None:
-    """The weights, with the lead's buffers; and what it takes to go on, if the run did not finish.
+    """The weights, with the lead's buffers; and what it takes to go on, unless all went well.
 
     `peers`: how many workers have saved their own part of that; `whole`: whether nobody's is missing.
     """
     folder = config.path / "checkpoint"
-    if whole and not finished:
+    if whole and kept:
         write_checkpoint(folder, run.snapshot(lead, peers))
     memory = lead.segment.bytes if lead.segment else None
     weights = model_state(run.store.layout, run.store.views, memory)
     save_weights(config.path / "weights.safetensors", weights)
-    if finished:
+    if not kept:
         remove_checkpoint(folder)
 
 

@@ -17,7 +17,7 @@ from math import isfinite
 from typing import Literal
 
 from paceline.config import RunConfig
-from paceline.errors import ConfigError, PacelineError, RunError, WorkerFailed
+from paceline.errors import ConfigError, PacelineError, RunError
 from paceline.fabric.channel import WorkerLine
 from paceline.protocols import Decision
 from paceline.runtime.checkpoints.writer import CheckpointWriter
@@ -97,6 +97,11 @@ class Owner:
         """A worker died without a word."""
         if not member.gone:
             self._guarded(lambda: self._gone(member, "stopped" if self.ending else "died", detail))
+
+    def do_without(self, member: Member, left: events.WorkerLeft) -> None:
+        """Begin without a worker that was lost before training began in the run that is replayed."""
+        member.gone = member.lost = True
+        self._gathering.absent.append(left)
 
     @property
     def living(self) -> list[Member]:
@@ -199,7 +204,8 @@ class Owner:
 
     def _maybe_begin(self) -> None:
         complete = len(self.members) == self.config.workers and all(x.registered for x in self.living)
-        if complete and self.living and self._run is None and self.halted is None:
+        begins = complete and self.living and self._run is None and self.halted is None
+        if begins and self._gathering.complete(self.living, self.send):
             self._begin()
 
     def _join_late(self, member: Member, run: Run) -> None:
@@ -217,6 +223,7 @@ class Owner:
         members = self.living
         run = assemble(self._gathering, self.config, members, self.trace.write, self._simulated)
         self._run = run
+        self._gathering.tell_absent(self.trace.write)
         self.family = self._family(run)
         for text in self._gathering.remarks:
             self.note("info", text)
@@ -315,10 +322,10 @@ class Owner:
     def _gone(self, member: Member, reason: str, detail: str) -> None:
         member.gone = True
         member.channel.close()
-        member.lost = reason in ("died", "failed")
+        member.lost, member.failed = reason in ("died", "failed"), reason == "failed"
         if self._run is None:
             if member.lost:
-                raise WorkerFailed(f"rank {member.rank} {reason} before training began: {detail}")
+                self._gathering.lost(member, reason, detail)
             self._maybe_begin()
             return
         self._follow(self._run.ledger.leave(member.rank, self.now(), reason, detail))
@@ -362,13 +369,15 @@ class Owner:
         else:  # even a run that never began has a trace, so that every reader can say why
             self.halted = self.halted or m.Halt("config", NEVER_PREPARED)
             self.trace.write(run_not_begun(self.config, self._simulated))
+            self._gathering.tell_absent(self.trace.write)
         self.trace.write(run_ended(self.now(), self.halted))
         self.trace.close()
 
     def _save(self, run: Run) -> None:
         lead = min(self.members.values(), key=lambda member: (member.lost, member.rank))
         saved, finished = self.family.conclude(lead), self.halted is None
-        save_run(self.config, run, lead, saved.peers, whole=saved.whole, finished=finished)
+        kept = not finished or any(member.failed for member in self.members.values())
+        save_run(self.config, run, lead, saved.peers, whole=saved.whole, kept=kept)
         for text in last_remarks(run.ledger, self._skipped, finished):
             self.note("warning", text)
 

@@ -22,8 +22,6 @@ class Member:
         self.asks = False
         """Whether it has said something that was not answered yet, and so is asleep."""
         self.registered: Register | None = None
-        self.initial: Segment | None = None
-        """The initial values of model and buffers; only rank 0 sends them."""
         self.segment: Segment | None = None
         self.weights: Segment | None = None
         """Its own copy of the weights; None when all read one buffer."""
@@ -46,6 +44,8 @@ class Member:
         self.gone = False
         self.lost = False
         """Whether it died or failed."""
+        self.failed = False
+        """Whether its script raised."""
 
     @property
     def near(self) -> Channel:

@@ -107,7 +107,7 @@ def assemble(
     protocol.check(config.workers)
     gathering.remarks += _ignored(config, name, protocol)
     _check_complete(config, members)
-    return _assemble_peers(config, name, protocol, members, write, simulated)
+    return _assemble_peers(gathering, config, name, protocol, members, write, simulated)
 
 
 def saved_peers(config: RunConfig) -> int | None:
@@ -167,6 +167,7 @@ def _check_complete(config: RunConfig, members: list[Member]) -> None:
 
 
 def _assemble_peers(
+    gathering: RunStart,
     config: RunConfig,
     name: str,
     protocol: Peer,
@@ -175,10 +176,10 @@ def _assemble_peers(
     simulated: bool,
 ) -> PeerRun:
     lead = members[0]
-    if lead.registered is None or lead.initial is None:
-        raise ConfigError("rank 0 ended before training began, and its initial weights with it.")
+    assert lead.registered is not None, "a run begins with workers that have registered"
+    initial = gathering.take_initial()
     check_same(lead, members)
-    layout, initial = lead.registered.layout, lead.initial
+    layout = lead.registered.layout
     _check_memory(layout, len(members))
     shared = all(each.registered and each.registered.optimizer.groups and not each.far for each in members)
     optimizer = lead.registered.optimizer if shared else _no_optimizer(layout)
@@ -197,7 +198,7 @@ def _assemble_peers(
     if shared:
         weights.seal_for_readers()
     ledger.model(sum(v.numel() for v in store.views), layout.weights_bytes, layout.gradient_bytes)
-    lead.initial, ledger.write = None, write
+    ledger.write = write
     for event in opening:
         write(event)
     return run

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline.config import RunConfig
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, WorkerFailed
 from paceline.fabric.board import Board
 from paceline.fabric.segment import Segment, check_room
 from paceline.protocols import Pacing, Peer
@@ -29,7 +29,7 @@ from paceline.store.layout import Layout
 from paceline.store.ledger import Ledger
 from paceline.store.parameters import Gradients, ParameterStore
 from paceline.store.portions import Portion, used_of
-from paceline.trace.events import Event
+from paceline.trace.events import Event, WorkerLeft
 
 
 class RunStart:
@@ -43,6 +43,9 @@ class RunStart:
         """What of the store will lie here, if other hosts hold the rest."""
         self.remarks: list[str] = []
         """What people should be told once there is a trace to write it to."""
+        self.absent: list[WorkerLeft] = []
+        """Who was lost before training began; the others go on without it."""
+        self._initial: Segment | None = None
 
     @property
     def protocol(self) -> tuple[str, Pacing | Peer]:
@@ -71,14 +74,47 @@ class RunStart:
         member.settings = [group.settings for group in message.optimizer.groups]
         if fds:
             layout = message.layout
-            member.initial = Segment(fds[0], layout.weights_bytes + layout.segment_bytes)
-            member.initial.close_fd()
+            self._initial = Segment(fds[0], layout.weights_bytes + layout.segment_bytes)
+            self._initial.close_fd()
+
+    def lost(self, member: Member, reason: str, detail: str) -> None:
+        """A worker was lost before training began: note it, or end the run if it cannot or may not go on."""
+        config, told = self._config, f"rank {member.rank} {reason} before training began: {detail}"
+        if config.connects:
+            raise WorkerFailed(f"{told.rstrip('.')}. Over {config.fabric} nobody can go on without it.")
+        if config.on_failure == "stop" or config.cluster is not None or config.replay is not None:
+            raise WorkerFailed(told)
+        self.note_absent(member.rank, reason, detail)
+
+    def note_absent(self, rank: int, reason: str, detail: str) -> None:
+        """The run begins without it."""
+        self.absent.append(WorkerLeft(0.0, rank, reason, f"{detail} (before training began)"))  # type: ignore[arg-type]
+
+    def tell_absent(self, write: Callable[[Event], None]) -> None:
+        """Put them on record."""
+        for event in self.absent:
+            write(event)
+
+    def complete(self, living: list[Member], send: Callable[[Member, m.FromStore], None]) -> bool:
+        """Whether all that the living need is here. If rank 0 was lost with its initial values, somebody else
+        is asked for its own."""
+        if self._initial is None and any(left.worker == 0 for left in self.absent) and living[0].asks:
+            send(living[0], m.Lend())
+            return False
+        return self._initial is not None or not any(left.worker == 0 for left in self.absent)
+
+    def take_initial(self) -> Segment:
+        """The values that training begins with; they are not kept."""
+        if self._initial is None:
+            raise ConfigError("rank 0 ended before training began, and its initial weights with it.")
+        initial, self._initial = self._initial, None
+        return initial
 
     def begin(self, members: list[Member], write: Callable[[Event], None], simulated: bool) -> Run:
         """Everybody is here: check, lay out, equip."""
         lead = members[0]
-        if lead.registered is None or lead.initial is None:
-            raise ConfigError("rank 0 ended before training began, and its initial weights with it.")
+        assert lead.registered is not None, "a run begins with workers that have registered"
+        initial = self.take_initial()
         layout = lead.registered.layout
         check_same(lead, members)
         name = self._name or "bsp"
@@ -89,7 +125,7 @@ class RunStart:
             memory_needed(layout, members, shared, self.portion), f"the store for {len(members)} workers"
         )
         weights = Segment.create(layout.weights_bytes, "weights")
-        weights.bytes.copy_(lead.initial.bytes[: layout.weights_bytes])
+        weights.bytes.copy_(initial.bytes[: layout.weights_bytes])
         store = ParameterStore(layout, lead.registered.optimizer, weights.bytes)
         if self._config.clip_norm is not None:
             store.norm_by_parameter()
@@ -101,11 +137,11 @@ class RunStart:
         ledger.offer(lead.registered.source, {member.rank for member in members})
         buffers = _resume(self._config.resume, store, ledger)
         for member in members:
-            equip(member, store, lead.initial, shared, buffers, self.portion)
+            equip(member, store, initial, shared, buffers, self.portion)
         ledger.model(sum(v.numel() for v in store.views), layout.weights_bytes, layout.gradient_bytes)
         if shared:
             weights.seal_for_readers()
-        lead.initial, ledger.write = None, write
+        ledger.write = write
         for event in opening:  # not before all has gone well: a run that never begins writes its own
             write(event)
         return Run(ledger, store, weights, shared, board)
@@ -122,7 +158,7 @@ class RunStart:
         values = run.store.layout.buffer_views(first.segment.bytes)
         buffers = {slot.name: view for slot, view in zip(run.store.layout.buffers, values, strict=True)}
         equip(member, run.store, None, run.shared, buffers, self.portion)
-        member.initial = None
+        self._initial = None
 
 
 class Run:

@@ -63,6 +63,7 @@ class ReplayLoop:
 
     def run(self) -> None:
         """Until the record ends, or the verdict asked for."""
+        self._leave_out()
         while self._owner.halted is None and not all(x.registered for x in self._owner.living):
             self._listen()
         seen: set[int] = set()
@@ -76,6 +77,15 @@ class ReplayLoop:
         if self._owner.living:
             self._owner.halt("stopped", "the record ends here")
             self._drain()
+
+    def _leave_out(self) -> None:
+        """Who was lost before training began takes no part this time either."""
+        joined = {event.worker for event in self._record if isinstance(event, WorkerJoined)}
+        for event in self._record:
+            if isinstance(event, WorkerLeft) and event.worker not in joined and event.detail:
+                member = self._owner.members[event.worker]
+                self._owner.do_without(member, event)
+                self._kill(member, event.detail)
 
     def _carry_out(self, event: AnyEvent, seen: set[int]) -> None:
         members = self._owner.members

@@ -47,12 +47,11 @@ class StoreLink:
         self, binding: Binding, optimizer: OptimizerSpec, source: Source | None, peer: bool = False
     ) -> m.Ready:
         """Show the model, wait for everybody, and take the memory."""
-        initial = binding.initial() if self.rank == 0 else None
-        fds = (initial.fd,) if initial is not None else ()
-        self._send(m.Register(binding.layout, optimizer, source, peer), fds)
-        if initial is not None:
-            initial.close_fd()
-        ready, received = self._expect(m.Ready)
+        message = m.Register(binding.layout, optimizer, source, peer)
+        ready, received = self._introduce(message, binding, lends=self.rank == 0)
+        if isinstance(ready, m.Lend):
+            ready, received = self._introduce(message, binding, lends=True)
+        assert isinstance(ready, m.Ready), "nobody is asked twice"
         if ready.barrier is not None:
             self._barrier = WorkerBarrier(ready.barrier, Board.of(received.pop(), self.config.workers))
         segment = Segment(received[0], binding.layout.segment_bytes)
@@ -63,6 +62,16 @@ class StoreLink:
         binding.attach(segment, weights)
         self._take(ready.batch)
         return ready
+
+    def _introduce(
+        self, message: m.Register, binding: Binding, lends: bool
+    ) -> tuple[m.Ready | m.Lend, list[int]]:
+        """Describe the model, if wanted with its initial values, and wait."""
+        initial = binding.initial() if lends else None
+        self._send(message, () if initial is None else (initial.fd,))
+        if initial is not None:
+            initial.close_fd()
+        return self._expect(m.Ready | m.Lend)  # type: ignore[arg-type]
 
     def _further(self, fds: list[int], layout: Layout) -> list[Segment]:
         """What it was given beside segment and weights."""

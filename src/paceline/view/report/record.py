@@ -20,6 +20,7 @@ from paceline.trace.events import (
     WorkerJoined,
     WorkerLeft,
 )
+from paceline.trace.life import is_orphan
 from paceline.view.report.series import Point, TimeBins, thin
 from paceline.view.report.spans import Span, Spans
 
@@ -133,4 +134,5 @@ def read_record(path: Path) -> RunRecord:
             raise TraceError(
                 f"the trace of {path} releases rank {error} at {event.t:g} s, which did not wait."
             ) from None
+    record.tally.interrupted = record.tally.end is None and is_orphan(path)
     return record

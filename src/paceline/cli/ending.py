@@ -1,0 +1,125 @@
+"""How a run that did not end well is told: what happened, where to read on, and how to go on."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+import time
+
+from paceline.config import RunConfig
+from paceline.engines.control import Ended
+from paceline.errors import ConfigError, RunError, RunStopped, TraceError
+from paceline.store.disk.folders import saved_in
+from paceline.store.ledger import run_not_begun
+from paceline.trace import Result, Tally, read_trace, tally
+from paceline.trace.files import LineTail
+from paceline.trace.life import owner_of, write_ending, write_result
+from paceline.trace.tally import Failure
+
+GONE_S = 5.0
+"""How long the processes of a run may take to go when whoever held them is gone."""
+
+
+def finish(config: RunConfig, ended: Ended) -> Result:
+    """The result of a run whose processes are gone; raises what went wrong."""
+    total = _added_up(config)
+    if total is None or total.end is None:
+        error = _lost_store(config, ended)
+        _write_down(config, str(error))
+        raise error
+    result = write_result(config.path)
+    places = _places(config, ended)
+    if result.status == "finished":
+        for place in places:
+            print(f"warning: {place}", file=sys.stderr)
+        return result
+    if total.end.user_mistake:
+        raise ConfigError(total.end.detail + go_on(config))
+    if result.status == "stopped":
+        raise RunStopped(f"{total.end.detail}.{go_on(config)}")
+    signals = {rank: -code for rank, code in ended.statuses.items() if code < 0}
+    killed = "".join(f" Rank {rank} ended by {_signal_name(number)}." for rank, number in signals.items())
+    why = _why(total.failures, total.end.detail)
+    read = " ".join(places) or f"Read {config.path}/logs/."
+    engine = f" {ended.detail}." if ended.detail else ""
+    raise RunError(f"{total.end.detail.rstrip('.')}{why}.{killed}{engine} {read}{go_on(config)}")
+
+
+def cut_short(config: RunConfig, why: str) -> None:
+    """Whoever started the run's processes is gone, or ends them at once: write the end that nobody else will.
+
+    Unless the run has written one itself by then.
+    """
+    owner, until = owner_of(config.path), time.monotonic() + GONE_S
+    while owner is not None and owner.alive and time.monotonic() < until:
+        time.sleep(0.02)
+    if owner is not None and owner.alive:
+        return
+    total = _added_up(config)
+    if total is None or total.end is None:
+        _write_down(config, why, "stopped")
+    else:
+        write_result(config.path)
+
+
+def check_ranks(config: RunConfig, result: Result) -> None:
+    """A run that finished although the script raised in some rank is not a success."""
+    failed = [each for each in result.failures if each.reason == "failed"]
+    if not failed:
+        return
+    told = "; ".join(f"rank {each.worker} failed: {each.detail.rstrip('.')}" for each in failed)
+    logs = " and ".join(f"{config.path}/logs/rank{each.worker}.log" for each in failed)
+    raise RunError(f"{told}. The others finished without it. Read {logs}.{go_on(config)}")
+
+
+def go_on(config: RunConfig) -> str:
+    """How to, if there is a checkpoint to go on from."""
+    saved = saved_in(config.path)
+    if saved is None:
+        return ""
+    command = shlex.join(["paceline", "train", str(config.script), "--resume", str(config.path)])
+    return f" Its checkpoint is {saved}. Go on with: {command}"
+
+
+def _write_down(config: RunConfig, detail: str, status: str = "failed") -> None:
+    write_ending(config.path, status, detail, lambda: run_not_begun(config, config.cluster is not None))
+    write_result(config.path)
+
+
+def _added_up(config: RunConfig) -> Tally | None:
+    try:
+        return tally(read_trace(config.path))
+    except TraceError:
+        return None
+
+
+def _lost_store(config: RunConfig, ended: Ended) -> RunError:
+    name, status = "store", ended.store_status
+    if status == 0 and ended.statuses:  # a lone worker has no store
+        rank, status = max(ended.statuses.items(), key=lambda each: (each[1] != 0, -each[0]))
+        name = f"rank{rank}"
+    log = config.path / "logs" / f"{name}.log"
+    who = "the store" if name == "store" else f"rank {name.removeprefix('rank')}"
+    how = f"by {_signal_name(-status)}" if status < 0 else f"with status {status}"
+    lines = [line.decode(errors="replace") for line in LineTail(log).new_lines()]
+    last = "".join(f": {line.rstrip('.')}" for line in lines[-1:]) if name == "store" else ""
+    return RunError(f"{who} ended {how}{last}. Read {log}.{go_on(config)}")
+
+
+def _places(config: RunConfig, ended: Ended) -> list[str]:
+    """Where workers that failed were, if not all were here, and what to read."""
+    failed = sorted(rank for rank in ended.hosts if ended.statuses.get(rank, 0) != 0)
+    logs = config.path / "logs"
+    return [f"Rank {rank} was on host {ended.hosts[rank]}; read {logs}/rank{rank}.log." for rank in failed]
+
+
+def _why(failures: list[Failure], said: str) -> str:
+    details = dict.fromkeys(failure.detail for failure in failures)
+    return "".join(f"; {text}" for text in details if text and text not in said)
+
+
+def _signal_name(number: int) -> str:
+    name = signal.Signals(number).name
+    hint = " (a write to the shared weights? see --private-weights)" if number == signal.SIGSEGV else ""
+    return name + hint
