@@ -152,6 +152,15 @@ CheckpointEvery = Annotated[
         rich_help_panel=TROUBLE,
     ),
 ]
+Keep = Annotated[
+    int,
+    typer.Option(
+        metavar="K",
+        help="How many checkpoints to keep: the newest, and those before it, of which --resume takes the "
+        "next if the newest is damaged. Each takes as much room as the weights and the optimizer's state.",
+        rich_help_panel=TROUBLE,
+    ),
+]
 PrivateWeights = Annotated[
     bool,
     typer.Option(
