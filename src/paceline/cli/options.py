@@ -222,7 +222,9 @@ HostPatience = Annotated[
     float,
     typer.Option(
         metavar="SECONDS",
-        help="How long another host may be out of reach before its workers count as lost.",
+        help="How long another host may be out of reach, be it silent or its connection reset, before its "
+        "workers count as lost. One that closes its connection in good order, as when its process ends, "
+        "has 3 s to come back.",
         rich_help_panel=HOSTS,
     ),
 ]
