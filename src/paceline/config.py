@@ -36,7 +36,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     here: int | None = None
     """How many of the workers are started on this machine, ranks 0 and up; None: all."""
     host_patience_s: float = 30.0
-    """How long a host may be out of reach before its workers count as lost."""
+    """How long a host may be out of reach, silent or reset, before its workers count as lost; one that closes
+    its connection in good order has 3 s to come back."""
     tls: bool = False
     """Whether what travels between hosts is encrypted (TLS 1.3)."""
     tls_cert: str | None = None
@@ -105,6 +106,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Folder of a checkpoint to go on from."""
     checkpoint_every: str | None = None
     """How often a checkpoint is taken while the run goes on: 500 (updates), 60s, 10m or 1h; None: never."""
+    keep: int = 2
+    """How many checkpoints are kept: the newest, and those before it in case it is damaged."""
     cluster: dict[str, Any] | None = None
     """In an exact simulation: the cluster in whose virtual time the run takes place."""
 
@@ -157,6 +160,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             self._check_injection()
         if self.store_hosts < 1:
             raise ConfigError(f"the store lies on at least 1 host, got {self.store_hosts}.")
+        if self.keep < 1:
+            raise ConfigError(f"at least 1 checkpoint is kept, got --keep {self.keep}.")
         if self.checkpoint_every is not None:
             self._check_checkpoints(self.checkpoint_every)
         if not 0 <= self.jitter < 1:

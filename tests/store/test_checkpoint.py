@@ -115,6 +115,7 @@ def test_a_new_checkpoint_replaces_the_old_one_whole(tmp_path: Path) -> None:
     desk.step(0)
     desk.save(folder)
     assert {path.name for path in folder.iterdir()} == {
+        "checksums.json",
         "model.safetensors",
         "optimizer.safetensors",
         "state.json",

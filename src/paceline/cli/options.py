@@ -152,6 +152,15 @@ CheckpointEvery = Annotated[
         rich_help_panel=TROUBLE,
     ),
 ]
+Keep = Annotated[
+    int,
+    typer.Option(
+        metavar="K",
+        help="How many checkpoints to keep: the newest, and those before it, of which --resume takes the "
+        "next if the newest is damaged. Each takes as much room as the weights and the optimizer's state.",
+        rich_help_panel=TROUBLE,
+    ),
+]
 PrivateWeights = Annotated[
     bool,
     typer.Option(
@@ -213,7 +222,9 @@ HostPatience = Annotated[
     float,
     typer.Option(
         metavar="SECONDS",
-        help="How long another host may be out of reach before its workers count as lost.",
+        help="How long another host may be out of reach, be it silent or its connection reset, before its "
+        "workers count as lost. One that closes its connection in good order, as when its process ends, "
+        "has 3 s to come back.",
         rich_help_panel=HOSTS,
     ),
 ]

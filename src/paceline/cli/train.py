@@ -24,6 +24,9 @@ from paceline.cli.engines import check_engine, open_engine
 if TYPE_CHECKING:
     from paceline.config import RunConfig
 
+LARGE_BYTES = 1 << 30
+"""Checking so much takes seconds, so it is told."""
+
 
 def train(
     context: typer.Context,
@@ -52,6 +55,7 @@ def train(
     bad_gradient: o.BadGradient = "stop",
     on_failure: o.OnFailure = "continue",
     checkpoint_every: o.CheckpointEvery = None,
+    keep: o.Keep = 2,
     private_weights: o.PrivateWeights = False,
     engine: o.Engine = "local",
     address: o.Address = None,
@@ -117,6 +121,7 @@ def train(
             "bad_gradient": bad_gradient,
             "on_failure": on_failure,
             "checkpoint_every": checkpoint_every,
+            "keep": keep,
             "private_weights": private_weights,
             "slow": parse_slow(slow or []),
             "device_time_s": device_time,
@@ -277,12 +282,16 @@ def checked_protocol(
 
 
 def find_checkpoint(run: Path) -> Path:
-    """The checkpoint of a run folder, or the folder itself."""
+    """The newest checkpoint of a run folder that is not damaged, or the folder itself."""
     from paceline.errors import ConfigError
-    from paceline.store.disk.folders import is_checkpoint, saved_in
+    from paceline.store.checksums import verify
+    from paceline.store.disk.folders import is_checkpoint
 
     run = run.resolve()  # `latest` is about to point elsewhere
-    folder = run if is_checkpoint(run) else saved_in(run) or _began_with(run)
+    if is_checkpoint(run):
+        verify(run)
+        return run
+    folder = _newest_sound(run)
     if folder is None:
         raise ConfigError(
             f"no checkpoint in {run}. Only a run that was stopped or failed leaves one, or one that was "
@@ -291,12 +300,36 @@ def find_checkpoint(run: Path) -> Path:
     return folder
 
 
-def _began_with(run: Path) -> Path | None:
-    """The checkpoint that a run went on from, if it was killed before it took one of its own."""
-    from paceline.store.disk.folders import is_checkpoint
+def _newest_sound(run: Path) -> Path | None:
+    """Of the run's own checkpoints, or else what it began with; damaged ones are named."""
+    from paceline.store.checksums import DamagedCheckpoint, newest_sound, size_of, verify
+    from paceline.store.disk.folders import saved_in
 
-    ended = (run / "weights.safetensors").exists() or not (run / "config.json").is_file()
-    resumed = None if ended else _config_of(run).resume
+    newest = saved_in(run)
+    if newest is not None and size_of(newest) > LARGE_BYTES:
+        print(f"checking the {size_of(newest) / 1e9:.1f} GB of {newest}", file=sys.stderr, flush=True)
+    try:
+        folder, damages = newest_sound(run)
+    except DamagedCheckpoint as error:
+        folder, damages = _began_with(run), [str(error)]
+        if folder is None:
+            raise
+        damages = [f"{error} Going on from what the run began with, {folder}."]
+    folder = folder or _began_with(run)
+    if folder is not None and folder.parent != run:
+        verify(folder)
+    for text in damages:
+        print(f"warning: {text}", file=sys.stderr, flush=True)
+    return folder
+
+
+def _began_with(run: Path) -> Path | None:
+    """The checkpoint that a run went on from, if it did not come to its end without one of its own."""
+    from paceline.store.disk.folders import is_checkpoint, saved_in
+
+    ended = (run / "weights.safetensors").exists() and saved_in(run) is None
+    known = not ended and (run / "config.json").is_file()
+    resumed = _config_of(run).resume if known else None
     return Path(resumed) if resumed is not None and is_checkpoint(Path(resumed)) else None
 
 

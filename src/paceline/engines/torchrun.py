@@ -37,7 +37,8 @@ from paceline.engines.meeting import MeetingPoint, open_store, plain_environment
 from paceline.errors import ConfigError, RunError
 from paceline.fabric.wire import new_secret, parse_address
 from paceline.runtime import seat as seats
-from paceline.store.disk.folders import new_folder, saved_in
+from paceline.store.checksums import newest_sound
+from paceline.store.disk.folders import new_folder
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PATIENCE_S = 300.0
@@ -242,7 +243,10 @@ def _saved(folder: Path) -> Path | None:
     until = time.monotonic() + SAVING_S
     while folder.is_dir() and not (folder / "result.json").exists() and time.monotonic() < until:
         time.sleep(0.05)
-    return saved_in(folder)
+    checkpoint, damages = newest_sound(folder)
+    for text in damages:
+        print(f"warning: {text}", file=sys.stderr)
+    return checkpoint
 
 
 def _own_address() -> str:

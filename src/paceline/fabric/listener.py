@@ -1,4 +1,8 @@
-"""One address, and whoever comes there: strangers prove that they know the secret before they are heard."""
+"""One address, and whoever comes there: strangers prove that they know the secret before they are heard.
+
+So many may be about to prove it at once, and of one address fewer. When there are more, the oldest one of the
+address that has most is cut off: silent strangers cannot keep out a host, which proves itself at once.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import errno
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -15,8 +20,10 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.fabric.tls import Seal, let_in
 from paceline.fabric.wire import Connection, show_address
 
-STRANGERS = 16
-"""So many may be at the door at once; further ones are turned away."""
+STRANGERS = 128
+"""So many may be at the door at once."""
+STRANGERS_EACH = 16
+"""Of one address (IPv6: one network of 64 bits)."""
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -34,7 +41,7 @@ class Listener:
         self._secret, self._seal, self._come_in = secret, seal, come_in
         self._listener = _listen(address)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        self._strangers = threading.BoundedSemaphore(STRANGERS)
+        self._strangers = Strangers()
         self._thread = threading.Thread(target=self._accept, name="paceline-door", daemon=True)
         self._thread.start()
 
@@ -48,27 +55,54 @@ class Listener:
     def _accept(self) -> None:
         while True:
             try:
-                sock, _ = self._listener.accept()
+                sock, came_from = self._listener.accept()
             except OSError as error:
                 if error.errno in EXHAUSTED:
                     time.sleep(0.1)  # out of descriptors: accept would fail again at once
                     continue
                 return
-            if self._strangers.acquire(blocking=False):
-                threading.Thread(target=self._meet, args=(sock,), daemon=True).start()
-            else:
-                sock.close()
+            self._strangers.add(sock, came_from[0])
+            threading.Thread(target=self._meet, args=(sock,), daemon=True).start()
 
     def _meet(self, sock: socket.socket) -> None:
         try:
             known = let_in(sock, self._secret, self._seal)
         finally:
-            self._strangers.release()
+            self._strangers.remove(sock)
         kept = False
         with contextlib.suppress(OSError, PacelineError, msgspec.DecodeError):
             kept = known is not None and self._come_in(known)
         if not kept:
             sock.close()
+
+
+class Strangers:
+    """Connections that have not proved anything yet, the oldest first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._there: dict[socket.socket, str] = {}
+
+    def add(self, sock: socket.socket, address: str) -> None:
+        """One more; if there are too many, the oldest is cut off, whose thread then closes it."""
+        with self._lock:
+            self._there[sock] = _network(address)
+            crowded, count = Counter(self._there.values()).most_common(1)[0]
+            if count > STRANGERS_EACH or len(self._there) > STRANGERS:
+                oldest = next(each for each, network in self._there.items() if network == crowded)
+                del self._there[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+
+    def remove(self, sock: socket.socket) -> None:
+        """It is none any more: it has proved the secret, or failed to."""
+        with self._lock:
+            self._there.pop(sock, None)
+
+
+def _network(address: str) -> str:
+    """What counts as one address."""
+    return ":".join(address.split(":")[:4]) if ":" in address and "." not in address else address
 
 
 def _listen(address: tuple[str, int]) -> socket.socket:

@@ -46,7 +46,9 @@ TCP_NOTSENT_LOWAT = 25
 UNSENT_BYTES = 1 << 20
 ANSWER, PLEASE_ANSWER = 1, 2
 FILL = memoryview(bytes(ALIGNMENT))
-SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+CLOSED = (errno.EPIPE,)
+"""What a connection says that the other end has closed. A reset is none of it: whoever stands in between can
+send one."""
 
 
 class Sink(Protocol):
@@ -77,7 +79,7 @@ class Session:
 
     def __init__(self, sink: Sink, broken: Callable[[str, bool], None]) -> None:
         """`broken` is told, by a thread of the session, why its connection is gone, and whether the other
-        end closed it (it lives, or its host does) or fell silent. It may come back."""
+        end closed it in good order (its process has ended, or comes back at once). It may come back."""
         self._sink = sink
         self._broken = broken
         lock = threading.RLock()
@@ -217,7 +219,7 @@ class Session:
     def _lost(self, sock: Connection, error: Exception | None) -> None:
         if self._drop(sock) and not self._closed:
             why = "its connection ended" if error is None else f"its connection broke ({error})"
-            self._broken(why, not (isinstance(error, OSError) and error.errno in SILENT))
+            self._broken(why, not isinstance(error, OSError) or error.errno in CLOSED)
 
     # -- reading ------------------------------------------------------------------------------
 

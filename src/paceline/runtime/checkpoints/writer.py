@@ -26,7 +26,7 @@ class CheckpointWriter:
     def __init__(self, config: RunConfig, trace: TraceWriter, now: Callable[[], float]) -> None:
         every = config.checkpoint_every
         self._every = Every() if every is None else parse_every(every)
-        self._folder = config.path / "checkpoint"
+        self._folder, self._keep = config.path / "checkpoint", config.keep
         self._trace, self._now = trace, now
         self._since, self._since_s = 0, 0.0
         self._kept: int | None = None
@@ -101,7 +101,7 @@ class CheckpointWriter:
     def _write(self, taken: Taken, kept: events.Kept) -> None:
         began = time.perf_counter()
         try:
-            write_checkpoint(self._folder, taken())
+            write_checkpoint(self._folder, taken(), self._keep)
             self._outcome = structs.replace(kept, write_s=time.perf_counter() - began)
         except Exception as error:  # whatever it is, it is no reason to stop training
             self._not_written(kept.version, str(error))

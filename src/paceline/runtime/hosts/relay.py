@@ -319,7 +319,7 @@ class Relay:
         elif isinstance(order, PortionPlan) and self._sharing is not None:
             ring = partial(os.eventfd_write, self._wake, 1)
             self._sharing.planned(order, partial(self._weights_of, order), self._cut_off, ring)
-        elif isinstance(order, Offer):
+        elif isinstance(order, Offer) and order.size_bytes > 0:
             worker.offered = Segment.create(order.size_bytes, "a file")
             worker.offered.close_fd()
         elif isinstance(order, Belongs) and worker.offered is not None:

@@ -42,7 +42,7 @@ from paceline.runtime.messages.hosts import (
 STARTING_S = 120.0
 """How long the workers of a host may take to start."""
 CLOSED_S = 3.0
-"""Who closes its connection itself comes back at once, or has ended: so long it is waited for."""
+"""Who closes its connection in good order comes back at once, or has ended: so long it is waited for."""
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -123,6 +123,7 @@ class RemoteHost:
             self._hear(Heard(line, message, []))
         else:
             line.gone, line.torn = True, message.torn
+            line.withdrawn()
             self._hear(Heard(line, None, [], message.detail))
 
     @property
@@ -135,6 +136,7 @@ class RemoteHost:
         """All its workers are lost."""
         for line in [line for line in self.lines.values() if not line.gone]:
             line.gone = line.torn = True
+            line.withdrawn()
             self._hear(Heard(line, None, [], why))
 
     def _line(self, lane: int) -> RemoteWorker:
@@ -145,7 +147,8 @@ class RemoteHost:
         return self.lines[lane]
 
     def _broken(self, why: str, closed: bool) -> None:
-        """Who closes its connection and lives comes back at once; a silent link may be cut."""
+        """Who closes its connection and lives comes back at once; a link that is silent, or was reset, may
+        take longer."""
         self.patience_s = min(CLOSED_S, self._longest_s) if closed else self._longest_s
         if not self.lines:  # it has asked for places, and starts its workers now
             self.patience_s = max(STARTING_S, self._longest_s)

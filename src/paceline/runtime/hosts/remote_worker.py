@@ -148,15 +148,25 @@ class RemoteWorker:
         return self.peer
 
     def offered(self, size_bytes: int) -> None:
-        """Make room for the initial values, or a file."""
+        """Make room for the initial values, or a file; in place of what was offered before and not used."""
+        if size_bytes < 1:
+            raise RunError(f"an offer of {size_bytes} bytes is none.")
+        self.withdrawn()
         self._initial = Segment.create(size_bytes, "what a worker elsewhere has")
+
+    def withdrawn(self) -> None:
+        """What was offered is not waited for any more."""
+        if self._initial is not None:
+            self._initial.close_fd()
+        self._initial = None
 
     def belongs(self, kind: int) -> None:
         """A file of this peer's is here: it has left, and may be asked to go on."""
         offered, self._initial = self._initial, None
+        if offered is not None:
+            offered.close_fd()
         if self.peer is None or offered is None:
             raise RunError("a file that was not offered.")
-        offered.close_fd()
         keep(partial_of(self.host.config.path / "checkpoint"), self.rank, kind, memoryview(offered.map))
 
     def registers(self, message: m.Register) -> list[int]:
@@ -166,6 +176,7 @@ class RemoteWorker:
             return []
         initial, self._initial = self._initial, None
         if initial.size_bytes != layout.weights_bytes + layout.segment_bytes:
+            initial.close_fd()
             raise RunError("the initial values are not those of the model that is registered.")
         return [initial.fd]
 

@@ -31,7 +31,7 @@ def save_run(
     """
     folder = config.path / "checkpoint"
     if whole and kept:
-        write_checkpoint(folder, run.snapshot(lead, peers))
+        write_checkpoint(folder, run.snapshot(lead, peers), config.keep)
     memory = lead.segment.bytes if lead.segment else None
     weights = model_state(run.store.layout, run.store.views, memory)
     save_weights(config.path / "weights.safetensors", weights)

@@ -21,6 +21,7 @@ from paceline.protocols.rules.steady import check_steady
 from paceline.protocols.settings import resolved
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.start import Run, RunStart, check_same, equip, resume_peers
+from paceline.store.checksums import unchecked
 from paceline.store.disk.folders import partial_of
 from paceline.store.layout import Layout
 from paceline.store.ledger import Ledger
@@ -105,7 +106,7 @@ def assemble(
     if config.compress != "none" and elsewhere:
         gathering.remarks.append("--compress: vectors travel uncompressed between hosts, so far")
     protocol.check(config.workers)
-    gathering.remarks += _ignored(config, name, protocol)
+    gathering.remarks += [*_ignored(config, name, protocol), *unchecked(config.resume)]
     _check_complete(config, members)
     return _assemble_peers(gathering, config, name, protocol, members, write, simulated)
 

@@ -24,7 +24,8 @@ from paceline.protocols.settings import make, make_any, resolved
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.held_gradients import HeldGradients
 from paceline.runtime.run.member import Member
-from paceline.store.disk.checkpoint import RunState, SavedRule, Snapshot, load_checkpoint, snapshot
+from paceline.store.checksums import unchecked
+from paceline.store.disk.checkpoint import VERSION, RunState, SavedRule, Snapshot, load_checkpoint, snapshot
 from paceline.store.layout import Layout
 from paceline.store.ledger import Ledger
 from paceline.store.parameters import Gradients, ParameterStore
@@ -136,6 +137,7 @@ class RunStart:
             ledger.on_member = board.note
         ledger.offer(lead.registered.source, {member.rank for member in members})
         buffers = _resume(self._config.resume, store, ledger)
+        self.remarks += unchecked(self._config.resume)
         for member in members:
             equip(member, store, initial, shared, buffers, self.portion)
         ledger.model(sum(v.numel() for v in store.views), layout.weights_bytes, layout.gradient_bytes)
@@ -217,6 +219,7 @@ class Run:
 def run_state(ledger: Ledger, store: ParameterStore, peers: int | None, shared: bool) -> RunState:
     """What a checkpoint keeps besides tensors; `peers`: how many workers have files of their own."""
     return RunState(
+        checkpoint=VERSION,
         peers=peers,
         one_model=shared and peers is not None,
         digest=store.layout.digest(),

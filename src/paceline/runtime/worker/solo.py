@@ -31,7 +31,9 @@ from paceline.runtime.checkpoints.writer import CheckpointWriter
 from paceline.runtime.worker.emulation import Emulation
 from paceline.runtime.worker.loader import count_samples
 from paceline.runtime.worker.pace import Pace, catch_up, replace_step
+from paceline.store.checksums import unchecked
 from paceline.store.disk.checkpoint import (
+    VERSION,
     Snapshot,
     other_model,
     read_checkpoint,
@@ -50,6 +52,7 @@ FLUSH_S = 0.1
 class LoneState(msgspec.Struct, frozen=True, kw_only=True):
     """Where a lone run stood, in its own terms: passes over the loader, and batches in the last."""
 
+    checkpoint: int = 1
     passes: int
     batches: int
     steps: int
@@ -293,7 +296,7 @@ class RecordedSolo(Solo):
         if error is None:
             remove_checkpoint(self._config.path / "checkpoint")
         else:
-            write_checkpoint(self._config.path / "checkpoint", self._snapshot())
+            write_checkpoint(self._config.path / "checkpoint", self._snapshot(), self._config.keep)
 
     def close(self, status: str, text: str, mistake: bool) -> None:
         """The last word of the trace."""
@@ -313,6 +316,7 @@ class RecordedSolo(Solo):
         assert self._optimizer is not None
         tensors, values = export_state(self._optimizer)
         state = LoneState(
+            checkpoint=VERSION,
             passes=max(self._passes - 1, 0),
             batches=self._batches,
             steps=self._steps,
@@ -335,6 +339,8 @@ class RecordedSolo(Solo):
                 tensor.copy_(weights[name])
         import_state(optimizer, tensors, state.optimizer)
         self._resumed, self._repeats, self._steps = state, True, state.steps
+        for text in unchecked(str(folder)):
+            self._ledger.write(events.Note(0.0, "info", text))
         self._ledger.resume_at(state.version, state.samples, 0, state.steps)
 
 

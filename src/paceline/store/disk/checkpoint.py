@@ -14,12 +14,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from paceline.errors import TraceError
-from paceline.store.disk.folders import partial_of, previous_of
+from paceline.store.checksums import SINCE, DamagedCheckpoint, verify, write_manifest
+from paceline.store.disk.folders import all_saved_in, partial_of, previous_of
 from paceline.store.layout import Layout
 from paceline.store.optimizers import import_state
 from paceline.store.parameters import ParameterStore
 
-VERSION = 1
+VERSION = SINCE
 T = TypeVar("T")
 
 
@@ -34,7 +35,8 @@ class SavedRule(msgspec.Struct, frozen=True):
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """Where a run stood, apart from its tensors."""
 
-    checkpoint: int = VERSION
+    checkpoint: int = 1
+    """The version of its form; from 2 on it comes with checksums."""
     digest: str
     version: int
     samples: int
@@ -101,35 +103,57 @@ def pack(
     return Snapshot(model, tensors, "state.json", text, beside=state.peers is not None)
 
 
-def write_checkpoint(folder: Path, taken: Snapshot) -> None:
-    """Write it down, whole or not at all; the checkpoint before stays until this one is on the disk."""
+def write_checkpoint(folder: Path, taken: Snapshot, keep: int = 1) -> None:
+    """Write it down, whole or not at all; the checkpoint before stays until this one is on the disk, and
+    `keep - 1` of those before it for good."""
     partial = partial_of(folder)
     if not taken.beside:
         shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True, exist_ok=True)
-    save_file(taken.model, partial / "model.safetensors")
-    save_file(taken.optimizer, partial / "optimizer.safetensors")
-    (partial / taken.name).write_bytes(taken.state)
-    for path in (*partial.iterdir(), partial):
-        _to_disk(path)
-    _change_places(partial, folder)
+    try:
+        _fill(partial, taken)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)  # it is of no use, and takes room
+        raise
+    _change_places(partial, folder, keep)
     _to_disk(folder.parent)
 
 
+def _fill(partial: Path, taken: Snapshot) -> None:
+    save_file(taken.model, partial / "model.safetensors")
+    save_file(taken.optimizer, partial / "optimizer.safetensors")
+    (partial / taken.name).write_bytes(taken.state)
+    write_manifest(partial)
+    for path in (*partial.iterdir(), partial):
+        _to_disk(path)
+
+
 def remove_checkpoint(folder: Path) -> None:
-    """Leave nothing of it: the run has finished."""
-    for each in (folder, partial_of(folder), previous_of(folder)):
+    """Leave nothing of it, nor of those before: the run has finished."""
+    for each in (partial_of(folder), folder, *folder.parent.glob(f"{folder.name}.previous*")):
         shutil.rmtree(each, ignore_errors=True)
 
 
-def _change_places(partial: Path, folder: Path) -> None:
-    """Two renames, since a folder cannot take another's place: between them the old one is `previous`."""
-    previous = previous_of(folder)
+def drop_older(run: Path) -> bool:
+    """Remove all checkpoints but the newest, to make room; whether there were any."""
+    older = all_saved_in(run)[1:]
+    for each in older:
+        shutil.rmtree(each, ignore_errors=True)
+    return bool(older)
+
+
+def _change_places(partial: Path, folder: Path, keep: int) -> None:
+    """Renames, since a folder cannot take another's place: between the last two the newest is `previous`."""
     if folder.exists():
-        shutil.rmtree(previous, ignore_errors=True)
-        os.replace(folder, previous)
+        steps = max(1, keep - 1)
+        shutil.rmtree(previous_of(folder, steps), ignore_errors=True)
+        for step in range(steps, 1, -1):
+            if previous_of(folder, step - 1).exists():
+                os.replace(previous_of(folder, step - 1), previous_of(folder, step))
+        os.replace(folder, previous_of(folder))
     os.replace(partial, folder)
-    shutil.rmtree(previous, ignore_errors=True)
+    for each in all_saved_in(folder.parent)[keep:]:
+        shutil.rmtree(each, ignore_errors=True)
 
 
 def _to_disk(path: Path) -> None:
@@ -174,11 +198,13 @@ def check_optimizer(
 
 def read_checkpoint(folder: Path, name: str, kind: type[T]) -> tuple[T, dict[str, Tensor], dict[str, Tensor]]:
     """What the files of a checkpoint hold: the state `name`, the model, the optimizer."""
+    verify(folder)
     return _read(folder, (name, "model.safetensors", "optimizer.safetensors"), kind)
 
 
 def read_files(folder: Path, stem: str, kind: type[T]) -> tuple[T, dict[str, Tensor], dict[str, Tensor]]:
     """The same of a worker that keeps its own."""
+    verify(folder, f"{stem}.")
     return _read(folder, (f"{stem}.json", f"{stem}.safetensors", f"{stem}.optimizer.safetensors"), kind)
 
 
@@ -187,13 +213,13 @@ def _read(
 ) -> tuple[T, dict[str, Tensor], dict[str, Tensor]]:
     for file in files:
         if not (folder / file).is_file():
-            raise TraceError(f"no checkpoint to resume at {folder}: {file} is missing.")
+            raise DamagedCheckpoint(f"no checkpoint to resume at {folder}: {file} is missing.")
     name, model, optimizer = files
     try:
         state = msgspec.json.decode((folder / name).read_bytes(), type=kind)
         return state, load_file(folder / model), load_file(folder / optimizer)
     except (OSError, UnicodeDecodeError, msgspec.DecodeError, SafetensorError) as error:
-        raise TraceError(
+        raise DamagedCheckpoint(
             f"the checkpoint at {folder} is damaged: {error}. Resume from another one."
         ) from None
 

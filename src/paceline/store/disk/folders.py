@@ -27,17 +27,25 @@ def partial_of(folder: Path) -> Path:
     return folder.with_name(folder.name + ".partial")
 
 
-def previous_of(folder: Path) -> Path:
-    """Where the checkpoint before it is, for the moment in which they change places."""
-    return folder.with_name(folder.name + ".previous")
+def previous_of(folder: Path, steps: int = 1) -> Path:
+    """Where the checkpoint before it is, or the one so many steps before."""
+    return folder.with_name(folder.name + ".previous" + (f".{steps}" if steps > 1 else ""))
+
+
+def all_saved_in(run: Path) -> list[Path]:
+    """The checkpoints of a run that are whole, damaged or not, the newest first; a run killed between two
+    renames has only the one before."""
+    newest = run / "checkpoint"
+    older = run.glob(f"{newest.name}.previous*")
+    places = [newest, *sorted(older, key=lambda path: (len(path.name), path.name))]
+    return [each for each in places if is_checkpoint(each)]
 
 
 def saved_in(run: Path) -> Path | None:
-    """The newest checkpoint of a run that is whole; a run killed between two renames has the one before."""
-    places = (run / "checkpoint", previous_of(run / "checkpoint"))
-    return next((each for each in places if is_checkpoint(each)), None)
+    """The newest of them."""
+    return next(iter(all_saved_in(run)), None)
 
 
 def is_checkpoint(folder: Path) -> bool:
     """Whether it holds one, damaged or not."""
-    return (folder / "model.safetensors").is_file()
+    return any((folder / name).is_file() for name in ("model.safetensors", "state.json", "lone.json"))
