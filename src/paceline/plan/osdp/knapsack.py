@@ -25,6 +25,8 @@ from paceline.plan.profile.units import MIB
 MOST_UNITS = 65536
 """The table's width; a wider range of memory is counted in larger units."""
 EPSILON = 1e-12
+EXCHANGES = 20
+"""How often a greedy plan is improved before the table is asked."""
 MANY, ROUGH = 200, 1e-4
 """Layers of many sizes whose time is in proportion to their size can be combined in countless ways that
 differ by nothing one could measure: above so many operators, a plan within this of the best is good
@@ -109,54 +111,54 @@ class _Relaxed(NamedTuple):
     price: float
 
 
-class _Hull(NamedTuple):
-    """An operator's options as a convex curve: seconds saved for each further byte, steepest first."""
-
-    memory: int
-    seconds: float
-    steps: tuple[tuple[float, int], ...]
-    next_surge: float
-    """The height at which there are more options."""
-
-
 def _relaxations(options: Options, limit: int) -> list[_Relaxed]:
     """For every height that can fit."""
     merged: dict[tuple[Option, ...], int] = {}
     for each in options:
         merged[tuple(each)] = merged.get(tuple(each), 0) + 1
-    hulls = [_Hull(0, 0.0, (), -1)] * len(merged)
-    made = []
-    for height in _heights(options):
-        for place, each in enumerate(merged):
-            if hulls[place].next_surge <= height:
-                hulls[place] = _hull(each, height)
-        room = limit - height - sum(h.memory * n for h, n in zip(hulls, merged.values(), strict=True))
-        seconds = sum(h.seconds * n for h, n in zip(hulls, merged.values(), strict=True))
-        if room >= 0 and seconds < float("inf"):
-            steps = [
-                (s, size * n) for h, n in zip(hulls, merged.values(), strict=True) for s, size in h.steps
-            ]
-            made.append(_relax(seconds, steps, room, height))
-    return made
+    curves = _Curves(list(merged), np.array(list(merged.values())))
+    made = (curves.relax(limit, height) for height in _heights(options))
+    return [relaxed for relaxed in made if relaxed is not None]
 
 
-def _relax(seconds: float, steps: list[tuple[float, int]], room: int, height: int) -> _Relaxed:
-    for slope, size in sorted(steps, reverse=True):
-        taken = min(size, room)
-        seconds -= slope * taken
-        room -= taken
-        if taken < size:
-            return _Relaxed(seconds, height, slope)
-    return _Relaxed(seconds, height, 0.0)
+class _Curves:
+    """Every operator's options as a convex curve: seconds saved for each further byte, steepest first."""
 
+    def __init__(self, kinds: list[tuple[Option, ...]], counts: np.ndarray) -> None:
+        steps = max(len(kind) for kind in kinds)
+        self._kinds, self._counts = kinds, counts
+        self._memory, self._seconds = np.zeros(len(kinds)), np.full(len(kinds), np.inf)
+        self._slopes, self._sizes = np.zeros((len(kinds), steps)), np.zeros((len(kinds), steps))
+        self._next = np.full(len(kinds), -1.0)
+        """The height at which there are more options."""
 
-def _hull(each: Sequence[Option], height: int) -> _Hull:
-    further = min((o.surge for o in each if o.surge > height), default=float("inf"))
-    kept = _below(each, height)
-    if not kept:
-        return _Hull(0, float("inf"), (), further)
-    steps = tuple((_slope(a, b), b.memory - a.memory) for a, b in pairwise(_corners(kept)))
-    return _Hull(kept[0].memory, kept[0].seconds, steps, further)
+    def relax(self, limit: int, height: int) -> _Relaxed | None:
+        """The least time at this height if operators could be cut; None if nothing fits."""
+        for place in np.flatnonzero(self._next <= height):
+            self._bend(int(place), height)
+        room = limit - height - float(self._memory @ self._counts)
+        seconds = float(self._seconds @ self._counts)
+        if room < 0 or seconds == np.inf:
+            return None
+        order = np.argsort(-self._slopes, axis=None, kind="stable")
+        slopes, sizes = self._slopes.ravel()[order], (self._sizes * self._counts[:, None]).ravel()[order]
+        filled = np.cumsum(sizes)
+        last = int(np.searchsorted(filled, room, side="right"))
+        seconds -= float(slopes[:last] @ sizes[:last])
+        if last == len(slopes):
+            return _Relaxed(seconds, height, 0.0)
+        left = room - (float(filled[last - 1]) if last else 0.0)
+        return _Relaxed(seconds - float(slopes[last]) * left, height, float(slopes[last]))
+
+    def _bend(self, place: int, height: int) -> None:
+        each = self._kinds[place]
+        self._next[place] = min((o.surge for o in each if o.surge > height), default=np.inf)
+        kept = _below(each, height)
+        if kept:
+            self._memory[place], self._seconds[place] = kept[0].memory, kept[0].seconds
+            self._slopes[place], self._sizes[place] = 0.0, 0.0
+            for step, (a, b) in enumerate(pairwise(_corners(kept))):
+                self._slopes[place, step], self._sizes[place, step] = _slope(a, b), b.memory - a.memory
 
 
 def _corners(kept: Sequence[Option]) -> list[Option]:
@@ -186,7 +188,37 @@ def _greedy(allowed: list[list[Option]], room: int) -> Solution:
         if chosen[place] == a and b.memory - a.memory <= room:
             chosen[place] = b
             room -= b.memory - a.memory
+    _exchange(chosen, allowed, room)
     return measured(chosen)
+
+
+def _exchange(chosen: list[Option], allowed: list[list[Option]], room: int) -> None:
+    """Give one operator more and another less, as long as that saves time and still fits."""
+    for _ in range(EXCHANGES):
+        ups, downs = _moves(chosen, allowed, 1), _moves(chosen, allowed, -1)
+        if not ups or not downs:
+            return
+        saved = np.array([m[0] for m in ups])[:, None] + np.array([m[0] for m in downs])[None]
+        size = np.array([m[1] for m in ups])[:, None] + np.array([m[1] for m in downs])[None]
+        saved[size > room] = 0.0
+        up, down = divmod(int(np.argmax(saved)), len(downs))
+        if saved[up, down] <= 0 or ups[up][2] == downs[down][2]:
+            return
+        for _, _, place, option in (ups[up], downs[down]):
+            chosen[place] = option
+        room -= int(size[up, down])
+
+
+def _moves(
+    chosen: list[Option], allowed: list[list[Option]], by: int
+) -> list[tuple[float, int, int, Option]]:
+    """For every operator, its next option up or down: seconds saved, bytes more, which, what."""
+    moves = []
+    for place, (now, each) in enumerate(zip(chosen, allowed, strict=True)):
+        at = each.index(now) + by
+        if 0 <= at < len(each):
+            moves.append((now.seconds - each[at].seconds, each[at].memory - now.memory, place, each[at]))
+    return moves
 
 
 def _open(allowed: list[list[Option]], relaxed: _Relaxed, best: float) -> list[list[Option]]:
@@ -209,34 +241,51 @@ def _search(options: list[list[Option]], room: int, unit: int) -> Solution | Non
         return measured([each[-1] for each in options])
     unit = max(unit, -(-room // MOST_UNITS), 1)
     times = np.zeros(room // unit + 1)
-    undecided = [each for each in options if len(each) > 1]
-    picks = np.zeros((len(undecided), len(times)), dtype=np.uint8)
-    for row, each in enumerate(undecided):
-        times = _add(times, picks[row], each, unit)
-    chosen = iter(_walk_back(undecided, picks, int(np.argmin(times)), unit))
-    return measured([next(chosen) if len(each) > 1 else each[0] for each in options])
+    bundles = _bundles(options)
+    picks = np.zeros((len(bundles), len(times)), dtype=np.uint8)
+    for row, (each, places) in enumerate(bundles):
+        times = _add(times, picks[row], each, _sizes(each, len(places), unit), len(places))
+    chosen = [each[0] for each in options]
+    width = int(np.argmin(times))
+    for row in range(len(bundles) - 1, -1, -1):
+        each, places = bundles[row]
+        pick = int(picks[row, width])
+        width -= _sizes(each, len(places), unit)[pick]
+        for place in places:
+            chosen[place] = each[pick]
+    return measured(chosen)
 
 
-def _sizes(each: Sequence[Option], unit: int) -> list[int]:
-    return [-(-(option.memory - each[0].memory) // unit) for option in each]
+def _bundles(options: list[list[Option]]) -> list[tuple[list[Option], list[int]]]:
+    """Undecided operators, identical ones with two options in bundles of 1, 2, 4, ...: any number of them
+    is the sum of some bundles, so that a few rows of the table stand for hundreds of layers."""
+    alike: dict[tuple[Option, ...], list[int]] = {}
+    for place, each in enumerate(options):
+        if len(each) > 1:
+            alike.setdefault(tuple(each), []).append(place)
+    made = []
+    for kind, places in alike.items():
+        size = 1
+        while places:
+            taken, places = places[:size], places[size:]
+            made.append((list(kind), taken))
+            size *= 2 if len(kind) == 2 else 1
+    return made
 
 
-def _add(times: np.ndarray, picks: np.ndarray, each: Sequence[Option], unit: int) -> np.ndarray:
-    """One more operator, in a new table: one that is changed in place would take an operator twice."""
-    best = times + each[0].seconds
-    for pick, size in enumerate(_sizes(each, unit)):
+def _sizes(each: Sequence[Option], count: int, unit: int) -> list[int]:
+    return [-(-count * (option.memory - each[0].memory) // unit) for option in each]
+
+
+def _add(
+    times: np.ndarray, picks: np.ndarray, each: Sequence[Option], sizes: list[int], count: int
+) -> np.ndarray:
+    """One more bundle, in a new table: one that is changed in place would take an operator twice."""
+    best = times + count * each[0].seconds
+    for pick, size in enumerate(sizes):
         if pick and size < len(times):
-            tried = times[: len(times) - size] + each[pick].seconds
+            tried = times[: len(times) - size] + count * each[pick].seconds
             better = tried < best[size:]
             best[size:][better] = tried[better]
             picks[size:][better] = pick
     return best
-
-
-def _walk_back(options: list[list[Option]], picks: np.ndarray, width: int, unit: int) -> list[Option]:
-    chosen = []
-    for row in range(len(options) - 1, -1, -1):
-        pick = int(picks[row, width])
-        chosen.append(options[row][pick])
-        width -= _sizes(options[row], unit)[pick]
-    return chosen[::-1]
