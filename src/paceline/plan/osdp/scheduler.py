@@ -1,0 +1,98 @@
+"""OSDP's scheduler: the best plan for every batch size that fits, and of those the one with most samples
+per second.
+
+The published code takes the batch size with the shortest step instead, which is always the smallest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from paceline.errors import ConfigError
+from paceline.plan.osdp.knapsack import Solution, smallest, solve
+from paceline.plan.osdp.options import Costs, on_cluster
+from paceline.plan.osdp.plan import OsdpPlan, figures, make_plan
+from paceline.plan.profile import ClusterProfile, ModelProfile
+from paceline.plan.profile.units import GIB, MIB, size_text
+
+EVERY_BATCH = 32
+"""Up to here every batch size is tried, then sizes an eighth apart."""
+MOST_BATCH = 4096
+
+Best = tuple[Costs, Solution]
+
+
+def plan_osdp(
+    profile: ModelProfile,
+    cluster: ClusterProfile,
+    limit: int | None = None,
+    batch: int | None = None,
+    *,
+    progress: Callable[[int], None] = lambda batch: None,
+    **ways: object,
+) -> OsdpPlan:
+    """The plan for a model, a cluster and a memory limit per device. `batch`: for just this size.
+
+    `ways` are fields of `Costs`: modes, slices, split, launch_s, overlap.
+    """
+    limit = cluster.memory_bytes if limit is None else limit
+    profile = on_cluster(profile, cluster)
+    _check_names(profile, ways.get("split"))
+    costs = Costs(cluster, 1, profile.state_copies)._replace(**ways)  # type: ignore[arg-type]
+    best = _schedule(profile, costs, limit, batch, progress)
+    if best is None:
+        raise _nothing_fits(profile, costs._replace(batch=batch or 1), limit)
+    plan = make_plan(profile, cluster, best[0], limit, best[1])
+    more = _schedule(profile, costs, limit + GIB, batch, progress)
+    if more is not None:
+        found = figures(more[1], more[0], limit + GIB)
+        if found.samples_per_s > plan.predicted.samples_per_s * (1 + 1e-9):
+            plan = msgspec.structs.replace(plan, next_gib=found)
+    return plan
+
+
+def _schedule(
+    profile: ModelProfile, costs: Costs, limit: int, batch: int | None, progress: Callable[[int], None]
+) -> Best | None:
+    best: Best | None = None
+    for size in _batches() if batch is None else (batch,):
+        progress(size)
+        tried = costs._replace(batch=size)
+        found = solve([tried.options(op) for op in profile.operators], limit - costs.cluster.overhead_bytes)
+        if found is None:
+            break  # more samples never take less memory
+        if best is None or _rate(tried, found) > _rate(*best):
+            best = tried, found
+    return best
+
+
+def _batches() -> Iterator[int]:
+    size = 1
+    while size <= MOST_BATCH:
+        yield size
+        size += 1 if size < EVERY_BATCH else size // 8
+
+
+def _rate(costs: Costs, found: Solution) -> float:
+    return costs.batch / found.seconds if found.seconds else float("inf")
+
+
+def _nothing_fits(profile: ModelProfile, costs: Costs, limit: int) -> ConfigError:
+    least = smallest([costs.options(op) for op in profile.operators]) + costs.cluster.overhead_bytes
+    rounded = -(-least // MIB)
+    return ConfigError(
+        f"nothing fits into {size_text(limit)} per device with a batch of {costs.batch}: the smallest plan "
+        f"takes {size_text(least)} ({size_text(costs.cluster.overhead_bytes)} of it overhead). "
+        f"Use --memory {rounded}MiB or more, more workers, or --slices."
+    )
+
+
+def _check_names(profile: ModelProfile, split: object) -> None:
+    from paceline.errors import unknown
+
+    names = [op.name for op in profile.operators]
+    for name in split if isinstance(split, dict) else ():
+        if name not in names:
+            raise unknown("operator to split:", name, names)

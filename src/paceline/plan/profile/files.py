@@ -1,0 +1,44 @@
+"""Reading and writing profile and plan files: JSON or TOML in, checked values out."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from paceline.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def read_table(path: Path, what: str) -> Any:
+    """The plain contents of a JSON file, or of a TOML one if it is named so."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read the {what} {path}: {error.strerror}. Check the path.") from None
+    try:
+        return tomllib.loads(raw.decode()) if path.suffix == ".toml" else msgspec.json.decode(raw)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise ConfigError(f"the {what} {path} is neither JSON nor TOML that can be read: {error}.") from None
+
+
+def checked(table: Any, kind: type[T], path: Path, what: str) -> T:
+    """The table as a value of this type, or one sentence about what is wrong in it."""
+    try:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"the {what} {path}: {str(error).rstrip('.')}.") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """As JSON that people can read."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+
+
+def digest(value: Any) -> str:
+    """Sixteen letters that differ when the value does; the same on every rank and machine."""
+    return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:16]
