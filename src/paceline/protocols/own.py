@@ -241,8 +241,11 @@ def _blamed_on(shown: str) -> Iterator[None]:
             f"{error.filename or shown}, line {error.lineno}: {error.msg}. Mend the file."
         ) from None
     except (Exception, SystemExit) as error:
-        text = " ".join(str(error).split())
-        raise ConfigError(f"{shown} raised {type(error).__name__} when it was loaded: {text}") from error
+        text = " ".join(str(error).split()).rstrip(".")
+        raise ConfigError(
+            f"{shown} raised {type(error).__name__} when it was loaded: {text}. Mend it; what is to be done "
+            "only when it runs as a script belongs under `if __name__ == '__main__'`."
+        ) from error
 
 
 # -- installed packages, and classes that a script hands over -------------------------------------------

@@ -10,7 +10,6 @@ from typing import Any, get_type_hints
 import msgspec
 
 from paceline.errors import ConfigError
-from paceline.protocols.core.base import Pacing
 from paceline.protocols.core.peer import Peer
 
 PACED = "decide(self, clocks, pushed)"
@@ -80,15 +79,22 @@ def _check_settings(name: str, cls: Any) -> None:
     except Exception as error:
         raise ConfigError(f"the types of the fields of class {name!r} cannot be read: {error}.") from None
     for field in fields(cls):
-        if field.init and isinstance(
-            msgspec.inspect.type_info(hints[field.name]), msgspec.inspect.CustomType
-        ):
+        if field.init and not _is_plain(hints[field.name]):
             raise ConfigError(
                 f"setting {field.name} of class {name!r} has a type that cannot be given with --set: "
                 f"{hints[field.name]!r}. Use numbers, words, true and false, or lists of them."
             )
 
 
-def is_protocol(value: object) -> bool:
-    """Whether this is an object of a protocol's class."""
-    return isinstance(value, Pacing | Peer)
+def _is_plain(kind: Any) -> bool:
+    """Whether values of this type can be written as JSON and read again."""
+    try:
+        msgspec.json.schema(kind)
+    except TypeError:
+        return False
+    return True
+
+
+def looks_like_one(value: object) -> bool:
+    """Whether this is meant to be a protocol's object, complete or not."""
+    return not isclass(value) and (hasattr(value, "decide") or hasattr(value, "iteration"))

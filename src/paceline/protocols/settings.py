@@ -21,7 +21,7 @@ from paceline.errors import ConfigError, unknown
 from paceline.protocols import PACED, PEERS, own
 from paceline.protocols.core.base import Pacing
 from paceline.protocols.core.peer import Peer
-from paceline.protocols.own_checks import is_protocol
+from paceline.protocols.own_checks import looks_like_one
 
 T = TypeVar("T", bound=Pacing | Peer)
 
@@ -88,7 +88,7 @@ def is_peer(name: str) -> bool:
 
 def spelled_out(protocol: object) -> tuple[str, dict[str, Any]]:
     """The name and settings by which other processes build the same protocol as this object."""
-    if not is_protocol(protocol):
+    if not looks_like_one(protocol):
         what = f"the class {protocol.__name__}" if isinstance(protocol, type) else f"{protocol!r}"
         raise ConfigError(f"join takes a protocol's name or object, as HalfWay(near=2); got {what}.")
     cls: Any = type(protocol)
