@@ -14,17 +14,22 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import ConfigError, PacelineError, RunError, RunStopped
 
 if TYPE_CHECKING:
+    from paceline.protocols import Pacing, Peer
     from paceline.runtime.worker.pace import Pace
 
 __version__ = "0.1.0"
 __all__ = ["ConfigError", "PacelineError", "RunError", "RunStopped", "join", "run"]
 
 
-def join(protocol: str | None = None, **settings: Any) -> Pace:
+def join(protocol: str | Pacing | Peer | None = None, **settings: Any) -> Pace:
     """Take part in the run this process was started for; alone when nobody started it.
 
-    The protocol and settings named here are the script's defaults: the command's flags win.
+    The protocol named here, `join("ssp", staleness=5)` or an object such as `join(HalfWay(near=2))`, is the
+    script's default: the command's flags win.
     """
+    from paceline.protocols.own import check_not_loading
+
+    check_not_loading()
     from paceline.engines.torchrun import sit_down
     from paceline.runtime.join import join
 

@@ -47,7 +47,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     store_hosts: int = 1
     """How many hosts hold the store, this one included: the weights are cut into so many portions."""
     protocol: str | None = None
-    """None: what the script names in `join`, else bsp."""
+    """None: what the script names in `join`, else bsp. One of your own is `my_rules.py:HalfWay`, seen from
+    the folder in which the run was started."""
+    protocol_sha256: str = ""
+    """Of the file of a protocol of one's own, as it was when the run was started."""
     settings: dict[str, Any] = {}
     engine: Literal["local", "ray", "spark"] = "local"
     """Who starts the workers: this machine, Ray, wherever it has room, or Spark, one task each."""

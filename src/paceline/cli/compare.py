@@ -34,7 +34,7 @@ def compare(
         str,
         typer.Option(
             help="Comma separated; settings after colons, +balance for balanced batches, for instance "
-            "bsp,bsp+balance,ssp:staleness=5,dssp,asp."
+            "bsp,bsp+balance,ssp:staleness=5,dssp,asp. One of your own: my_rules.py:HalfWay:near=3."
         ),
     ] = "bsp,ssp,dssp,asp",
     workers: o.Workers = 4,
@@ -128,6 +128,10 @@ def parse_protocol(text: str) -> Wanted:
     """`ssp:staleness=5` is a protocol with settings; with `+balance` at its end, batches are balanced."""
     text = text.strip()
     name, *settings = text.removesuffix(BALANCED).split(":")
+    if name.endswith(".py") and settings:  # a class in a file: my_rules.py:HalfWay:near=3
+        from paceline.protocols.own import canonical
+
+        name = canonical(f"{name}:{settings.pop(0)}")
     return Wanted(name, parse_settings(settings), text.endswith(BALANCED))
 
 

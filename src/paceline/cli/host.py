@@ -12,6 +12,7 @@ from paceline.cli import options as o
 from paceline.cli.common import check_script, errors_for_people, heed_termination
 
 if TYPE_CHECKING:
+    from paceline.config import RunConfig
     from paceline.engines.local import LocalEngine
     from paceline.fabric.tls import Trust
 
@@ -81,6 +82,7 @@ def _host(
     config, guest = enrol(address, secret, workers, runs, wait, trust)
     path = Path(config.script or "") if script is None else script
     check_script(path)
+    _check_protocol(config)
     config = msgspec.structs.replace(config, script=str(path))
     print(
         f"rank{'s' * (len(guest.ranks) > 1)} {', '.join(map(str, guest.ranks))} of {config.workers}; "
@@ -94,6 +96,16 @@ def _host(
         bad = ", ".join(f"{rank} ({code})" for rank, code in sorted(statuses.items()) if code)
         print(f"error: ranks ended badly: {bad}. Read {config.folder}/logs/.", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def _check_protocol(config: RunConfig) -> None:
+    """A protocol of one's own has to be here as well, in the same file, before workers are started."""
+    from paceline.protocols.own import check_same_file
+    from paceline.protocols.settings import class_of
+
+    if config.protocol is not None:
+        class_of(config.protocol)
+        check_same_file(config.protocol, config.protocol_sha256, "where the run was started")
 
 
 def _wait(engine: LocalEngine) -> dict[int, int]:

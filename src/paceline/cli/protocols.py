@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,33 +15,58 @@ if TYPE_CHECKING:
 
 
 def protocols(
-    name: Annotated[str | None, typer.Argument(help="Show one protocol with all its settings.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Show one protocol with all it says of itself; one of your own as my_rules.py:HalfWay."
+        ),
+    ] = None,
     json: o.Json = False,
 ) -> None:
-    """List the protocols: name, family, paper, what each promises, and its settings."""
+    """List the protocols: name, family, paper, what each promises, and its settings.
+
+    Those that installed packages offer (entry points of the group paceline.protocols) stand at the end.
+    """
     with errors_for_people():
-        from paceline.errors import unknown
-        from paceline.protocols import PACED, PEERS
+        from paceline.protocols.own import canonical
         from paceline.protocols.settings import about
 
-        names = [*sorted(PACED), *sorted(PEERS)]
-        if name is not None and name not in names:
-            raise unknown("protocol", name, names)
-        entries = [about(each) for each in ([name] if name else names)]
+        entries = [about(canonical(name))] if name else _all()
         if json:
             print_json(entries[0] if name else entries)
         else:
-            _show(entries)
+            _show(entries, whole=name is not None)
 
 
-def _show(entries: list[About]) -> None:
+def _all() -> list[About]:
+    """Those of the package, then those of others; one that cannot be loaded is told of, and left out."""
+    from paceline.errors import ConfigError
+    from paceline.protocols import PACED, PEERS, own
+    from paceline.protocols.settings import about
+
+    entries = [about(each) for each in (*sorted(PACED), *sorted(PEERS))]
+    for name, value in sorted(own.offered().items()):
+        if name in PACED or name in PEERS:
+            print(f"warning: {value} is offered as {name!r}, which is Paceline's own.", file=sys.stderr)
+            continue
+        try:
+            entries.append(about(name))
+        except ConfigError as error:
+            print(f"warning: {error}", file=sys.stderr)
+    return entries
+
+
+def _show(entries: list[About], whole: bool) -> None:
     from rich.console import Console
     from rich.padding import Padding
 
     console = Console(highlight=False)
     for entry in entries:
         console.print(f"[bold]{entry.name}[/] ({entry.family})  {entry.title}")
-        lines = [f"promise: {entry.promise}", f"paper: {entry.paper}"]
+        told = {"promise": entry.promise, "paper": entry.paper, "from": entry.source}
+        lines = [f"{word}: {text}" for word, text in told.items() if text]
         lines += [f"--set {s.name}={s.default}  {s.help}" for s in entry.settings]
         for line in lines:
             console.print(Padding(line, (0, 0, 0, 2)), markup=False)
+        if whole and entry.body:
+            console.print(Padding(entry.body, (1, 0, 0, 2)), markup=False)

@@ -62,6 +62,7 @@ def replay(
 def _config(run: Path, until: int | None, runs: Path) -> RunConfig:
     import msgspec
 
+    from paceline.cli.train import checked_protocol
     from paceline.config import RunConfig
     from paceline.errors import ConfigError, NoTrace, TraceError
 
@@ -86,10 +87,11 @@ def _config(run: Path, until: int | None, runs: Path) -> RunConfig:
             "it was started."
         )
     _check_record(run, until)
+    sha256 = checked_protocol(old.protocol, old.settings)[1]
     name, folder = new_run(runs, "replay")
     changes: dict[str, Any] = {"slow": {}, "device_time_s": None, "jitter": 0.0, "on_failure": "continue"}
     changes |= {"run": name, "folder": str(folder), "replay": str(run), "until": until}
-    changes["checkpoint_every"] = None
+    changes |= {"checkpoint_every": None, "protocol_sha256": sha256}
     return msgspec.structs.replace(old, **changes, **HERE)
 
 

@@ -44,8 +44,8 @@ def simulate(
         typer.Option(
             "--protocol",
             "-p",
-            help="One or several, comma separated; settings after colons, +balance for balanced batches. "
-            "Default: the script's, else dssp.",
+            help="One or several, comma separated; settings after colons, +balance for balanced batches; one "
+            "of your own as my_rules.py:HalfWay. Default: the script's, else dssp.",
         ),
     ] = None,
     set_: o.Set = None,
@@ -167,12 +167,13 @@ def _simulated(
     from paceline.cli.conduct import write_result
     from paceline.cli.virtual_bar import virtual_bar
     from paceline.protocols import Peer
+    from paceline.protocols.own import short
     from paceline.protocols.rules.compression import parse_compression
     from paceline.sim import simulate as run_simulation
     from paceline.sim import simulate_peers
     from paceline.trace import TraceWriter
 
-    run, folder = new_run(runs, f"sim-{each.name}")
+    run, folder = new_run(runs, f"sim-{short(each.name or '')}")
     with (
         closing(TraceWriter(folder / "trace.jsonl")) as trace,
         virtual_bar(f"simulating {each.title}") as progress,

@@ -34,7 +34,12 @@ def train(
     args: o.Args = None,
     protocol: Annotated[
         str | None,
-        typer.Option("--protocol", "-p", help="How the workers keep step. Default: what the script names."),
+        typer.Option(
+            "--protocol",
+            "-p",
+            help="How the workers keep step: a name, or a class of your own, my_rules.py:HalfWay. Default: "
+            "what the script names.",
+        ),
     ] = None,
     set_: o.Set = None,
     workers: o.Workers = 2,
@@ -92,7 +97,7 @@ def train(
             _check_script(script)
         settings = parse_settings(set_ or [])
         every = None if workers == 1 else checkpoint_every
-        checked_protocol(protocol, settings, compress, fabric, every, store_hosts)
+        protocol, sha256 = checked_protocol(protocol, settings, compress, fabric, every, store_hosts)
         asked = {
             "script": str(script),
             "args": tuple(args or ()),
@@ -127,6 +132,7 @@ def train(
             "device_time_s": device_time,
             "jitter": jitter,
             "protocol": protocol,
+            "protocol_sha256": sha256,
             "settings": settings,
         }
         if resume is not None and not _is_told():
@@ -212,7 +218,8 @@ def _as_before(run: Path, asked: dict[str, Any], typed: set[str]) -> dict[str, A
     checkpoint = find_checkpoint(run)
     old = _config_of(run if (run / "config.json").is_file() else checkpoint.parent)
     kept = {field: getattr(old, field) for field in asked if field not in typed}
-    return asked | kept | {"resume": str(checkpoint)}
+    asked = asked | kept | {"resume": str(checkpoint)}
+    return asked | {"protocol_sha256": checked_protocol(asked["protocol"], asked["settings"])[1]}
 
 
 def _config_of(run: Path) -> RunConfig:
@@ -234,7 +241,9 @@ def make_config(asked: dict[str, Any], runs: Path) -> Any:
     from paceline.config import RunConfig
     from paceline.errors import ConfigError
     from paceline.fabric.choice import check_hosts
+    from paceline.protocols.own import digest, short
 
+    asked = asked | {"protocol_sha256": digest(asked.get("protocol"))}
     _check_words(asked)
     check_engine(asked)
     try:
@@ -242,7 +251,7 @@ def make_config(asked: dict[str, Any], runs: Path) -> Any:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{str(error).rstrip('.')}.") from None
     check_hosts(config.fabric, config.near < config.workers)
-    run, folder = new_run(runs, config.protocol or "script")
+    run, folder = new_run(runs, short(config.protocol or "script"))
     return msgspec.structs.replace(config, run=run, folder=str(folder))
 
 
@@ -265,20 +274,24 @@ def checked_protocol(
     fabric: str = "shared",
     every: str | None = None,
     store_hosts: int = 1,
-) -> None:
-    """Find a misspelt protocol or setting, or what it cannot use, before anything is started."""
+) -> tuple[str | None, str]:
+    """Find a misspelt protocol or setting, or what it cannot use, before anything is started. Returns the
+    protocol's name, and the SHA-256 of its file if it is one of the user's own."""
     from paceline.fabric.choice import check_fabric, check_store_hosts
+    from paceline.protocols.own import canonical, digest
     from paceline.protocols.rules.compression import check_family, parse_compression
     from paceline.protocols.rules.steady import check_steady
     from paceline.protocols.settings import make_any
 
     parse_compression(compress)
     if name is not None:
+        name = canonical(name)
         protocol = make_any(name, settings)
         check_family(compress, name, protocol)
         check_fabric(fabric, name, protocol, compress)
         check_store_hosts(store_hosts, name, protocol)
         check_steady(every, name, protocol)
+    return name, digest(name)
 
 
 def find_checkpoint(run: Path) -> Path:

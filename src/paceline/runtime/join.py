@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.protocols import PEERS
-from paceline.protocols.settings import make_any, make_peer
+from paceline.protocols import Pacing, Peer, own
+from paceline.protocols.settings import is_peer, make_any, make_peer, resolved, spelled_out
 from paceline.runtime import seat
 from paceline.runtime.peer.collective.link import CollectiveLink
 from paceline.runtime.peer.collective.worker import CollectiveWorker
@@ -20,7 +20,7 @@ from paceline.runtime.worker.solo import RecordedSolo, Solo
 _joined: Pace | None = None
 
 
-def join(protocol: str | None = None, **settings: Any) -> Pace:
+def join(protocol: str | Pacing | Peer | None = None, **settings: Any) -> Pace:
     """Take part in the run this process was started for; alone when nobody started it.
 
     The protocol and settings named here are the script's defaults: the command's flags win.
@@ -28,7 +28,10 @@ def join(protocol: str | None = None, **settings: Any) -> Pace:
     global _joined
     if _joined is not None:
         raise ConfigError("join was called twice in one process. Keep what the first call returned.")
+    if not isinstance(protocol, str | None):
+        protocol, settings = _of_object(protocol, settings)
     if protocol is not None:
+        protocol = own.canonical(protocol)
         make_any(protocol, settings)
     elif settings:
         raise ConfigError(
@@ -43,6 +46,21 @@ def joined() -> Pace | None:
     return _joined
 
 
+def _of_object(protocol: Pacing | Peer, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    name, its = spelled_out(protocol)
+    if settings:
+        raise ConfigError(
+            f"join got a protocol's object and settings {sorted(settings)} besides. Give them to the object."
+        )
+    built = make_any(name, its)
+    if resolved(built) != resolved(protocol):
+        raise ConfigError(
+            f"protocol {name!r} built anew from its settings {its} has others, {resolved(built)}. Let its "
+            "fields be plain numbers, words and lists that stay as they were given."
+        )
+    return name, its
+
+
 def _take_part(protocol: str | None, settings: dict[str, Any]) -> Pace:
     place = seat.mine()
     if place is None:
@@ -53,7 +71,10 @@ def _take_part(protocol: str | None, settings: dict[str, Any]) -> Pace:
     kind = CollectiveLink if place.config.connects else StoreLink
     link = kind(place.channel, protocol, settings, place.rank)
     name = link.config.protocol or protocol
-    if name not in PEERS:
+    peers = name is not None and is_peer(name)
+    if name is not None:
+        own.check_same_file(name, link.config.protocol_sha256, "where the run was started")
+    if name is None or not peers:
         return PacedWorker(link)
     peer = make_peer(name, (settings if name == protocol else {}) | link.config.settings)
     return CollectiveWorker(link, peer) if isinstance(link, CollectiveLink) else PeerWorker(link, peer)

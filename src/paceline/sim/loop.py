@@ -16,7 +16,7 @@ from itertools import count, islice
 from math import inf
 
 from paceline.errors import RunError
-from paceline.protocols import PACED, Decision, Pacer, Pacing
+from paceline.protocols import PACED, Decision, Pacer, Pacing, own
 from paceline.protocols.paced.psp_distributed import PeerBarrier, own_barrier
 from paceline.sim.agenda import ARRIVAL, JOIN, KILL, LOOK, STOP, STORE_FREE, TIMER, Agenda, Event
 from paceline.sim.cluster import Cluster
@@ -31,7 +31,7 @@ _MOST_IDLE_TIMERS = 10_000
 def name_of(protocol: Pacing) -> str:
     """The name a protocol is registered under; an unregistered one goes by its class."""
     names = (name for name, cls in PACED.items() if type(protocol) is cls)
-    return next(names, type(protocol).__name__.lower())
+    return next(names, None) or own.loaded_as(type(protocol)) or type(protocol).__name__.lower()
 
 
 class Loop:

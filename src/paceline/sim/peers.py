@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from paceline.errors import RunError
-from paceline.protocols import PEERS, Decision, Pacer, Peer
+from paceline.protocols import PEERS, Decision, Pacer, Peer, own
 from paceline.protocols.core.meeting import SETTLING, Gathered, Meeting, call_of
 from paceline.protocols.core.operations import (
     Agree,
@@ -314,11 +314,12 @@ def _started(
     compress: Compression,
 ) -> RunStarted:
     names = (name for name, cls in PEERS.items() if type(protocol) is cls)
+    name = next(names, None) or own.loaded_as(type(protocol)) or type(protocol).__name__.lower()
     return RunStarted(
         0.0,
         SCHEMA,
         run,
-        next(names, type(protocol).__name__.lower()),
+        name,
         resolved(protocol),
         cluster.workers,
         seed,
@@ -328,4 +329,5 @@ def _started(
         summarised=summarised,
         family="peer",
         compress=str(compress),
+        protocol_sha256=own.digest(name),
     )

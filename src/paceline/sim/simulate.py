@@ -10,7 +10,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from math import inf
 
-from paceline.protocols import Pacer, Pacing
+from paceline.protocols import Pacer, Pacing, own
 from paceline.protocols.settings import resolved
 from paceline.sim.balanced import BalancedWork, check_balance
 from paceline.sim.cluster import Cluster
@@ -114,6 +114,7 @@ def _opening(
         emulated=cluster.describe(),
         balance=balance,
         summarised=summarised,
+        protocol_sha256=own.digest(name_of(protocol)),
     )
     size = cluster.model_bytes
     return [start] if size is None else [start, ModelReady(0.0, size // 4, size, size)]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config import RunConfig
-from paceline.protocols import PEERS, Decision, Fate, Pacer, Pacing
+from paceline.protocols import PEERS, Decision, Fate, Pacer, Pacing, Peer, own
 from paceline.protocols.rules.balance import Balancer, told
 from paceline.protocols.settings import resolved
 from paceline.store.work.balanced import BalancedBudget, check_divisible
@@ -40,9 +40,21 @@ def run_started(config: RunConfig, name: str, settings: dict[str, Any], simulate
         emulated=config.emulated,
         balance=config.balance,
         compress=config.compress,
-        family="peer" if name in PEERS else "paced",
+        family="peer" if _is_peer(name) else "paced",
         fabric=config.fabric if config.workers > 1 else None,
+        protocol_sha256=own.digest(name),
     )
+
+
+def _recorded_sha256(run: Path) -> str:
+    start = next(read_trace(run))
+    return start.protocol_sha256 if isinstance(start, events.RunStarted) else ""
+
+
+def _is_peer(name: str) -> bool:
+    """As far as this process knows: nothing is loaded for the books."""
+    mine = own.known(name)
+    return name in PEERS or (mine is not None and issubclass(mine.cls, Peer))
 
 
 def run_not_begun(config: RunConfig, simulated: bool) -> events.RunStarted:
@@ -84,6 +96,20 @@ class Ledger:
         self.on_member: Callable[[int, int | None], None] = lambda worker, clock: None
         """Told of everyone who begins to take part, and at which clock; None: who no longer does."""
         write(run_started(config, *self.named, simulated))
+        if config.replay is not None:
+            self.warn_if_changed(_recorded_sha256(Path(config.replay)), "the record was made with another")
+
+    def warn_if_changed(self, sha256: str, had: str) -> bool:
+        """Whether the file of a protocol of one's own is not the one it was; the trace says so."""
+        name, mine = self.named[0], own.digest(self.named[0])
+        if not (sha256 and mine) or mine == sha256:
+            return False
+        text = (
+            f"the file of protocol {name!r} has changed: {had} (SHA-256 {sha256[:12]}, now {mine[:12]}), so "
+            "decisions may differ"
+        )
+        self.write(events.Note(0.0, "warning", text))
+        return True
 
     def offer(self, source: Source | None, present: Collection[int]) -> None:
         """The work there is, for the ranks that are there."""

@@ -60,6 +60,8 @@ class RunStarted(Event, frozen=True, gc=False, tag="run_started"):
     """Whether a store decides, or workers meet among themselves."""
     fabric: str | None = None
     """How vectors travelled; None when none did, as in a simulation of times."""
+    protocol_sha256: str = ""
+    """Of the file of a protocol of one's own; empty for those of the package."""
 
 
 class ModelReady(Event, frozen=True, gc=False, tag="model_ready"):

@@ -24,6 +24,8 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     settings: dict[str, Any]
     rank: int | None = None
     """The rank it was started as, if it knows; who has the store as a neighbour is told."""
+    sha256: str = ""
+    """Of the file in which the protocol stands that its script names, if it is one of the user's own."""
 
 
 class Register(msgspec.Struct, frozen=True, tag=True):

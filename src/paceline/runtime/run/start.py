@@ -17,7 +17,7 @@ from paceline.config import RunConfig
 from paceline.errors import ConfigError, WorkerFailed
 from paceline.fabric.board import Board
 from paceline.fabric.segment import Segment, check_room
-from paceline.protocols import Pacing, Peer
+from paceline.protocols import Pacing, Peer, own
 from paceline.protocols.core.base import memory, restore
 from paceline.protocols.paced.psp_distributed import PeerBarrier, own_barrier
 from paceline.protocols.settings import make, make_any, resolved
@@ -32,6 +32,8 @@ from paceline.store.parameters import Gradients, ParameterStore
 from paceline.store.portions import Portion, used_of
 from paceline.trace.events import Event, WorkerLeft
 
+CHECKPOINT_HAD = "the checkpoint was made with another"
+
 
 class RunStart:
     """Collects workers until the run can begin."""
@@ -40,6 +42,10 @@ class RunStart:
         self._config = config
         self._name = config.protocol
         self._settings: dict[str, Any] = dict(config.settings)
+        self._elsewhere: str | None = None
+        """The protocol of a file that a script on another host names."""
+        self._files = [(config.protocol_sha256, "when the run was started")]
+        """Of a protocol of the user's own: the SHA-256 of its file, as others have it."""
         self.portion: Portion | None = None
         """What of the store will lie here, if other hosts hold the rest."""
         self.remarks: list[str] = []
@@ -51,12 +57,29 @@ class RunStart:
     @property
     def protocol(self) -> tuple[str, Pacing | Peer]:
         """The protocol as command and script came to agree on it."""
-        name = self._name or "bsp"
-        return name, make_any(name, self._settings)
+        name = self._agreed()
+        protocol = make_any(name, self._settings)
+        for sha256, where in self._files:
+            own.check_same_file(name, sha256, where)
+        return name, protocol
+
+    def _agreed(self) -> str:
+        """Its name. A file that only other hosts name is not loaded: they say so over a network."""
+        if self._elsewhere not in (None, self._name):
+            raise ConfigError(
+                f"protocol {self._elsewhere!r} is named by a script on another host, and code is never "
+                "loaded because another host says so. Name it on the command line: --protocol "
+                f"{self._elsewhere}"
+            )
+        return self._name or "bsp"
 
     def hello(self, member: Member, message: m.Hello) -> None:
         """A script named a protocol, or none; the command's word wins."""
         asked, ordered = message.protocol, self._config.protocol
+        if asked is not None and ordered is None and member.far and own.names_a_file(asked):
+            self._elsewhere = asked
+            self._files.append((message.sha256, f"where rank {member.rank} is"))
+            return
         if asked is not None and ordered is None:
             if self._name not in (None, asked):
                 raise ConfigError(
@@ -67,6 +90,8 @@ class RunStart:
             self._settings = message.settings | self._config.settings
         elif asked is not None and member.rank == 0:
             self.remarks.append(f"the script names protocol {asked!r}; the command's {ordered!r} wins")
+        if asked is not None and asked == self._name:
+            self._files.append((message.sha256, f"where rank {member.rank} is"))
         _ = self.protocol
 
     def register(self, member: Member, message: m.Register, fds: list[int]) -> None:
@@ -118,7 +143,7 @@ class RunStart:
         initial = self.take_initial()
         layout = lead.registered.layout
         check_same(lead, members)
-        name = self._name or "bsp"
+        name, _ = self.protocol
         protocol = make(name, self._settings)
         check_one_host(name, protocol, members, self._config.store_hosts)
         shared = protocol.lockstep and not self._config.private_weights
@@ -233,6 +258,7 @@ def run_state(ledger: Ledger, store: ParameterStore, peers: int | None, shared: 
         budget=ledger.budget.state(ledger.unapplied) if ledger.budget else None,
         optimizer={},
         stepped_by=store.stepped_by,
+        protocol_sha256=own.digest(ledger.named[0]),
     )
 
 
@@ -248,7 +274,8 @@ def _resume(folder: str | None, store: ParameterStore, ledger: Ledger) -> dict[s
     ledger.resume_at(state.version, state.samples, state.units, state.pushes, state.batches)
     protocol = ledger.pacer.protocol
     if state.rule is not None and _same(state.rule, _rule(protocol)):
-        restore(protocol, state.rule.memory)
+        if not ledger.warn_if_changed(state.protocol_sha256, f"{CHECKPOINT_HAD}, whose memory is left out"):
+            restore(protocol, state.rule.memory)
         store.adjusted = dict(state.adjusted)
     if ledger.budget is not None and state.budget is not None:
         ledger.budget.load(state.budget)
@@ -269,6 +296,7 @@ def resume_peers(
             f"the checkpoint at {folder} is of {whose}, and peers go on from replicas, optimizers and "
             "memories of their own. Resume it with the same protocol, settings and number of workers."
         )
+    ledger.warn_if_changed(state.protocol_sha256, CHECKPOINT_HAD)
     if state.one_model != shared:
         kept, now = (
             ("one model for all", "one each") if state.one_model else ("one model each", "one for all")

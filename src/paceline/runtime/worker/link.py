@@ -12,6 +12,7 @@ from paceline.errors import BadGradient, ConfigError, RunError, RunStopped
 from paceline.fabric.board import Board
 from paceline.fabric.channel import Channel
 from paceline.fabric.segment import Segment
+from paceline.protocols import own
 from paceline.runtime.messages import workers as m
 from paceline.runtime.worker.binding import Binding
 from paceline.runtime.worker.peer_barrier import WorkerBarrier
@@ -38,7 +39,7 @@ class StoreLink:
         """This worker's segment, its weights, and what else it was given."""
         self._barrier: WorkerBarrier | None = None
         """Where this worker decides itself when to go on; None: the store does."""
-        self._send(m.Hello(os.getpid(), protocol, settings, rank))
+        self._send(m.Hello(os.getpid(), protocol, settings, rank, own.digest(protocol)))
         welcome, _ = self._expect(m.Welcome)
         self.config: RunConfig = welcome.config
         self.rank = welcome.rank

@@ -56,6 +56,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """Whether these have one model and optimizer for all, which are here and not in their files."""
     adjusted: dict[str, float] = {}
     """Factors on the optimizer's settings that the protocol asked for."""
+    protocol_sha256: str = ""
+    """Of the file of a protocol of one's own."""
 
 
 def model_state(layout: Layout, weights: list[Tensor], segment: Tensor | None) -> dict[str, Tensor]:
