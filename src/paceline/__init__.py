@@ -26,7 +26,7 @@ def join(protocol: str | None = None, **settings: Any) -> Pace:
     The protocol and settings named here are the script's defaults: the command's flags win.
     """
     from paceline.engines.torchrun import sit_down
-    from paceline.runtime.join import join
+    from paceline.parallel.joining import join
 
     sit_down()
     return join(protocol, **settings)

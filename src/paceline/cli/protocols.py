@@ -20,13 +20,16 @@ def protocols(
     """List the protocols: name, family, paper, what each promises, and its settings."""
     with errors_for_people():
         from paceline.errors import unknown
+        from paceline.parallel.registry import PIPELINES, about_split
         from paceline.protocols import PACED, PEERS
         from paceline.protocols.settings import about
 
-        names = [*sorted(PACED), *sorted(PEERS)]
+        names = [*sorted(PACED), *sorted(PEERS), *sorted(PIPELINES)]
         if name is not None and name not in names:
             raise unknown("protocol", name, names)
-        entries = [about(each) for each in ([name] if name else names)]
+        entries = [
+            about_split(each) if each in PIPELINES else about(each) for each in ([name] if name else names)
+        ]
         if json:
             print_json(entries[0] if name else entries)
         else:

@@ -51,12 +51,14 @@ def make(name: str, settings: Mapping[str, Any] | None = None) -> Pacing:
             f"protocol {name!r} is of the peer family, and a paced one is needed here. "
             f"Use one of: {', '.join(sorted(PACED))}."
         )
-    return _build(name, _named(name, PACED), settings)
+    made: Pacing = build(name, _named(name, PACED), settings)
+    return made
 
 
 def make_peer(name: str, settings: Mapping[str, Any] | None = None) -> Peer:
     """Build a peer protocol."""
-    return _build(name, _named(name, PEERS), settings)
+    made: Peer = build(name, _named(name, PEERS), settings)
+    return made
 
 
 def make_any(name: str, settings: Mapping[str, Any] | None = None) -> Pacing | Peer:
@@ -70,7 +72,8 @@ def _named(name: str, family: Mapping[str, type[T]]) -> type[T]:
     return family[name]
 
 
-def _build(name: str, cls: type[T], settings: Mapping[str, Any] | None) -> T:
+def build(name: str, cls: type[Any], settings: Mapping[str, Any] | None) -> Any:
+    """A dataclass of settings from values that may be strings."""
     types = _setting_types(cls)
     values = {key: _convert(name, key, value, types) for key, value in (settings or {}).items()}
     return cls(**values)
@@ -83,8 +86,12 @@ def resolved(protocol: Pacing | Peer) -> dict[str, Any]:
 
 def about(name: str) -> About:
     """Name, paper, promise and settings, read from the protocol's own file."""
-    family = "peer" if name in PEERS else "paced"
     cls: type[Pacing | Peer] = PEERS[name] if name in PEERS else PACED[name]
+    return about_class(name, "peer" if name in PEERS else "paced", cls)
+
+
+def about_class(name: str, family: str, cls: type[Any]) -> About:
+    """The same for a class of whatever family."""
     doc = inspect.getdoc(sys.modules[cls.__module__]) or ""
     title = doc.split("\n", 1)[0]
     return About(name, family, title, _paragraph(doc, "Paper"), _paragraph(doc, "Promise"), _settings(cls))
