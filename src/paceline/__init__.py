@@ -31,7 +31,7 @@ def join(protocol: str | Pacing | Peer | None = None, **settings: Any) -> Pace:
 
     check_not_loading()
     from paceline.engines.torchrun import sit_down
-    from paceline.runtime.join import join
+    from paceline.parallel.joining import join
 
     sit_down()
     return join(protocol, **settings)

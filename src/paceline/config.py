@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from paceline.errors import ConfigError
+from paceline.protocols.grid import check_workers
 from paceline.protocols.rules.compression import parse_compression
 
 Weighting = Literal["mean", "sum"] | float
@@ -46,6 +47,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """File with its key."""
     store_hosts: int = 1
     """How many hosts hold the store, this one included: the weights are cut into so many portions."""
+    mesh: dict[str, int] | None = None
+    """The axes of the grid that the workers form, if the model is split over them; None: it is not."""
     protocol: str | None = None
     """None: what the script names in `join`, else bsp. One of your own is `my_rules.py:HalfWay`, seen from
     the folder in which the run was started."""
@@ -137,6 +140,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "run does not listen. Name an address with --listen HOST:PORT."
             )
         self._check_tls()
+        if self.mesh is not None:
+            check_workers(self.mesh, self.workers)
+            self._check_mesh()
         for rank, factor in self.slow.items():
             if not 0 <= rank < self.workers:
                 last = self.workers - 1
@@ -194,6 +200,23 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"with fabric {self.fabric!r} workers connect to each other by torch.distributed, which does "
                 "not encrypt. Leave --tls out and use a tunnel (WireGuard), or leave --fabric out."
             )
+
+    def _check_mesh(self) -> None:
+        """What the splitting of a model has no use for, or cannot do."""
+        for asked, flag, why in (
+            (self.listen is not None, "--listen", "the groups of a mesh do not ask who connects"),
+            (self.engine != "local", f"--engine {self.engine}", "its workers may be on other machines"),
+            (self.connects, f"--fabric {self.fabric}", "a mesh has process groups of its own"),
+            (self.balance, "--balance", "all stages work on the same batches"),
+            (self.compress != "none", f"--compress {self.compress}", "what stages send is not compressed"),
+            (self.shards != "shared", f"--shards {self.shards}", "copies take batches in turn"),
+            (self.damping != "none", f"--damping {self.damping}", "staleness is fixed by the delays"),
+            (self.weighting != "mean", f"--weighting {self.weighting}", "every update is one step"),
+            (self.bad_gradient != "stop", "--bad-gradient skip", "all stages take every step"),
+            (self.cluster is not None, "simulate SCRIPT", "a mesh runs in real time only"),
+        ):
+            if asked:
+                raise ConfigError(f"{flag} does not go with --mesh: {why}. Leave one of them out.")
 
     def _check_injection(self) -> None:
         parse_injection(self.inject)

@@ -276,6 +276,14 @@ Fabric = Annotated[
         "one-sided protocols (ad_psgd, asynchronous easgd) and --compress need shared memory.",
     ),
 ]
+PortionRoutes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="AXIS=SIZE,...",
+        help="Split the model over a grid of workers, for instance data=2,stage=4: two copies of a pipeline "
+        "with four stages. All workers are on this machine. Without --workers there are as many as places.",
+    ),
+]
 Runs = Annotated[Path, typer.Option(help="Folder that holds the runs.")]
 Json = Annotated[
     bool, typer.Option("--json", help="One JSON document on standard output, nothing else there.")

@@ -20,6 +20,7 @@ from paceline.cli.common import (
     print_json,
 )
 from paceline.cli.engines import check_engine, open_engine
+from paceline.cli.mesh import check_split, is_split, resolved_mesh
 
 if TYPE_CHECKING:
     from paceline.config import RunConfig
@@ -43,6 +44,7 @@ def train(
     ] = None,
     set_: o.Set = None,
     workers: o.Workers = 2,
+    mesh: o.PortionRoutes = None,
     slow: o.Slow = None,
     device_time: o.DeviceTime = None,
     jitter: o.Jitter = 0.0,
@@ -96,12 +98,18 @@ def train(
         with telling():
             _check_script(script)
         settings = parse_settings(set_ or [])
+        axes, workers = resolved_mesh(mesh, protocol, workers, _was_typed(context, "workers"))
         every = None if workers == 1 else checkpoint_every
-        protocol, sha256 = checked_protocol(protocol, settings, compress, fabric, every, store_hosts)
+        sha256 = None
+        if axes is None and not is_split(protocol):
+            protocol, sha256 = checked_protocol(protocol, settings, compress, fabric, every, store_hosts)
+        else:
+            check_split(protocol, settings, axes)
         asked = {
             "script": str(script),
             "args": tuple(args or ()),
             "workers": workers,
+            "mesh": axes,
             "engine": engine,
             "address": address,
             "master": master,

@@ -103,6 +103,10 @@ class RunProcesses:
         for mine, _ in pairs:
             mine.close()
         workers = [(Channel(end), pid) for (_, end), pid in zip(pairs, pids, strict=True)]
+        if self.config.mesh is not None:
+            from paceline.parallel.conducting import conduct_mesh
+
+            return conduct_mesh(self.config, workers, self.stop_fd)
         guest = self._order.guest
         if guest is not None:
             secret, door = self._order.secret, None
@@ -207,6 +211,8 @@ def _warm_up(wanted: list[str]) -> None:
                     continue
     importlib.import_module("paceline.runtime.script")
     importlib.import_module("paceline.runtime.serve")
+    importlib.import_module("paceline.parallel.joining")
+    importlib.import_module("paceline.parallel.conducting")
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).zero_grad()
     gc.collect()
     gc.freeze()

@@ -58,14 +58,16 @@ def make(name: str, settings: Mapping[str, Any] | None = None) -> Pacing:
             f"protocol {name!r} is of the peer family, and a paced one is needed here. "
             f"Use one of: {', '.join(sorted(PACED))}."
         )
-    return _build(name, cls, settings)
+    made: Pacing = build(name, cls, settings)
+    return made
 
 
 def make_peer(name: str, settings: Mapping[str, Any] | None = None) -> Peer:
     """Build a peer protocol."""
     cls = class_of(name)
     assert issubclass(cls, Peer), f"{name} is a peer protocol"
-    return _build(name, cls, settings)
+    made: Peer = build(name, cls, settings)
+    return made
 
 
 def make_any(name: str, settings: Mapping[str, Any] | None = None) -> Pacing | Peer:
@@ -101,7 +103,8 @@ def spelled_out(protocol: object) -> tuple[str, dict[str, Any]]:
     return name, settings
 
 
-def _build(name: str, cls: type[T], settings: Mapping[str, Any] | None) -> T:
+def build(name: str, cls: type[Any], settings: Mapping[str, Any] | None) -> Any:
+    """A dataclass of settings from values that may be strings."""
     types = _setting_types(cls)
     values = {key: _convert(name, key, value, types) for key, value in (settings or {}).items()}
     missing = [f.name for f in _without_default(cls) if f.name not in values]
@@ -123,7 +126,11 @@ def about(name: str) -> About:
     """Name, paper, promise and settings, read from the protocol's own file."""
     cls = class_of(name)
     family = "peer" if issubclass(cls, Peer) else "paced"
-    mine = name not in PACED and name not in PEERS
+    return about_class(name, family, cls, mine=name not in PACED and name not in PEERS)
+
+
+def about_class(name: str, family: str, cls: type[Any], mine: bool = False) -> About:
+    """The same for a class of whatever family; `mine`: it is a user's own."""
     doc = (_own_doc(cls) if mine else "") or inspect.getdoc(sys.modules[cls.__module__]) or ""
     title, *rest = doc.split("\n\n")
     body = "\n\n".join(text for text in rest if not text.startswith(("Paper:", "Promise:")))

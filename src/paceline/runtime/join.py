@@ -41,6 +41,15 @@ def join(protocol: str | Pacing | Peer | None = None, **settings: Any) -> Pace:
     return _joined
 
 
+def joined_as(pace: Pace) -> Pace:
+    """Note what `join` gives to this process, where another package made it."""
+    global _joined
+    if _joined is not None:
+        raise ConfigError("join was called twice in one process. Keep what the first call returned.")
+    _joined = pace
+    return pace
+
+
 def joined() -> Pace | None:
     """What `join` returned in this process, if it was called."""
     return _joined

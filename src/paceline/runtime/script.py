@@ -38,7 +38,7 @@ def run_script(seat: Seat, threads: int, conducted: bool = True) -> int:
     assert config.script is not None
     faulthandler.enable()
     torch.set_num_threads(threads)
-    _seed(config.seed + seat.rank)
+    _seed(config.seed + (0 if config.mesh else seat.rank))  # parts of one model are drawn as one
     seats.take(seat)
     if seat.channel is None:
         claim(config.path, os.getpid())
@@ -96,6 +96,9 @@ def end_script(seat: Seat, error: BaseException | None) -> int:
         pace.end(error, text)
         status = "finished" if error is None else "stopped" if isinstance(error, RunStopped) else "failed"
         pace.close(status, text, isinstance(error, ConfigError))
+    elif pace is not None:
+        with contextlib.suppress(OSError):
+            pace.end(error, text)
     elif seat.channel is not None and error is not None:
         with contextlib.suppress(OSError):
             seat.channel.send(Hello(os.getpid(), None, {}, seat.rank))  # it never got so far

@@ -40,8 +40,9 @@ def run_started(config: RunConfig, name: str, settings: dict[str, Any], simulate
         emulated=config.emulated,
         balance=config.balance,
         compress=config.compress,
-        family="peer" if _is_peer(name) else "paced",
-        fabric=config.fabric if config.workers > 1 else None,
+        family="split" if config.mesh else "peer" if _is_peer(name) else "paced",
+        mesh=config.mesh or {},
+        fabric="gloo" if config.mesh else config.fabric if config.workers > 1 else None,
         protocol_sha256=own.digest(name),
     )
 

@@ -56,8 +56,10 @@ class RunStarted(Event, frozen=True, gc=False, tag="run_started"):
     """True when decisions are summed up in `Progress` and `Totals` instead of written one by one."""
     compress: str = "none"
     """How peers compressed what they gave to an average."""
-    family: Literal["paced", "peer"] = "paced"
-    """Whether a store decides, or workers meet among themselves."""
+    family: Literal["paced", "peer", "split"] = "paced"
+    """Whether a store decides, workers meet among themselves, or the model is split over them."""
+    mesh: dict[str, int] = {}
+    """The axes of the grid that the workers of a split model form, the last one counting fastest."""
     fabric: str | None = None
     """How vectors travelled; None when none did, as in a simulation of times."""
     protocol_sha256: str = ""
@@ -141,13 +143,16 @@ class Passed(Event, frozen=True, gc=False, tag="passed"):
 class Exchanged(Event, frozen=True, gc=False, tag="exchanged"):
     """Peers have met, the last of them at `t`: each gave away so many bytes, and got as many, or as told."""
 
-    operation: Literal["average", "mix", "agree", "exchange"]
+    operation: Literal["average", "mix", "agree", "exchange", "send"]
+    """`send`: what workers of a mesh have sent each other since the last such line, along an axis."""
     workers: tuple[int, ...]
     bytes: int
     seconds: float = 0.0
     """What carrying it out took, from then on."""
     answer_bytes: int | None = None
     """What each got; None: as much as it gave."""
+    axis: str | None = None
+    """Along which axis of a mesh."""
 
 
 class Came(Event, frozen=True, gc=False, tag="came"):

@@ -84,6 +84,10 @@ class Result(msgspec.Struct, frozen=True):
     where the store decides."""
     barrier_questions: int | None = None
     """Clocks they asked for in these looks."""
+    mesh: dict[str, int] | None = None
+    """The axes of the grid that the workers of a split model form; null where it is not split."""
+    bytes_by_axis: dict[str, int] | None = None
+    """What its workers sent along each of them."""
 
 
 class Tally:
@@ -114,6 +118,8 @@ class Tally:
         """Among peers: what each worker gave away."""
         self._got_bytes = 0
         """What all got."""
+        self.bytes_by_axis: Counter[str] = Counter()
+        """Along the axes of a mesh: what all have sent."""
         self._looks: tuple[int, int] | None = None
         """At barriers that workers keep themselves: how many, and how many clocks they asked for."""
 
@@ -143,6 +149,8 @@ class Tally:
                 self.exchanged_bytes.update(dict.fromkeys(event.workers, event.bytes))
                 got = event.bytes if event.answer_bytes is None else event.answer_bytes
                 self._got_bytes += len(event.workers) * got
+                if event.axis is not None:
+                    self.bytes_by_axis[event.axis] += len(event.workers) * event.bytes
             case Reported():
                 if "loss" in event.values:
                     self._losses.append(event.values["loss"])
@@ -197,18 +205,20 @@ class Tally:
             fabric=start.fabric,
             barrier_looks=self._looks[0] if self._looks else None,
             barrier_questions=self._looks[1] if self._looks else None,
+            mesh=start.mesh or None,
+            bytes_by_axis={axis: self.bytes_by_axis[axis] for axis in start.mesh} if start.mesh else None,
         )
 
     def _moved(self) -> tuple[int | None, int | None]:
         """Bytes from workers and to workers, all together."""
-        if self.start is not None and self.start.family == "peer":
+        if self.start is not None and self.start.family != "paced":
             return self.exchanged_bytes.total(), self._got_bytes
         if self.model is None:
             return None, None
         return self.pushes * self.model.gradient_bytes, self.pushes * self.model.weight_bytes
 
     def _sent_each(self, start: RunStarted) -> list[int] | None:
-        if start.family == "peer":
+        if start.family != "paced":
             return [self.exchanged_bytes[rank] for rank in range(start.workers)]
         if self.model is None or self._pushes.total() != self.pushes:  # a summary that tells their sum only
             return None

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paceline.errors import ConfigError, RunError
+from paceline.protocols.grid import Grid, check_axes
 from paceline.runtime import seat
 from paceline.runtime.worker.partition import Partition
 
@@ -48,6 +49,19 @@ class Pace(ABC):
         """Print, once for all workers."""
         if self.lead:
             print(*values, flush=True)
+
+    def mesh(self, **axes: int) -> Grid:
+        """The grid that the workers form, to split a model over: `pace.mesh(data=2, stage=4)`.
+
+        What is named here are the script's own sizes: `--mesh` wins. A lone worker has a mesh of one place,
+        whatever is named, so that every script trains unsplit alone.
+        """
+        check_axes(axes)
+        if self.size > 1:
+            raise ConfigError(
+                f"pace.mesh() in a run that was started without one. Start it with --mesh {Grid(axes)}."
+            )
+        return Grid(dict.fromkeys(axes, 1))
 
     def prepare(self, *objects: Any) -> Any:
         """Tie model, optimizer, loader and per-iteration schedulers to the run; returns them in order.
@@ -169,6 +183,10 @@ class Pace(ABC):
     def _reported(self) -> dict[str, float] | None:
         values, self._values = self._values, {}
         return values or None
+
+    def end(self, error: BaseException | None, text: str) -> None:
+        """The script is over; who keeps books of its own, or has somebody to tell, does it here."""
+        return
 
     @abstractmethod
     def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Any: ...

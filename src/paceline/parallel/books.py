@@ -1,0 +1,157 @@
+"""The books of a run on a mesh: what its workers tell, as the events that any run writes.
+
+An iteration of a worker is a push, with the time it computed; that it had what it needed for the next one is
+its release. So tables, reports and waiting shares need not know that the model was split.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from itertools import count
+
+from paceline.config import RunConfig
+from paceline.parallel import messages as m
+from paceline.protocols.grid import Grid
+from paceline.runtime.messages.workers import Hello
+from paceline.store.ledger import run_not_begun, run_started
+from paceline.trace import TraceWriter, events
+
+BEHIND_S = 0.3
+"""Workers tell ten times a second what they did: events are put into their order before they are written."""
+
+
+class Books:
+    """Keeps the trace, in the order of time."""
+
+    def __init__(self, config: RunConfig, grid: Grid) -> None:
+        self.config, self._grid = config, grid
+        self.trace = TraceWriter(config.path / "trace.jsonl")
+        self._zero_s = time.monotonic()
+        self._begun = False
+        self._early: list[tuple[float, int, int, m.Iteration | None]] = []
+        """Iterations that wait to be put on record: when, a number, the rank, and what; None: it begins."""
+        self._numbers, self._verdicts = count(), count()
+        self._clocks = dict.fromkeys(range(config.workers), 0)
+        self._waiting: set[int] = set()
+        self._joined: set[int] = set()
+        self._here: set[int] = set()
+        self.stopped = False
+        self.resumable = True
+
+    def now(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() - self._zero_s
+
+    @property
+    def version(self) -> int:
+        """Updates that all workers have made."""
+        return min(self._clocks.values())
+
+    def joined(self, rank: int, hello: Hello) -> None:
+        """A worker takes part. The first one says what is trained."""
+        if not self._begun:
+            self._begun = True
+            name = self.config.protocol or hello.protocol or "mesh"
+            self.trace.write(run_started(self.config, name, hello.settings, simulated=False))
+        self._here.add(rank)
+        self.trace.write(events.WorkerJoined(self.now(), rank, hello.pid))
+
+    def take(self, rank: int, message: m.FromWorker) -> None:
+        """What a worker tells."""
+        now = self.now()
+        match message:
+            case m.Did():
+                self._did(rank, message)
+            case m.Ready():
+                self.trace.write(
+                    events.ModelReady(
+                        now,
+                        message.parameters,
+                        message.weight_bytes,
+                        message.weight_bytes,
+                        message.samples_per_epoch,
+                        message.batches_per_epoch,
+                    )
+                )
+            case m.Plan():
+                self.trace.write(events.Planned(now, message.epochs))
+            case m.Noted():
+                self.trace.write(events.Note(now, message.level, message.text))
+            case m.Measured():
+                t = now - message.seconds
+                self.trace.write(
+                    events.Evaluated(
+                        t, rank, message.version, message.samples, message.values, message.seconds
+                    )
+                )
+
+    def end_work(self, rank: int, why: str) -> None:
+        """A script has ended training for all."""
+        self.trace.write(events.WorkEnded(self.now(), rank, why))
+
+    def _did(self, rank: int, did: m.Did) -> None:
+        for each in did.iterations:
+            end = each.end_s - self._zero_s
+            heapq.heappush(self._early, (end - each.busy_s, next(self._numbers), rank, None))
+            heapq.heappush(self._early, (end, next(self._numbers), rank, each))
+        for axis, sent in did.sent.items():
+            self.trace.write(events.Exchanged(self.now(), "send", (rank,), sent, axis=axis))
+        if did.values:
+            self.trace.write(events.Reported(self.now(), rank, self._clocks[rank], did.values))
+
+    def flush(self, now: float | None) -> None:
+        """Write what is old enough; None: everything."""
+        until = float("inf") if now is None else now - self._zero_s - BEHIND_S
+        while self._early and self._early[0][0] <= until:
+            t, _, rank, done = heapq.heappop(self._early)
+            if done is None:
+                self._begins(rank, t)
+            else:
+                self._pushed(rank, t, done)
+        self.trace.flush()
+
+    def _begins(self, rank: int, t: float) -> None:
+        if rank in self._waiting:
+            self._waiting.discard(rank)
+            gap = self._clocks[rank] - self.version
+            self.trace.write(
+                events.Decided(t, next(self._verdicts), None, self.version, release=(rank,), gap=gap)
+            )
+
+    def _pushed(self, rank: int, t: float, done: m.Iteration) -> None:
+        before, self._clocks[rank] = self._clocks[rank], done.clock
+        self._waiting.add(rank)
+        self.trace.write(
+            events.Decided(
+                t,
+                next(self._verdicts),
+                rank,
+                self.version,
+                fate="apply" if done.clock > before else "hold",
+                clock=done.clock,
+                samples=done.samples,
+                read=max(0, done.clock - 1 - done.staleness),
+                staleness=done.staleness,
+                compute_s=done.busy_s,
+            )
+        )
+
+    def left(self, rank: int, reason: str, detail: str = "") -> None:
+        """A worker takes part no longer."""
+        self.flush(None)
+        self.stopped |= reason == "stopped"
+        if rank in self._here:
+            self._here.discard(rank)
+            self.trace.write(events.WorkerLeft(self.now(), rank, reason, detail))  # type: ignore[arg-type]
+
+    def end(self, status: str, detail: str, mistake: bool = False) -> None:
+        """The last word."""
+        self.flush(None)
+        if not self._begun:
+            self.trace.write(run_not_begun(self.config, simulated=False))
+        self.trace.write(events.RunEnded(self.now(), status, detail, mistake))  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """No more."""
+        self.trace.close()

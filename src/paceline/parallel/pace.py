@@ -1,0 +1,262 @@
+"""What a script holds in a run on a mesh: its place on the grid, and what all runs offer.
+
+How the model is split is not known here: whatever splits it (a *split*, such as a pipeline) registers itself
+and is asked to come to rest, to evaluate, and for its part of what is saved.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.config import RunConfig
+from paceline.errors import ConfigError, RunError, RunStopped
+from paceline.fabric.channel import Channel
+from paceline.parallel import messages as m
+from paceline.parallel.mesh import PortionRoutes, connect
+from paceline.parallel.parts import Part, write_part
+from paceline.parallel.signs import Action, Signs
+from paceline.protocols.grid import Grid, check_axes
+from paceline.runtime.messages.workers import Failed, Hello
+from paceline.runtime.worker.pace import Metrics, Pace
+
+TELL_S = 0.1
+"""How often a worker tells what it did."""
+
+
+class Split(Protocol):
+    """What splits a model over the mesh."""
+
+    def settle(self) -> None:
+        """Bring to an end what is under way; all workers do."""
+
+    def evaluate(self, measure: Callable[[nn.Module], dict[str, float]]) -> m.Measured | None:
+        """Have the lead call `measure` with the whole model; all workers come here. None elsewhere."""
+
+    def part(self) -> Part | None:
+        """This worker's part of what is saved; None: others have all of it."""
+
+    def close(self) -> None:
+        """Let go of the ways to other workers; all workers do."""
+
+    @property
+    def resumable(self) -> bool:
+        """Whether a checkpoint has all that a run needs to go on."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether a resumed script only repeats what was done before."""
+
+
+class MeshPace(Pace):
+    """One worker of a mesh."""
+
+    def __init__(
+        self, config: RunConfig, rank: int, channel: Channel, protocol: str | None, settings: dict[str, Any]
+    ) -> None:
+        super().__init__(rank, config.workers)
+        assert config.mesh is not None
+        self.config, self.protocol, self.settings = config, protocol, settings
+        self._channel = channel
+        self._answers: queue.SimpleQueue[m.ToWorker] = queue.SimpleQueue()
+        channel.send(Hello(os.getpid(), protocol, settings, rank))
+        received = channel.receive(m.worker_decoder)
+        if received is None:
+            raise RunStopped("the run is over already.")
+        self._meeting, board = received[1]
+        self._signs = Signs.of(board, config.workers)
+        self._mesh: PortionRoutes | None = None
+        self._split: Split | None = None
+        self._begun = 0
+        self._done: list[m.Iteration] = []
+        self._sent: dict[str, int] = {}
+        self._told_at = 0.0
+        threading.Thread(target=self._listen, name="paceline-conductor", daemon=True).start()
+
+    # -- the mesh -----------------------------------------------------------------------------
+
+    def mesh(self, **axes: int) -> PortionRoutes:
+        """The grid that the workers form. All workers come here; the first call connects them."""
+        given = self.config.mesh
+        assert given is not None
+        if axes:
+            check_axes(axes)
+        if axes and axes != given and self.lead and self._mesh is None:
+            self._warn(f"--mesh {Grid(given)} is used, not the script's own {Grid(axes)}")
+        if self._mesh is None:
+            self._mesh = connect(given, self.rank, self._meeting)
+        return self._mesh
+
+    def attach(self, split: Split) -> None:
+        """Whatever splits the model says so, once."""
+        if self._split is not None:
+            raise ConfigError("the model is split already. Split it once, with everything it consists of.")
+        self._split = split
+
+    def ready(self, model: nn.Module, samples: int | None, batches: int | None) -> None:
+        """The lead has the model, before it is split."""
+        numbers = [p.numel() for p in model.parameters()]
+        size = sum(p.numel() * p.element_size() for p in model.parameters())
+        if self.lead:
+            self._channel.send(m.Ready(sum(numbers), size, samples, batches))
+
+    # -- one iteration ------------------------------------------------------------------------
+
+    def begin(self) -> bool:
+        """Before every iteration; all workers do equally many. False: training was ended for all."""
+        assert self._split is not None
+        self._begun += 1
+        action = self._signs.begin(self.rank, self._begun)
+        if action is Action.NONE:
+            return True
+        if action is Action.END:
+            self._stopped = True
+            return False
+        self._split.settle()
+        if action is Action.STOP:
+            raise RunStopped("interrupted")
+        self._save()
+        return True
+
+    def did(self, iteration: m.Iteration) -> None:
+        """An iteration is complete."""
+        self._done.append(iteration)
+        if time.monotonic() - self._told_at > TELL_S:
+            self.tell()
+
+    def sent(self, axis: str, size_bytes: int) -> None:
+        """Bytes went along an axis."""
+        self._sent[axis] = self._sent.get(axis, 0) + size_bytes
+
+    def tell(self) -> None:
+        """Tell the conductor what was done since the last time."""
+        values = self._reported() or {}
+        if self._done or self._sent or values:
+            self._channel.send(m.Did(tuple(self._done), self._sent, values))
+        self._done, self._sent, self._told_at = [], {}, time.monotonic()
+
+    def _save(self) -> None:
+        """Write this worker's part of a checkpoint, and wait until all have."""
+        assert self._split is not None
+        part = self._split.part()
+        self.tell()
+        if part is not None:
+            write_part(self.config.path / "parts", self.rank, part)
+        state = part.state if part is not None else None
+        self._channel.send(m.Saved(state.updates if state else 0, state.samples if state else 0))
+        self._answers.get()
+
+    # -- evaluation ---------------------------------------------------------------------------
+
+    def evaluate(self, fn: Callable[..., Metrics]) -> Mapping[str, float] | None:
+        """Have the lead call `fn` with the whole model, whose parts the other workers compute.
+
+        All workers have to call it: what was under way is brought to an end first.
+        """
+        if self._split is None:
+            raise ConfigError("pace.evaluate() before the model was split: there is nothing to evaluate.")
+        if self._split.idle or self._left:
+            return None
+        self._split.settle()
+        self.tell()
+
+        def measure(model: nn.Module) -> dict[str, float]:
+            self._model = model
+            return self._measure(fn)
+
+        measured = self._split.evaluate(measure)
+        if measured is None:
+            return None
+        self._channel.send(measured)
+        return measured.values
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def end(self, error: BaseException | None, text: str) -> None:
+        """The script is over: save, and say so; or say what went wrong."""
+        if error is not None and not isinstance(error, RunStopped):
+            kind = "config" if isinstance(error, ConfigError) else "error"
+            torn = isinstance(error, RuntimeError) and not isinstance(error, RunError) and _is_torn(error)
+            self._channel.send(m.Torn(text) if torn else Failed(kind, text))  # type: ignore[arg-type]
+            return
+        try:
+            self._finish(stopped=error is not None)
+        except Exception as failure:
+            torn = _is_torn(failure)
+            self._channel.send(m.Torn(str(failure)) if torn else Failed("error", str(failure)))
+            raise
+
+    def _finish(self, stopped: bool) -> None:
+        if self._split is None:
+            raise RunError("the script ended without splitting its model: nothing was trained.")
+        self._split.settle()
+        part = self._split.part()
+        self.tell()
+        if part is not None:
+            write_part(self.config.path / "parts", self.rank, part)
+        self._split.close()
+        torch.distributed.barrier()  # who leaves first would break off what others still wait for
+        self._channel.send(m.Bye(stopped, self._split.resumable))
+        torch.distributed.destroy_process_group()
+
+    def _listen(self) -> None:
+        """Hear the conductor, whatever this worker waits for meanwhile."""
+        while True:
+            try:
+                received = self._channel.receive(m.worker_decoder)
+            except OSError:
+                return
+            if received is None or isinstance(received[0], m.End):
+                os._exit(1)
+            self._answers.put(received[0])
+
+    def _leave(self) -> None:
+        raise ConfigError("pace.leave() on a mesh: the other workers cannot go on without this one's part.")
+
+    # -- what others do -----------------------------------------------------------------------
+
+    def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Any:
+        raise ConfigError(
+            "pace.prepare() ties a whole model to a run, but this one was started with --mesh. Split the "
+            "model, for instance with paceline.parallel.pipeline.pipeline(), or leave --mesh out."
+        )
+
+    def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
+        raise AssertionError("nothing is prepared on a mesh")
+
+    def _idle(self) -> bool:
+        return self._split is not None and self._split.idle
+
+    def _away(self) -> None:
+        pass
+
+    def _back(self, values: dict[str, float], seconds: float) -> None:
+        pass
+
+    def _plan(self, epochs: int) -> None:
+        self._channel.send(m.Plan(epochs))
+
+    def _end_work(self, why: str) -> None:
+        self._stopped = False  # all end before the same iteration, this worker too
+        self._channel.send(m.EndWork(why))
+
+    def _warn(self, text: str) -> None:
+        self._channel.send(m.Noted("warning", text))
+
+    def note(self, text: str) -> None:
+        """Put something on record that a person should read."""
+        self._channel.send(m.Noted("info", text))
+
+
+def _is_torn(error: BaseException) -> bool:
+    """Whether gloo says that another worker is gone."""
+    text = str(error).lower()
+    return any(word in text for word in ("gloo", "connection closed", "connection reset", "broken pipe"))

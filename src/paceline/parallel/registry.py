@@ -1,0 +1,73 @@
+"""The third family of protocols, those that split a model: by name, with their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from paceline.errors import ConfigError, unknown
+from paceline.parallel.pipeline.engine import Schedule
+from paceline.parallel.pipeline.named.adl import ADL
+from paceline.parallel.pipeline.named.bp import BP
+from paceline.parallel.pipeline.named.ddg import DDG
+from paceline.parallel.pipeline.named.fdg import FDG
+from paceline.parallel.pipeline.named.fr import FeaturesReplay
+from paceline.parallel.pipeline.named.layerwise import Layerwise
+from paceline.protocols import PEERS, Peer
+from paceline.protocols.settings import About, about_class, build, make_peer
+
+ALONG = ("allreduce", "local_sgd", "dpsgd")
+"""The peer protocols that keep the copies along the axis `data` in step."""
+
+
+class Pipelined(Protocol):
+    """A published pipeline: its fields are its settings."""
+
+    @property
+    def data(self) -> str:
+        """What keeps copies in step."""
+
+    def schedule(self, stages: int) -> Schedule:
+        """What so many stages do."""
+
+
+PIPELINES: dict[str, Any] = {
+    "adl": ADL,
+    "bp": BP,
+    "ddg": DDG,
+    "fdg": FDG,
+    "fr": FeaturesReplay,
+    "layerwise": Layerwise,
+}
+
+
+def make_pipeline(name: str, settings: Mapping[str, Any] | None = None) -> Pipelined:
+    """Build one. Values may be strings, as `--set` gives them."""
+    if name not in PIPELINES:
+        raise unknown("protocol", name, PIPELINES)
+    made: Pipelined = build(name, PIPELINES[name], settings)
+    parse_along(made.data)
+    return made
+
+
+def about_split(name: str) -> About:
+    """Name, paper, promise and settings, read from the protocol's own file."""
+    return about_class(name, "split", PIPELINES[name])
+
+
+def parse_along(text: str) -> tuple[str, Peer]:
+    """`local_sgd:period=4` is a peer protocol with its settings."""
+    name, *given = (part.strip() for part in text.split(":"))
+    pairs = [part.partition("=") for part in given]
+    return name, check_along(name, {key: value for key, _, value in pairs})
+
+
+def check_along(name: str, settings: Mapping[str, Any]) -> Peer:
+    """A peer protocol that can work along an axis."""
+    if name not in ALONG:
+        what = "unknown" if name not in PEERS else "not for an axis of a mesh"
+        raise ConfigError(f"data={name}: {what}. Copies are kept in step by one of: {', '.join(ALONG)}.")
+    protocol = make_peer(name, settings)
+    if protocol.probes or getattr(protocol, "overlap", False):
+        raise ConfigError(f"data={name}: measure_every and overlap do not work along an axis of a mesh.")
+    return protocol
