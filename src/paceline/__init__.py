@@ -20,16 +20,17 @@ __version__ = "0.1.0"
 __all__ = ["ConfigError", "PacelineError", "RunError", "RunStopped", "join", "run"]
 
 
-def join(protocol: str | None = None, **settings: Any) -> Pace:
+def join(protocol: str | None = None, *, correct: str | None = None, **settings: Any) -> Pace:
     """Take part in the run this process was started for; alone when nobody started it.
 
-    The protocol and settings named here are the script's defaults: the command's flags win.
+    The protocol and settings named here are the script's defaults: the command's flags win. `correct` is
+    what is done about stale gradients, as `--correct` takes it.
     """
     from paceline.engines.torchrun import sit_down
     from paceline.runtime.join import join
 
     sit_down()
-    return join(protocol, **settings)
+    return join(protocol, correct=correct, **settings)
 
 
 def run(**recipe: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.corrections import parse_correction
 from paceline.errors import ConfigError
 from paceline.protocols import PEERS
 from paceline.protocols.settings import make_any, make_peer
@@ -20,21 +21,24 @@ from paceline.runtime.worker.solo import RecordedSolo, Solo
 _joined: Pace | None = None
 
 
-def join(protocol: str | None = None, **settings: Any) -> Pace:
+def join(protocol: str | None = None, *, correct: str | None = None, **settings: Any) -> Pace:
     """Take part in the run this process was started for; alone when nobody started it.
 
-    The protocol and settings named here are the script's defaults: the command's flags win.
+    The protocol and settings named here are the script's defaults: the command's flags win. `correct` is
+    what is done about stale gradients, as `--correct` takes it.
     """
     global _joined
     if _joined is not None:
         raise ConfigError("join was called twice in one process. Keep what the first call returned.")
+    if correct is not None:
+        parse_correction(correct)
     if protocol is not None:
         make_any(protocol, settings)
     elif settings:
         raise ConfigError(
             f"join got settings {sorted(settings)} without a protocol. Name one: join('ssp', ...)."
         )
-    _joined = _take_part(protocol, settings)
+    _joined = _take_part(protocol, settings, correct)
     return _joined
 
 
@@ -43,7 +47,7 @@ def joined() -> Pace | None:
     return _joined
 
 
-def _take_part(protocol: str | None, settings: dict[str, Any]) -> Pace:
+def _take_part(protocol: str | None, settings: dict[str, Any], correct: str | None) -> Pace:
     place = seat.mine()
     if place is None:
         return Solo()
@@ -51,7 +55,7 @@ def _take_part(protocol: str | None, settings: dict[str, Any]) -> Pace:
         return RecordedSolo(place.config, protocol, settings)
     keep_freed_memory()
     kind = CollectiveLink if place.config.connects else StoreLink
-    link = kind(place.channel, protocol, settings, place.rank)
+    link = kind(place.channel, protocol, settings, place.rank, correct)
     name = link.config.protocol or protocol
     if name not in PEERS:
         return PacedWorker(link)

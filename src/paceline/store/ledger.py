@@ -40,6 +40,7 @@ def run_started(config: RunConfig, name: str, settings: dict[str, Any], simulate
         emulated=config.emulated,
         balance=config.balance,
         compress=config.compress,
+        correct="none" if config.correct == "auto" or name in PEERS else config.correct,
         family="peer" if name in PEERS else "paced",
         fabric=config.fabric if config.workers > 1 else None,
     )

@@ -24,6 +24,8 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     settings: dict[str, Any]
     rank: int | None = None
     """The rank it was started as, if it knows; who has the store as a neighbour is told."""
+    correct: str | None = None
+    """How stale gradients are to be corrected, if the script says so."""
 
 
 class Register(msgspec.Struct, frozen=True, tag=True):
@@ -234,6 +236,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     batch: Batch | None
     barrier: PeerBarrier | None = None
     """Where you decide yourself when to go on; the last descriptor is the board of all clocks."""
+    ahead: bool = False
+    """Whether you compute on a look-ahead, and not on the store's own weights."""
 
 
 class Added(msgspec.Struct, frozen=True, tag=True):
