@@ -21,11 +21,12 @@ __version__ = "0.1.0"
 __all__ = ["ConfigError", "PacelineError", "RunError", "RunStopped", "join", "run"]
 
 
-def join(protocol: str | Pacing | Peer | None = None, **settings: Any) -> Pace:
+def join(protocol: str | Pacing | Peer | None = None, *, correct: str | None = None, **settings: Any) -> Pace:
     """Take part in the run this process was started for; alone when nobody started it.
 
     The protocol named here, `join("ssp", staleness=5)` or an object such as `join(HalfWay(near=2))`, is the
-    script's default: the command's flags win.
+    script's default: the command's flags win. `correct` is what is done about stale gradients, as
+    `--correct` takes it.
     """
     from paceline.protocols.own import check_not_loading
 
@@ -34,7 +35,7 @@ def join(protocol: str | Pacing | Peer | None = None, **settings: Any) -> Pace:
     from paceline.parallel.joining import join
 
     sit_down()
-    return join(protocol, **settings)
+    return join(protocol, correct=correct, **settings)
 
 
 def run(**recipe: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from paceline.corrections import parse_correction
 from paceline.errors import ConfigError
 from paceline.protocols.grid import check_workers
 from paceline.protocols.rules.compression import parse_compression
@@ -73,6 +74,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     damping: Literal["none", "inverse", "sqrt", "exponential"] = "none"
     """How a stale gradient's step shrinks, for pushes that are applied at once: not at all, by
     1/staleness, 1/sqrt(staleness), or exp(-staleness/active workers)."""
+    correct: str = "none"
+    """What is done about stale gradients: auto (what the script names, else dana outside of lockstep where
+    the optimizer has a momentum, else none), none, dana, gap, dc, dca, or two as in dana+gap. The command's
+    default is auto; runs recorded before there was a choice had none."""
     schedule: Literal["samples", "updates"] = "samples"
     """What a prepared LR scheduler counts. `samples`: one step per batch x workers samples processed,
     whatever the protocol; `updates`: one per optimizer update, as the published systems did."""
@@ -160,6 +165,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "Use shards 'shared', or leave --balance out."
             )
         parse_compression(self.compress)
+        parse_correction(self.correct)
         if self.connects and self.workers == 1:
             raise ConfigError(
                 f"fabric {self.fabric!r} connects workers, but there is only 1. Use --workers 2 or more, "

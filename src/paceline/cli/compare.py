@@ -17,6 +17,7 @@ from paceline.cli.common import (
     print_json,
 )
 from paceline.cli.train import checked_protocol, make_config, warn_if_crowded
+from paceline.corrections import parse_correction
 from paceline.errors import ConfigError, RunError, RunStopped
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def compare(
     target: o.Target = None,
     weighting: o.Weighting = "mean",
     damping: o.Damping = "none",
+    correct: o.EachCorrect = "auto",
     schedule: o.Schedule = "samples",
     clip_norm: o.ClipNorm = None,
     shards: o.Shards = "shared",
@@ -78,7 +80,7 @@ def compare(
         wanted = parse_protocols(protocols, "--protocols")
         lockstep = Wanted("bsp", {}, balance=True)
         wanted += [lockstep] if balance and lockstep not in wanted else []
-        wanted = with_each(wanted, compress)
+        wanted = with_corrections(with_each(wanted, compress), correct)
         for each in wanted:
             checked_protocol(each.name, each.settings, each.compress, fabric)
         shared = {
@@ -111,11 +113,13 @@ class Wanted(NamedTuple):
     settings: dict[str, Any]
     balance: bool = False
     compress: str = "none"
+    correct: str = "auto"
 
     @property
     def title(self) -> str:
         """As it would be typed, without its settings."""
         squeezed = "" if self.compress == "none" else f" {self.compress}"
+        squeezed += "" if self.correct == "auto" else f" {self.correct}"
         return (self.name or "") + (BALANCED if self.balance else "") + squeezed
 
     @property
@@ -147,6 +151,24 @@ def with_each(wanted: list[Wanted], compress: str) -> list[Wanted]:
     """Every run with each of the ways to compress."""
     ways = [way.strip() for way in compress.split(",") if way.strip()] or ["none"]
     return [each._replace(compress=way) for each in wanted for way in ways]
+
+
+def with_corrections(wanted: list[Wanted], correct: str) -> list[Wanted]:
+    """Every run with each of the ways to correct; once, where no gradient can be stale."""
+    ways = [way.strip() for way in correct.split(",") if way.strip()] or ["auto"]
+    for way in ways:
+        parse_correction(way)
+    return [each._replace(correct=way) for each in wanted for way in (ways if _is_stale(each) else ways[:1])]
+
+
+def _is_stale(wanted: Wanted) -> bool:
+    from paceline.protocols import Peer
+    from paceline.protocols.settings import make_any
+
+    if wanted.name is None:
+        return True
+    protocol = make_any(wanted.name, wanted.settings)
+    return not isinstance(protocol, Peer) and not protocol.lockstep
 
 
 def _compare(

@@ -66,6 +66,29 @@ Damping = Annotated[
         rich_help_panel=NUMBERS,
     ),
 ]
+CORRECT = "auto|none|dana|gap|dc|dca|dana+gap"
+Correct = Annotated[
+    str,
+    typer.Option(
+        metavar=CORRECT,
+        help="What is done about stale gradients, where a store applies them. dana: a momentum per worker, "
+        "and weights handed out ahead (SGD with momentum, Adam, AdamW, NAdam); gap: divided by how far the "
+        "weights moved meanwhile; dc, dca: delay compensation, constant or adaptive (dc:0.1 for another "
+        "strength). auto: what the script names, else dana outside of lockstep if the optimizer has a "
+        "momentum, else none.",
+        rich_help_panel=NUMBERS,
+    ),
+]
+EachCorrect = Annotated[
+    str,
+    typer.Option(
+        "--correct",
+        metavar="HOW,...",
+        help="What is done about stale gradients (see train --help): one or several ways, comma separated, "
+        "for instance none,dana; every protocol whose gradients may be stale runs with each.",
+        rich_help_panel=NUMBERS,
+    ),
+]
 Schedule = Annotated[
     str,
     typer.Option(

@@ -82,6 +82,7 @@ def simulate(
     target: o.Target = None,
     weighting: o.Weighting = "mean",
     damping: o.Damping = "none",
+    correct: o.EachCorrect = "auto",
     shards: o.Shards = "shared",
     balance: o.Balance = False,
     compress: o.EachCompress = "none",
@@ -113,7 +114,8 @@ def simulate(
             batch=batch,
         )
         named = protocol or ("dssp" if script is None else "")
-        wanted = _wanted(named, parse_settings(set_ or []), balance, compress)
+        ways = correct if script is not None else "none"
+        wanted = _wanted(named, parse_settings(set_ or []), balance, compress, ways)
         common = {"seed": seed, "shards": shards, "target": target, "damping": damping}
         common["weighting"] = parse_weighting(weighting)
         if script is None:
@@ -123,13 +125,13 @@ def simulate(
         _answer(done, report, json)
 
 
-def _wanted(named: str, settings: dict[str, Any], balance: bool, compress: str) -> list[Wanted]:
+def _wanted(named: str, settings: dict[str, Any], balance: bool, compress: str, correct: str) -> list[Wanted]:
     """The runs that were asked for; one under the script's own protocol, if none is named."""
-    from paceline.cli.compare import Wanted, parse_protocols, with_each
+    from paceline.cli.compare import Wanted, parse_protocols, with_corrections, with_each
 
     wanted = parse_protocols(named, "--protocol") if named else [Wanted(None, {})]
     wanted = [Wanted(x.name, x.settings | settings, x.balance or balance) for x in wanted]
-    return with_each(wanted, compress)
+    return with_corrections(with_each(wanted, compress), correct)
 
 
 def _timing_only(

@@ -52,6 +52,7 @@ def train(
     target: o.Target = None,
     weighting: o.Weighting = "mean",
     damping: o.Damping = "none",
+    correct: o.Correct = "auto",
     schedule: o.Schedule = "samples",
     clip_norm: o.ClipNorm = None,
     shards: o.Shards = "shared",
@@ -124,6 +125,7 @@ def train(
             "target": target,
             "weighting": parse_weighting(weighting),
             "damping": damping,
+            "correct": correct,
             "schedule": schedule,
             "clip_norm": clip_norm,
             "shards": shards,
@@ -255,7 +257,7 @@ def make_config(asked: dict[str, Any], runs: Path) -> Any:
     _check_words(asked)
     check_engine(asked)
     try:
-        config = msgspec.convert(asked | {"run": "", "folder": ""}, RunConfig)
+        config = msgspec.convert({"correct": "auto"} | asked | {"run": "", "folder": ""}, RunConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{str(error).rstrip('.')}.") from None
     check_hosts(config.fabric, config.near < config.workers)

@@ -218,7 +218,14 @@ def train_on(
     run = f"spark-{time.strftime('%Y%m%d-%H%M%S')}-{new_secret()[:4]}"
     folder = new_folder(Path(runs), run)
     workers = rows.getNumPartitions()
-    config = RunConfig(run=run, folder=str(folder), script=str(script), args=args, workers=workers, **dials)
+    config = RunConfig(
+        run=run,
+        folder=str(folder),
+        script=str(script),
+        args=args,
+        workers=workers,
+        **({"correct": "auto"} | dials),
+    )
     engine = SparkEngine(rows.context, rows)
     try:
         engine.launch(config)

@@ -14,7 +14,7 @@ from paceline.runtime.worker.malloc import keep_freed_memory
 from paceline.runtime.worker.pace import Pace
 
 
-def join(protocol: str | Pacing | Peer | None = None, **settings: Any) -> Pace:
+def join(protocol: str | Pacing | Peer | None = None, *, correct: str | None = None, **settings: Any) -> Pace:
     """Take part in the run this process was started for; alone when nobody started it."""
     place = seat.mine()
     if place is not None and place.config.mesh is not None and place.channel is not None:
@@ -23,14 +23,14 @@ def join(protocol: str | Pacing | Peer | None = None, **settings: Any) -> Pace:
         pace = MeshPace(place.config, place.rank, place.channel, name, given)
         return joining.joined_as(pace)
     if not isinstance(protocol, str) or protocol not in PIPELINES:
-        return joining.join(protocol, **settings)
+        return joining.join(protocol, correct=correct, **settings)
     make_pipeline(protocol, settings)
     if place is not None and place.channel is not None:
         workers = place.config.workers
         raise ConfigError(
             f"protocol {protocol!r} splits a model over stages. Start the run with --mesh stage={workers}."
         )
-    return joining.join()
+    return joining.join(correct=correct)
 
 
 def _named(protocol: str | Pacing | Peer | None) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.corrections import parse_correction
 from paceline.errors import ConfigError
 from paceline.protocols import Pacing, Peer, own
 from paceline.protocols.settings import is_peer, make_any, make_peer, resolved, spelled_out
@@ -20,16 +21,19 @@ from paceline.runtime.worker.solo import RecordedSolo, Solo
 _joined: Pace | None = None
 
 
-def join(protocol: str | Pacing | Peer | None = None, **settings: Any) -> Pace:
+def join(protocol: str | Pacing | Peer | None = None, *, correct: str | None = None, **settings: Any) -> Pace:
     """Take part in the run this process was started for; alone when nobody started it.
 
-    The protocol and settings named here are the script's defaults: the command's flags win.
+    The protocol and settings named here are the script's defaults: the command's flags win. `correct` is
+    what is done about stale gradients, as `--correct` takes it.
     """
     global _joined
     if _joined is not None:
         raise ConfigError("join was called twice in one process. Keep what the first call returned.")
     if not isinstance(protocol, str | None):
         protocol, settings = _of_object(protocol, settings)
+    if correct is not None:
+        parse_correction(correct)
     if protocol is not None:
         protocol = own.canonical(protocol)
         make_any(protocol, settings)
@@ -37,7 +41,7 @@ def join(protocol: str | Pacing | Peer | None = None, **settings: Any) -> Pace:
         raise ConfigError(
             f"join got settings {sorted(settings)} without a protocol. Name one: join('ssp', ...)."
         )
-    _joined = _take_part(protocol, settings)
+    _joined = _take_part(protocol, settings, correct)
     return _joined
 
 
@@ -70,7 +74,7 @@ def _of_object(protocol: Pacing | Peer, settings: dict[str, Any]) -> tuple[str, 
     return name, its
 
 
-def _take_part(protocol: str | None, settings: dict[str, Any]) -> Pace:
+def _take_part(protocol: str | None, settings: dict[str, Any], correct: str | None) -> Pace:
     place = seat.mine()
     if place is None:
         return Solo()
@@ -78,7 +82,7 @@ def _take_part(protocol: str | None, settings: dict[str, Any]) -> Pace:
         return RecordedSolo(place.config, protocol, settings)
     keep_freed_memory()
     kind = CollectiveLink if place.config.connects else StoreLink
-    link = kind(place.channel, protocol, settings, place.rank)
+    link = kind(place.channel, protocol, settings, place.rank, correct)
     name = link.config.protocol or protocol
     peers = name is not None and is_peer(name)
     if name is not None:

@@ -40,6 +40,7 @@ def run_started(config: RunConfig, name: str, settings: dict[str, Any], simulate
         emulated=config.emulated,
         balance=config.balance,
         compress=config.compress,
+        correct="none" if config.correct == "auto" or _is_peer(name) else config.correct,
         family="split" if config.mesh else "peer" if _is_peer(name) else "paced",
         mesh=config.mesh or {},
         fabric="gloo" if config.mesh else config.fabric if config.workers > 1 else None,

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.store.corrections.correction import Corrections, Part, Stride, make_corrections, without_ours
 from paceline.store.lanes import Lanes
 from paceline.store.layout import Layout
 from paceline.store.optimizers import (
@@ -29,6 +30,7 @@ from paceline.store.optimizers import (
     apply_settings,
     build_optimizer,
     export_state,
+    import_state,
 )
 from paceline.store.pieces import Piece, Pieces
 
@@ -79,6 +81,8 @@ class ParameterStore:
         """Factors on the optimizer's settings that the protocol asked for."""
         self._even = fast and Pieces.suit(layout, spec)
         self._pieces: Pieces | None = None
+        self.corrections: Corrections | None = None
+        """What is done about stale gradients, if anything is."""
         self._lengths: dict[int, list[int]] = {}
         """How chunks are cut for their squares, by number: where parameters begin, or not at all."""
 
@@ -90,8 +94,40 @@ class ParameterStore:
             self._pieces = None
         return self._optimizer
 
+    def correct(self, name: str) -> None:
+        """From now on correct stale gradients in this way."""
+        self.corrections = make_corrections(self.layout, self._spec, name)
+
+    @property
+    def corrected_by(self) -> str:
+        """How stale gradients are corrected."""
+        return "none" if self.corrections is None else self.corrections.name
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether what workers are handed is not the weights themselves."""
+        return self.corrections is not None and self.corrections.steps
+
+    @property
+    def mends(self) -> bool:
+        """Whether gradients are changed as they come."""
+        return self.corrections is not None and self.corrections.mends
+
     def export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """A copy of the optimizer's state, by parameter; steps go on as before."""
+        """A copy of the optimizer's state, by parameter, and of what corrects; steps go on as before."""
+        tensors, values = self._export()
+        if self.corrections is None:
+            return tensors, values
+        ours = self.corrections.export()
+        return tensors | ours[0], values | ours[1]
+
+    def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Go on from what `export` gave."""
+        import_state(self.optimizer, without_ours(tensors), without_ours(values))
+        if self.corrections is not None:
+            self.corrections.load(tensors, values)
+
+    def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if self._pieces is None:
             return export_state(self._optimizer)
         self._pieces.hand_back(self._optimizer, self._trained)
@@ -133,6 +169,8 @@ class ParameterStore:
         if clip is not None:
             self._clip(gradients, clip, norm)
         settings = adjust(settings, self.adjusted)
+        watching = self.corrections if self.corrections is not None and self.corrections.watches else None
+        before = [] if watching is None else [flat.clone() for flat in self._flats]
         pieces = self._whole(gradients)
         if pieces is None:
             self._step_parameters(gradients, settings, scale)
@@ -142,6 +180,34 @@ class ParameterStore:
             targets = [self._regions(copy) for copy in copies]
             work = partial(_step_piece, gradients.flats, settings, scale, targets)
             self._lanes.map(work, pieces.all[::-1])  # the end of the gradient was read last: still in cache
+        if watching is not None:
+            watching.moved(before, self._flats, self._lanes)
+
+    def apply_each(
+        self,
+        parts: Sequence[Part],
+        settings: list[GroupSettings],
+        stride: Stride,
+        copies: Sequence[Tensor] = (),
+    ) -> None:
+        """One step in which every gradient goes through its own worker's momentum.
+
+        The look-ahead goes into the `copies`, for sleeping workers.
+        """
+        assert self.corrections is not None
+        settings = adjust(settings, self.adjusted)
+        targets = [self._regions(copy) for copy in copies]
+        self.corrections.step(parts, self._flats, settings, stride, targets, self._lanes)
+
+    def mend(self, gradients: Gradients, read: Tensor) -> None:
+        """Correct a gradient that has come from a worker, computed at the weights it has in this memory."""
+        if self.corrections is not None:
+            self.corrections.mend(gradients, self._flats, self._regions(read), self._lanes)
+
+    def forget(self, worker: int) -> None:
+        """A worker has left, and its momentum with it."""
+        if self.corrections is not None:
+            self.corrections.forget(worker, self._lanes)
 
     def _whole(self, gradients: Gradients) -> Pieces | None:
         """The weights in pieces, as long as all parameters have gone the same way."""
@@ -191,8 +257,15 @@ class ParameterStore:
         work = partial(_chunk_squares, gradients, self._lengths)
         return list(chain.from_iterable(self._lanes.map(work, range(len(gradients.chunks)))))
 
+    def hand_out(self, segment: Tensor) -> None:
+        """Give a sleeping worker what it is to compute on: the current weights, or a look-ahead."""
+        if self.corrections is not None and self.corrections.steps:
+            self.corrections.hand_out(self._flats, self._regions(segment), self._lanes)
+        else:
+            self.copy_weights(segment)
+
     def copy_weights(self, segment: Tensor) -> None:
-        """Give a sleeping worker the current weights."""
+        """Give a sleeping worker the current weights themselves."""
         for target, flat in zip(self._regions(segment), self._flats, strict=True):
             self._lanes.map(_copy, list(zip(_chunks(target), _chunks(flat), strict=True)))
 
@@ -297,6 +370,11 @@ def _square(flat: Tensor) -> float:
     if math.isfinite(value) or not bool(torch.isfinite(flat).all()):
         return value
     return float(flat.abs().double().square().sum())
+
+
+def clip_factor(norm: float, clip: float | None) -> float:
+    """What a gradient of this norm is multiplied with."""
+    return 1.0 if clip is None or norm <= clip else clip / (norm + 1e-6)
 
 
 def shares(weights: Sequence[float], samples: Sequence[int], mean: bool) -> list[float]:

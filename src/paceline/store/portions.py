@@ -21,6 +21,7 @@ import msgspec
 from torch import Tensor
 
 from paceline.errors import ConfigError
+from paceline.store.corrections.correction import Part, Stride
 from paceline.store.layout import Layout, Region
 from paceline.store.optimizers import GroupSettings, OptimizerGroup, OptimizerSpec, adjust
 from paceline.store.parameters import Gradients, ParameterStore
@@ -55,6 +56,30 @@ class SumOrder(msgspec.Struct, frozen=True, tag="Sum"):
     """Add these up, and tell what that makes of the norm: the next step is theirs."""
 
     parts: Parts
+    aside: bool = False
+    """Whether they are needed as they are afterwards."""
+
+
+class Mend(msgspec.Struct, frozen=True, tag=True):
+    """Correct this gradient, which has just come, by the weights that its worker was sent last."""
+
+    pushed: Pushed
+
+
+class StepEach(msgspec.Struct, frozen=True, tag=True):
+    """One step in which every gradient goes through its own worker's momentum."""
+
+    parts: Parts
+    workers: list[tuple[int, bool]]
+    """Whose they are, and whether these have left."""
+    settings: list[GroupSettings]
+    stride: Stride
+
+
+class Forget(msgspec.Struct, frozen=True, tag=True):
+    """A worker has left, and its momentum with it."""
+
+    worker: int
 
 
 class StepOrder(msgspec.Struct, frozen=True, tag="Step"):
@@ -73,6 +98,10 @@ class KeepGradient(msgspec.Struct, frozen=True, tag="Keep"):
     """Its worker is about to compute: copy this gradient, which waits for a step."""
 
     pushed: Pushed
+
+
+Deed = StepOrder | StepEach | KeepGradient | Mend | Forget
+"""What is done to the first portion, and to the others in the same order."""
 
 
 def cut(layout: Layout, count: int) -> tuple[Portion, ...]:
@@ -175,9 +204,9 @@ class FirstPortion(PortionStore):
         """Which gradient lies in which memory now."""
         self.elsewhere: dict[Gradients, list[float]] = {}
         """The squares that make its norm in the other portions."""
-        self.others_add_up: Callable[[Parts], Callable[[], list[float]]] | None = None
+        self.others_add_up: Callable[[SumOrder], Callable[[], list[float]]] | None = None
         """Lets the other holders add up as well, if the norm of sums is wanted; then tells their squares."""
-        self.done: list[StepOrder | KeepGradient] = []
+        self.done: list[Deed] = []
         """What was done since somebody took it from here."""
         self._sum: tuple[Gradients, Parts] | None = None
 
@@ -207,14 +236,45 @@ class FirstPortion(PortionStore):
     ) -> tuple[Gradients, float]:
         """The weighted sum of this portion's gradients, to be applied next; its norm here, or everywhere."""
         named = [(self.pushed[gradients], share) for gradients, share in parts]
-        others = self.others_add_up(named) if self.others_add_up is not None else list[float]
+        wanted = SumOrder(named, aside=into is not None)
+        others = self.others_add_up(wanted) if self.others_add_up is not None else list[float]
         total, squares = self.add_up(parts, into)
         self._sum = total, named
         return total, math.sqrt(sum([*squares, *others()]))
 
+    def apply_each(
+        self,
+        parts: Sequence[Part],
+        settings: list[GroupSettings],
+        stride: Stride,
+        copies: Sequence[Tensor] = (),
+    ) -> None:
+        """One step of each worker's own momentum, here and elsewhere."""
+        self._sum = None
+        named = [(self.pushed[_own(part)], part.share) for part in parts]
+        workers = [(part.worker, part.gone) for part in parts]
+        self.done.append(StepEach(named, workers, adjust(settings, self.adjusted), stride))
+        super().apply_each(parts, settings, stride, copies)
+
+    def mend(self, gradients: Gradients, read: Tensor) -> None:
+        """Correct a gradient, here and elsewhere."""
+        self.done.append(Mend(self.pushed[gradients]))
+        super().mend(gradients, read)
+
+    def forget(self, worker: int) -> None:
+        """A worker has left, here and elsewhere."""
+        if self.corrections is not None:
+            self.done.append(Forget(worker))
+            super().forget(worker)
+
     def norm(self, gradients: Gradients) -> float:
         """The norm over all portions."""
         return math.sqrt(sum([*self.squares(gradients), *self.elsewhere.get(gradients, [])]))
+
+
+def _own(part: Part) -> Gradients:
+    assert isinstance(part.gradients, Gradients)
+    return part.gradients
 
 
 def _portion(layout: Layout, first: int, last: int) -> Portion:

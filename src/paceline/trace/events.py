@@ -56,6 +56,8 @@ class RunStarted(Event, frozen=True, gc=False, tag="run_started"):
     """True when decisions are summed up in `Progress` and `Totals` instead of written one by one."""
     compress: str = "none"
     """How peers compressed what they gave to an average."""
+    correct: str = "none"
+    """What was done about stale gradients."""
     family: Literal["paced", "peer", "split"] = "paced"
     """Whether a store decides, workers meet among themselves, or the model is split over them."""
     mesh: dict[str, int] = {}

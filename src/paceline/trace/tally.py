@@ -75,6 +75,8 @@ class Result(msgspec.Struct, frozen=True):
     """Whether every worker's batch was in proportion to its speed."""
     compress: str = "none"
     """How peers compressed what they gave to an average."""
+    correct: str = "none"
+    """What was done about stale gradients."""
     bytes_sent_each: list[int] | None = None
     """Per worker, rank 0 first; null when only their sum is known."""
     fabric: str | None = None
@@ -201,6 +203,7 @@ class Tally:
             failures=list(self.failures),
             balance=start.balance,
             compress=start.compress,
+            correct=start.correct,
             bytes_sent_each=self._sent_each(start),
             fabric=start.fabric,
             barrier_looks=self._looks[0] if self._looks else None,

@@ -106,8 +106,9 @@ def settings(values: Mapping[str, Any]) -> str:
 
 
 def title(run: Result | RunStarted, values: Mapping[str, Any]) -> str:
-    """A protocol with its settings, whether batches were balanced, how averages were compressed and sent."""
+    """A protocol with its settings, balanced batches, corrections, how averages were compressed and sent."""
     further = " + balance" if run.balance else ""
+    further += f" + {run.correct}" if run.correct != "none" else ""
     further += f" + {run.compress}" if run.compress != "none" else ""
     further += f" over {run.fabric}" if run.fabric not in (None, "shared") else ""
     return f"{run.protocol} {settings(values)}".strip() + further

@@ -49,6 +49,8 @@ class RemoteWorker:
         self._segment: memoryview | None = None
         self._weights: memoryview | None = None
         self._version: int | None = None
+        self._varies = False
+        """Whether weights of one version may differ: a look-ahead, or the weights themselves."""
         self.peer: RemotePeer | None = None
         """Its memories, if it is a peer."""
         self.gone = False
@@ -84,7 +86,7 @@ class RemoteWorker:
             answers = (_map(fd, mmap.ACCESS_READ) for fd in fds[2:])
             memories = dict(enumerate((self._segment, self._weights, *answers)))
             self.peer = RemotePeer(self.host, self.lane, self.layout, memories)
-        self._shared = ready.shared
+        self._shared, self._varies = ready.shared, ready.ahead
         session, queue = self.host.session, SHARED if ready.shared or peer else None
         if self.plan is not None:
             session.send(self.lane, _encoder.encode(self.plan), HOST, queue)
@@ -115,7 +117,7 @@ class RemoteWorker:
         assert self.layout is not None
         assert self._weights is not None
         known = self.host.version if self._shared else self._version
-        if known == version:
+        if known == version and not self._varies:
             return
         self._version = self.host.version = version
         lane = SHARED if self._shared else self.lane

@@ -14,7 +14,7 @@ import msgspec
 
 from paceline.store.layout import Layout
 from paceline.store.optimizers import OptimizerSpec
-from paceline.store.portions import KeepGradient, Portion, StepOrder, SumOrder, used_of
+from paceline.store.portions import Deed, Portion, SumOrder, used_of
 
 COORDINATOR = 0
 """Its number among the hosts; others count from 1."""
@@ -45,6 +45,8 @@ class PortionPlan(msgspec.Struct, frozen=True, tag="Plan"):
     holders: tuple[HolderPlace, ...]
     clip_norm: float | None = None
     """To which the norm of every step's gradient is clipped, over all portions."""
+    correct: str = "none"
+    """How stale gradients are corrected."""
 
     def portion_of(self, number: int) -> Portion | None:
         """What a host holds."""
@@ -81,13 +83,15 @@ class Wake(msgspec.Struct, frozen=True, tag=True):
     host: int
     lane: int
     version: int
+    own: bool = False
+    """Whether it is to get the weights themselves, though others compute on a look-ahead."""
 
 
 class PortionOrder(msgspec.Struct, frozen=True, tag="Order"):
     """What to do now, in this order; orders are numbered from 1 and none is left out."""
 
     number: int
-    deeds: list[StepOrder | KeepGradient | SumOrder | Wake]
+    deeds: list[Deed | SumOrder | Wake]
 
 
 class Gather(msgspec.Struct, frozen=True, tag=True):

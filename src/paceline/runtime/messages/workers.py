@@ -26,6 +26,8 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     """The rank it was started as, if it knows; who has the store as a neighbour is told."""
     sha256: str = ""
     """Of the file in which the protocol stands that its script names, if it is one of the user's own."""
+    correct: str | None = None
+    """How stale gradients are to be corrected, if the script says so."""
 
 
 class Register(msgspec.Struct, frozen=True, tag=True):
@@ -236,6 +238,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     batch: Batch | None
     barrier: PeerBarrier | None = None
     """Where you decide yourself when to go on; the last descriptor is the board of all clocks."""
+    ahead: bool = False
+    """Whether you compute on a look-ahead, and not on the store's own weights."""
 
 
 class Lend(msgspec.Struct, frozen=True, tag=True):

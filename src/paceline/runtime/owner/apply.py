@@ -12,7 +12,8 @@ from paceline.protocols import Decision, Fate, Flush
 from paceline.runtime.run.held_gradients import HeldGradient, contributions
 from paceline.runtime.run.member import Member, bad_gradient
 from paceline.runtime.run.start import Run
-from paceline.store.parameters import Gradients
+from paceline.store.corrections.correction import Part, Stride
+from paceline.store.parameters import Gradients, clip_factor
 
 
 class VerdictApplier:
@@ -32,6 +33,7 @@ class VerdictApplier:
         if decision.pushed is not None:
             member = self._members[decision.pushed]
             pushed = HeldGradient(member.rank, member.pushed, decision.weight, member.samples)
+            self._mend(decision, member)
             if decision.fate is Fate.APPLY:
                 scale = self._alone(decision, pushed, [] if decision.flush else stale)
             elif decision.fate is Fate.HOLD:
@@ -40,7 +42,7 @@ class VerdictApplier:
             scale = self._flush(decision, decision.flush, stale)
         elif decision.fate is not Fate.APPLY:
             for copy in stale:
-                self._run.store.copy_weights(copy)
+                self._run.store.hand_out(copy)
         self._run.store.adjusted |= decision.adjust or {}
         self._run.ledger.carried_out(decision)
         return scale
@@ -54,19 +56,42 @@ class VerdictApplier:
         batches, active = self._run.ledger.batches([pushed.samples]), self._active
         scale = decision.lr_scale * self._config.step_share(batches, active)
         scale *= self._config.damped(decision.staleness, active)
-        known = self._members[pushed.rank].finite and self._config.clip_norm is None
-        norm = None if known else self._run.store.norm(pushed.gradients)
-        self._apply(pushed.gradients, [pushed], scale, norm, copies)
+        norm = self._norm(pushed)
+        if self._run.store.looks_ahead:
+            stride = Stride(scale, self._config.step_share(1.0, active), active)
+            self._apply_each([pushed], [1.0], stride, norm, copies)
+        else:
+            self._apply(pushed.gradients, [pushed], scale, norm, copies)
         return scale
+
+    def _mend(self, decision: Decision, member: Member) -> None:
+        """Correct what has come, while its worker's memory still has the weights it was computed at."""
+        if self._run.store.mends and decision.fate is not Fate.DROP and member.weights is not None:
+            self._run.store.mend(member.pushed, member.weights.bytes)
+
+    def _norm(self, pushed: HeldGradient) -> float | None:
+        """None if the gradient is known to be finite, and nobody wants more."""
+        store = self._run.store
+        if store.mends:  # it is another one than its worker looked at, in all portions
+            return store.reduce([(pushed.gradients, 1.0)])[1]
+        known = self._members[pushed.rank].finite and self._config.clip_norm is None
+        return None if known else store.norm(pushed.gradients)
 
     def _flush(self, decision: Decision, flush: Flush, copies: list[Tensor]) -> float:
         """One step with all that is held."""
         run = self._run
         parts = run.held.take()
-        total, norm = run.store.reduce(contributions(parts, mean=flush is not Flush.SUM))
         batches = run.ledger.batches([part.samples for part in parts])
-        scale = decision.lr_scale * self._config.step_share(batches, self._active, flush.value)
-        self._apply(total, parts, scale, norm, copies)
+        share = self._config.step_share(batches, self._active, flush.value)
+        scale, mean = decision.lr_scale * share, flush is not Flush.SUM
+        factors = contributions(parts, mean)
+        if run.store.looks_ahead:
+            _, norm = run.store.reduce(factors, run.held.scratch)
+            stride = Stride(scale, share / len(parts) if mean else share, self._active)
+            self._apply_each(parts, [factor for _, factor in factors], stride, norm, copies)
+        else:
+            total, norm = run.store.reduce(factors)
+            self._apply(total, parts, scale, norm, copies)
         run.held.done(parts)
         return scale
 
@@ -84,6 +109,23 @@ class VerdictApplier:
             raise bad_gradient(sources, store.layout)
         settings = self._members[sources[0].rank].settings
         store.apply(gradients, settings, scale, norm, self._config.clip_norm, copies)
+
+    def _apply_each(
+        self,
+        sources: list[HeldGradient],
+        factors: list[float],
+        stride: Stride,
+        norm: float | None,
+        copies: list[Tensor],
+    ) -> None:
+        """One step, with every gradient through its own worker's momentum."""
+        store = self._run.store
+        if norm is not None and not math.isfinite(norm):
+            raise bad_gradient(sources, store.layout)
+        stride = stride._replace(factor=clip_factor(norm or 0.0, self._config.clip_norm))
+        named = zip(sources, factors, strict=True)
+        parts = [Part(x.rank, x.gradients, factor, self._members[x.rank].gone) for x, factor in named]
+        store.apply_each(parts, self._members[sources[0].rank].settings, stride, copies)
 
     @property
     def _active(self) -> int:

@@ -32,6 +32,7 @@ class StoreEvaluation:
         member.snapshot = (self._now(), ledger.pacer.clocks.version, ledger.samples)
         if not (ledger.pacer.in_lockstep or self._simulated):
             self._follow(ledger.leave(member.rank, self._now(), "away"))
+        member.evaluates = True
         self._refresh(member, copy=True)
 
     def back(self, member: Member, message: m.Back, distance: dict[str, float] | None) -> None:
@@ -43,6 +44,7 @@ class StoreEvaluation:
         self._trace.write(events.Evaluated(t, member.rank, version, samples, values, seconds))
         if not ledger.pacer.clocks.is_present(member.rank):
             self._follow(ledger.join(member.rank, self._now(), member.pid))
+        member.evaluates = False
         self._refresh(member, copy=distance is None)
 
     def unmarked(self, member: Member, message: m.FromWorker) -> bool:
@@ -55,6 +57,7 @@ class StoreEvaluation:
     def _refresh(self, member: Member, copy: bool) -> None:
         """Fresh weights outside of an iteration."""
         if member.weights is not None and copy:
-            self._run.store.copy_weights(member.weights.bytes)
+            store, memory = self._run.store, member.weights.bytes
+            store.copy_weights(memory) if member.evaluates else store.hand_out(memory)
         ledger = self._run.ledger
         self._send(member, m.Release(ledger.pacer.clocks.version, ledger.position()))

@@ -246,9 +246,7 @@ class Owner:
                 self._follow(joined)
         for member in members:
             batch = self._work.draw(member)
-            epoch = run.ledger.budget.epoch if run.ledger.budget else 0
-            ready = m.Ready(run.shared, epoch, run.ledger.position(), batch, run.barrier(member.rank))
-            self.send(member, ready, run.fds(member))
+            self.send(member, run.ready(member, batch), run.fds(member))
             self.on_release(member.rank)
         self.trace.flush()
 
@@ -328,6 +326,8 @@ class Owner:
                 self._gathering.lost(member, reason, detail)
             self._maybe_begin()
             return
+        if reason != "stopped":  # who is stopped may be resumed
+            self._run.store.forget(member.rank)
         self._follow(self._run.ledger.leave(member.rank, self.now(), reason, detail))
         if self.halted is None:
             self.family.leave(member)

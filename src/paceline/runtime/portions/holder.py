@@ -14,6 +14,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -29,9 +30,20 @@ from paceline.fabric.tls import Seal
 from paceline.runtime.messages import portions as p
 from paceline.runtime.messages.hosts import SHARED
 from paceline.runtime.messages.memories import SEGMENT, WEIGHTS
-from paceline.store.optimizers import import_state
+from paceline.store.corrections.correction import Part
 from paceline.store.parameters import Gradients
-from paceline.store.portions import KeepGradient, Parts, Portion, PortionStore, Pushed, StepOrder, SumOrder
+from paceline.store.portions import (
+    Forget,
+    KeepGradient,
+    Mend,
+    Parts,
+    Portion,
+    PortionStore,
+    Pushed,
+    StepEach,
+    StepOrder,
+    SumOrder,
+)
 
 PLANNED_S = 4.0
 """How long who comes early is kept waiting; then it may call again."""
@@ -109,6 +121,7 @@ class Holder:
         self.plan, self.portion = plan, portion
         self._master = HolderMemory(plan.layout.weights_bytes)
         self._store = PortionStore(plan.layout, plan.optimizer, portion, self._master.bytes)
+        self._store.correct(plan.correct)
         self._layout = self._store.layout
         if plan.clip_norm is not None:
             self._store.norm_by_parameter()
@@ -209,7 +222,7 @@ class Holder:
     def _restore(self) -> None:
         """Go on from an optimizer's saved state."""
         tensors = {} if self._state is None else load(self._state.map[:])
-        import_state(self._store.optimizer, tensors, self._values)
+        self._store.load(tensors, self._values)
         self._state = None
 
     def _stage(self, number: int, lane: int, piece: p.GradientPiece) -> None:
@@ -232,29 +245,61 @@ class Holder:
             match deed:
                 case StepOrder():
                     self._step(deed)
+                case StepEach():
+                    self._step_each(deed)
                 case KeepGradient():
                     self._keep(deed.pushed)
+                case Mend():
+                    self._store.mend(self._find(deed.pushed), self._read(deed.pushed))
+                case Forget():
+                    self._store.forget(deed.worker)
                 case SumOrder():
-                    self._tell(p.Summed(order.number, self._add_up(deed.parts)))
+                    self._tell(p.Summed(order.number, self._add_up(deed)))
                 case p.Wake():
                     self._wake(deed)
 
-    def _add_up(self, parts: Parts) -> list[float]:
+    def _add_up(self, wanted: SumOrder) -> list[float]:
         """Make what the next step is made with; the squares of its norm."""
         self._use_cores()
-        found = [(self._find(pushed), share) for pushed, share in parts]
-        self._total, squares = self._store.add_up(found)
+        found = [(self._find(pushed), share) for pushed, share in wanted.parts]
+        total, squares = self._store.add_up(found, self._aside if wanted.aside else None)
+        self._total = None if wanted.aside else total
         return squares
 
+    def _step_each(self, step: StepEach) -> None:
+        self._use_cores()
+        found = [(self._find(pushed), share) for pushed, share in step.parts]
+        if not math.isfinite(sum(sum(self._store.squares(each)) for each, _ in found)):
+            raise RunError("a worker's gradient overflows. Scale the loss down.")
+        self._total = None
+        named = zip(step.workers, found, strict=True)
+        parts = [Part(worker, each, share, gone) for (worker, gone), (each, share) in named]
+        self._store.apply_each(parts, step.settings, step.stride)
+        self._free(step.parts)
+
+    @cached_property
+    def _aside(self) -> Gradients:
+        """Memory for a sum that is only looked at."""
+        return Gradients(self._layout, HolderMemory(self._layout.segment_bytes).bytes)
+
+    def _read(self, pushed: Pushed) -> Tensor:
+        """The weights that a worker was sent last."""
+        if pushed.host == self.plan.number:
+            return self._weights(pushed.lane).bytes
+        return self._caller(pushed.host).copies[pushed.lane].bytes
+
     def _step(self, step: StepOrder) -> None:
-        if self._total is None and not math.isfinite(sum(self._add_up(step.parts))):
+        if self._total is None and not math.isfinite(sum(self._add_up(SumOrder(step.parts)))):
             raise RunError("the sum of the workers' gradients overflows. Scale the loss down.")
         total, self._total = self._total, None
         assert total is not None
         if not step.whole:
             self._store.step_singly()
         self._store.apply(total, step.settings, step.scale, step.norm, self.plan.clip_norm)
-        for pushed, _ in step.parts:
+        self._free(step.parts)
+
+    def _free(self, parts: Parts) -> None:
+        for pushed, _ in parts:
             if pushed in self._kept:
                 self._spare.append(self._kept.pop(pushed))
 
@@ -287,7 +332,7 @@ class Holder:
         elif not self.plan.shared:
             copy = caller.copies.get(wake.lane) or HolderMemory(self._layout.weights_bytes)
             caller.copies[wake.lane] = copy
-            self._store.copy_weights(copy.bytes)
+            self._give(copy.bytes, wake)
             caller.session.send_memory(wake.lane, WEIGHTS, memoryview(copy.map), *self.portion.weights)
         queue = SHARED if self.plan.shared else None
         caller.session.send(wake.lane, _encoder.encode(p.Fresh()), queue=queue)
@@ -295,8 +340,15 @@ class Holder:
     def _refresh_here(self, wake: p.Wake) -> None:
         if not self.plan.shared or self._own_version != wake.version:
             self._own_version = wake.version
-            self._store.copy_weights(self._weights(SHARED if self.plan.shared else wake.lane).bytes)
+            self._give(self._weights(SHARED if self.plan.shared else wake.lane).bytes, wake)
         self._fresh(wake.lane)
+
+    def _give(self, memory: Tensor, wake: p.Wake) -> None:
+        """What the worker is to compute on, or to evaluate."""
+        if wake.own:
+            self._store.copy_weights(memory)
+        else:
+            self._store.hand_out(memory)
 
     def _hand_over(self) -> None:
         """All that the coordinator needs to save the run, as it is now."""

@@ -30,7 +30,7 @@ from paceline.runtime.messages.portions import (
     Wake,
 )
 from paceline.runtime.portions.routes import PortionRoute, PortionRoutes
-from paceline.store.portions import KeepGradient, StepOrder, SumOrder, of_whole, to_whole
+from paceline.store.portions import Deed, SumOrder, of_whole, to_whole
 
 LOOK_S = 0.2
 LAST_WORD_S = 2.0
@@ -97,7 +97,7 @@ class Coordinator:
             mesh.send_memory(number, MASTER, memoryview(weights.map), *strand.portion.weights)
             mesh.tell(number, Complete())
 
-    def order(self, deeds: list[StepOrder | KeepGradient | SumOrder | Wake]) -> None:
+    def order(self, deeds: list[Deed | SumOrder | Wake]) -> None:
         """Tell all holders what to do next."""
         self._orders += 1
         for number in self.mesh.strands:

@@ -43,18 +43,8 @@ from paceline.runtime.run.held_gradients import HeldGradients
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.start import Run
 from paceline.store.disk.folders import saved_in
-from paceline.store.optimizers import export_state, import_state
 from paceline.store.parameters import Gradients, ParameterStore
-from paceline.store.portions import (
-    FirstPortion,
-    KeepGradient,
-    Parts,
-    Pushed,
-    SumOrder,
-    cut,
-    of_whole,
-    to_whole,
-)
+from paceline.store.portions import FirstPortion, KeepGradient, Pushed, SumOrder, cut, of_whole, to_whole
 
 Place = tuple[int, int]
 """Host and lane of a worker."""
@@ -163,8 +153,8 @@ class PortionOwner(Owner):
         shared = protocol.lockstep and not self.config.private_weights
         self._gathering.portion = portions[0]
         model = registered.layout, registered.optimizer
-        clip = self.config.clip_norm
-        self._plan_ = PortionPlan(COORDINATOR, shared, *model, portions, tuple(holders), clip)
+        clip, correct = self.config.clip_norm, self._gathering.correction(self.living[0]).name
+        self._plan_ = PortionPlan(COORDINATOR, shared, *model, portions, tuple(holders), clip, correct)
         super()._begin()
 
     def _choose_holders(self) -> list[HolderPlace]:
@@ -191,9 +181,11 @@ class PortionOwner(Owner):
         plan = self._plan_
         assert plan is not None
         whole, first = run.store, plan.portions[0]
-        state = export_state(whole.optimizer)
+        state = whole.export()
         own = FirstPortion(plan.layout, plan.optimizer, first, run.weights.bytes)
-        import_state(own.optimizer, *(of_whole(plan.optimizer, first, part) for part in state))
+        own.correct(plan.correct)
+        tensors, values = (of_whole(plan.optimizer, first, part) for part in state)
+        own.load(tensors, values)
         own.adjusted = whole.adjusted
         if plan.clip_norm is not None:
             own.norm_by_parameter()
@@ -278,11 +270,11 @@ class PortionOwner(Owner):
             self._order()
             self._send_for_portions()
 
-    def _others_add_up(self, parts: Parts) -> Callable[[], list[float]]:
+    def _others_add_up(self, wanted: SumOrder) -> Callable[[], list[float]]:
         """Let the holders begin; the loop then waits for them, as it can decide nothing before."""
         assert self._store is not None
         done, self._store.done = self._store.done, []
-        self._coordinator.order([*done, SumOrder(parts)])
+        self._coordinator.order([*done, wanted])
         return self._coordinator.sums
 
     def _order(self) -> None:
@@ -306,7 +298,8 @@ class PortionOwner(Owner):
             tell()
             return
         host, lane = self._places[member]
-        self._wakes.append(Wake(host, lane, self._started.ledger.pacer.clocks.version))
+        version = self._started.ledger.pacer.clocks.version
+        self._wakes.append(Wake(host, lane, version, own=member.evaluates))
         self._order()
         if host == COORDINATOR:
             member.asks = False
@@ -343,11 +336,12 @@ class PortionOwner(Owner):
         own = self._store
         if own is None:
             return
-        parts = [*zip(export_state(own.optimizer), self._coordinator.gather(run.weights), strict=True)]
+        parts = [*zip(own.export(), self._coordinator.gather(run.weights), strict=True)]
         whole = ParameterStore(plan.layout, plan.optimizer, run.weights.bytes)
+        whole.correct(plan.correct)
         first = plan.portions[0]
         tensors, values = (to_whole(plan.optimizer, first, mine) | theirs for mine, theirs in parts)
-        import_state(whole.optimizer, tensors, values)
+        whole.load(tensors, values)
         whole.adjusted = own.adjusted
         run.store, self._whole = whole, True
 

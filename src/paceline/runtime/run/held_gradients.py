@@ -8,6 +8,7 @@ the store's own, because the worker is about to overwrite it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -60,11 +61,18 @@ class HeldGradients:
         """These are in the weights now."""
         self._spare += [part.gradients for part in parts if part.gradients in self._own]
 
+    @cached_property
+    def scratch(self) -> Gradients:
+        """Memory for a sum that is only looked at."""
+        return self._made("the sum of the gradients of a flush")
+
+    def _made(self, what: str) -> Gradients:
+        check_room(self._layout.gradient_bytes, what)
+        return Gradients(self._layout, torch.zeros(self._layout.segment_bytes, dtype=torch.uint8))
+
     def _copy(self, gradients: Gradients) -> Gradients:
         if not self._spare:
-            check_room(self._layout.gradient_bytes, "a gradient that is held while its worker runs on")
-            memory = torch.zeros(self._layout.segment_bytes, dtype=torch.uint8)
-            self._spare.append(Gradients(self._layout, memory))
+            self._spare.append(self._made("a gradient that is held while its worker runs on"))
             self._own.append(self._spare[-1])
         copy = self._spare.pop()
         for target, source in zip(copy.flats, gradients.flats, strict=True):

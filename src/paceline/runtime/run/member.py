@@ -37,6 +37,8 @@ class Member:
         """Whether to grant it a batch with its next release."""
         self.snapshot = (0.0, 0, 0)
         """When its evaluation began, of which version, after how many samples."""
+        self.evaluates = False
+        """Whether it is away to evaluate, and so has the store's own weights."""
         self.looping = True
         """Whether it is inside of an epoch, and so will draw again."""
         self.lingers: int | None = None

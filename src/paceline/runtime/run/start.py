@@ -11,9 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
 from torch import Tensor
 
 from paceline.config import RunConfig
+from paceline.corrections import AUTO, parse_correction
 from paceline.errors import ConfigError, WorkerFailed
 from paceline.fabric.board import Board
 from paceline.fabric.segment import Segment, check_room
@@ -25,11 +27,14 @@ from paceline.runtime.messages import workers as m
 from paceline.runtime.run.held_gradients import HeldGradients
 from paceline.runtime.run.member import Member
 from paceline.store.checksums import unchecked
+from paceline.store.corrections.choice import Choice, choose
+from paceline.store.corrections.correction import memory_bytes
 from paceline.store.disk.checkpoint import VERSION, RunState, SavedRule, Snapshot, load_checkpoint, snapshot
 from paceline.store.layout import Layout
 from paceline.store.ledger import Ledger
 from paceline.store.parameters import Gradients, ParameterStore
 from paceline.store.portions import Portion, used_of
+from paceline.store.work.budget import Batch
 from paceline.trace.events import Event, WorkerLeft
 
 CHECKPOINT_HAD = "the checkpoint was made with another"
@@ -48,6 +53,8 @@ class RunStart:
         """Of a protocol of the user's own: the SHA-256 of its file, as others have it."""
         self.portion: Portion | None = None
         """What of the store will lie here, if other hosts hold the rest."""
+        self._correct: str | None = None
+        """What scripts say about stale gradients."""
         self.remarks: list[str] = []
         """What people should be told once there is a trace to write it to."""
         self.absent: list[WorkerLeft] = []
@@ -75,6 +82,7 @@ class RunStart:
 
     def hello(self, member: Member, message: m.Hello) -> None:
         """A script named a protocol, or none; the command's word wins."""
+        self._hear_correction(message.correct)
         asked, ordered = message.protocol, self._config.protocol
         if asked is not None and ordered is None and member.far and own.names_a_file(asked):
             self._elsewhere = asked
@@ -93,6 +101,28 @@ class RunStart:
         if asked is not None and asked == self._name:
             self._files.append((message.sha256, f"where rank {member.rank} is"))
         _ = self.protocol
+
+    def _hear_correction(self, named: str | None) -> None:
+        if named is None:
+            return
+        parse_correction(named)
+        if self._correct not in (None, named):
+            raise ConfigError(
+                f"workers name different corrections, {self._correct!r} and {named!r}. Name one."
+            )
+        if self._correct is None and self._config.correct not in (AUTO, named):
+            ordered = self._config.correct
+            self.remarks.append(f"the script names correction {named!r}; the command's {ordered!r} wins")
+        self._correct = named
+
+    def correction(self, lead: Member) -> Choice:
+        """What is done about stale gradients: the command's word wins, unless it is `auto`."""
+        name, protocol = self.protocol
+        assert lead.registered is not None
+        assert not isinstance(protocol, Peer)
+        ordered = self._config.correct
+        asked = self._correct if ordered == AUTO and self._correct is not None else ordered
+        return choose(asked, name, protocol.lockstep, lead.registered.optimizer, lead.registered.layout)
 
     def register(self, member: Member, message: m.Register, fds: list[int]) -> None:
         """A worker described its model."""
@@ -147,22 +177,30 @@ class RunStart:
         protocol = make(name, self._settings)
         check_one_host(name, protocol, members, self._config.store_hosts)
         shared = protocol.lockstep and not self._config.private_weights
-        check_room(
-            memory_needed(layout, members, shared, self.portion), f"the store for {len(members)} workers"
-        )
+        correct, remark = self.correction(lead)
+        spec = lead.registered.optimizer
+        needed = memory_needed(layout, members, shared, self.portion)
+        needed += memory_bytes(layout, spec, correct, len(members))
+        check_room(needed, f"the store for {len(members)} workers")
         weights = Segment.create(layout.weights_bytes, "weights")
         weights.bytes.copy_(initial.bytes[: layout.weights_bytes])
-        store = ParameterStore(layout, lead.registered.optimizer, weights.bytes)
+        store = ParameterStore(layout, spec, weights.bytes)
+        store.correct(correct)
         if self._config.clip_norm is not None:
             store.norm_by_parameter()
         opening: list[Event] = []
-        ledger = Ledger(self._config, name, protocol, opening.append, simulated=simulated)
+        config = structs.replace(self._config, correct=correct)
+        ledger = Ledger(config, name, protocol, opening.append, simulated=simulated)
         board = None if own_barrier(protocol, 0) is None else Board.create(self._config.workers)
         if board is not None:
             ledger.on_member = board.note
         ledger.offer(lead.registered.source, {member.rank for member in members})
-        buffers = _resume(self._config.resume, store, ledger)
+        buffers, was = _resume(self._config.resume, store, ledger)
         self.remarks += unchecked(self._config.resume)
+        self.remarks += [text for text in (remark, _momentum_lost(was, correct)) if text]
+        for worker in set(store.corrections.workers if store.corrections is not None else ()):
+            if worker not in {member.rank for member in members}:
+                store.forget(worker)
         for member in members:
             equip(member, store, initial, shared, buffers, self.portion)
         ledger.model(sum(v.numel() for v in store.views), layout.weights_bytes, layout.gradient_bytes)
@@ -223,6 +261,15 @@ class Run:
         given = member.segment.fd, (member.weights or self.weights).fd
         return given if self.board is None else (*given, self.board.fd)
 
+    def ready(self, member: Member, batch: Batch | None) -> m.Ready:
+        """What a worker is told when it may begin; its memory has what it is to compute on."""
+        ahead = self.store.looks_ahead and member.weights is not None
+        if ahead and member.weights is not None:
+            self.store.hand_out(member.weights.bytes)
+        epoch = self.ledger.budget.epoch if self.ledger.budget else 0
+        at = self.shared, epoch, self.ledger.position()
+        return m.Ready(*at, batch, self.barrier(member.rank), ahead)
+
     def barrier(self, rank: int) -> PeerBarrier | None:
         """The barrier a worker keeps itself, if any; in a replay one that asks nobody."""
         barrier = own_barrier(self.ledger.pacer.protocol, rank)
@@ -259,12 +306,21 @@ def run_state(ledger: Ledger, store: ParameterStore, peers: int | None, shared: 
         optimizer={},
         stepped_by=store.stepped_by,
         protocol_sha256=own.digest(ledger.named[0]),
+        correct=store.corrected_by,
     )
 
 
-def _resume(folder: str | None, store: ParameterStore, ledger: Ledger) -> dict[str, Tensor]:
+def _momentum_lost(was: str, now: str) -> str:
+    """What of a checkpoint another correction cannot go on from, in words."""
+    if was == now:
+        return ""
+    return f"the checkpoint was taken with correct {was}, and goes on with {now}: their memory begins anew"
+
+
+def _resume(folder: str | None, store: ParameterStore, ledger: Ledger) -> tuple[dict[str, Tensor], str]:
+    """The buffers, and how stale gradients were corrected."""
     if folder is None:
-        return {}
+        return {}, store.corrected_by
     state, buffers = load_checkpoint(Path(folder), store)
     if state.peers is not None:
         raise ConfigError(
@@ -279,7 +335,7 @@ def _resume(folder: str | None, store: ParameterStore, ledger: Ledger) -> dict[s
         store.adjusted = dict(state.adjusted)
     if ledger.budget is not None and state.budget is not None:
         ledger.budget.load(state.budget)
-    return buffers
+    return buffers, state.correct
 
 
 def resume_peers(

@@ -28,7 +28,12 @@ class StoreLink:
     """Requests and answers. Every wait is a blocking receive: asleep in the kernel."""
 
     def __init__(
-        self, channel: Channel, protocol: str | None, settings: dict[str, Any], rank: int | None = None
+        self,
+        channel: Channel,
+        protocol: str | None,
+        settings: dict[str, Any],
+        rank: int | None = None,
+        correct: str | None = None,
     ) -> None:
         self._channel = channel
         self._granted: deque[Batch] = deque()
@@ -39,7 +44,7 @@ class StoreLink:
         """This worker's segment, its weights, and what else it was given."""
         self._barrier: WorkerBarrier | None = None
         """Where this worker decides itself when to go on; None: the store does."""
-        self._send(m.Hello(os.getpid(), protocol, settings, rank, own.digest(protocol)))
+        self._send(m.Hello(os.getpid(), protocol, settings, rank, own.digest(protocol), correct))
         welcome, _ = self._expect(m.Welcome)
         self.config: RunConfig = welcome.config
         self.rank = welcome.rank

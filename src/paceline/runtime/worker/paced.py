@@ -47,6 +47,8 @@ class PacedWorker(Pace):
         """Whether all read the same weights."""
         self._written = False
         """Whether it was said that the script writes to parameters."""
+        self._evaluates = self._saved = False
+        """Whether it evaluates now; whether it was said that the script saves a look-ahead."""
         self._looks = False
         """Whether to look for NaN here, where gradients are applied one by one: it is one thing less for the
         store. Where they are added up first, the store looks at the sum in the same pass."""
@@ -64,6 +66,8 @@ class PacedWorker(Pace):
         ready = self._link.register(self._binding, spec, source, self.peer)
         self._position, self._resumed, self._shared = ready.position, ready.epoch > 0, ready.shared
         self._looks = not (self.peer or ready.shared) and config.store_hosts == 1
+        if ready.ahead:
+            model.register_state_dict_pre_hook(self._weights_are_ahead)  # type: ignore[no-untyped-call]
         self._take_over(optimizer)
         if loader is None:
             self._emulation.begin()
@@ -177,6 +181,16 @@ class PacedWorker(Pace):
     def _zero_grad(self, set_to_none: bool = True) -> None:
         self._binding.zero(set_to_none)
 
+    def _weights_are_ahead(self, model: nn.Module, *_: Any) -> None:
+        """Say once that what the script saves is not the store's weights."""
+        if not (self._evaluates or self._saved):
+            self._saved = True
+            self._warn(
+                f"rank {self.rank} took model.state_dict() between steps: with --correct dana that is where "
+                "this worker computes, ahead of the store's weights. Take it within pace.evaluate, or use "
+                "the run's weights.safetensors"
+            )
+
     def _state_is_elsewhere(self, optimizer: torch.optim.Optimizer) -> None:
         self._warn(
             f"rank {self.rank} saved optimizer.state_dict(), which holds no state: momentum and the like "
@@ -190,11 +204,13 @@ class PacedWorker(Pace):
         if self._model is not None:
             self._link.away()
             self._binding.pull()
+            self._evaluates = True
 
     def _back(self, values: dict[str, float], seconds: float) -> None:
         if self._model is not None:
             self._position = self._link.back(values, seconds).position
             self._binding.pull()
+            self._evaluates = False
 
     def _leave(self) -> None:
         warning = self._emulation.warning()

@@ -120,7 +120,11 @@ class RecordedSolo(Solo):
         pacing = _alone(name, asked)
         check_family(config.compress, name, asked)
         self._trace = TraceWriter(config.path / "trace.jsonl")
-        self._ledger = Ledger(config, name, pacing, self._trace.write, settings=resolved(asked))
+        plain = msgspec.structs.replace(config, correct="none")
+        self._ledger = Ledger(plain, name, pacing, self._trace.write, settings=resolved(asked))
+        if config.correct not in ("auto", "none"):
+            text = f"--correct {config.correct} is ignored: one worker alone is plain PyTorch"
+            self._trace.write(events.Note(0.0, "info", text))
         self._emulation = Emulation(config, 0)
         self._zero_s = time.monotonic()
         self._flush_at = 0.0

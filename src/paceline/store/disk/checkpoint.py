@@ -17,7 +17,6 @@ from paceline.errors import TraceError
 from paceline.store.checksums import SINCE, DamagedCheckpoint, verify, write_manifest
 from paceline.store.disk.folders import all_saved_in, partial_of, previous_of
 from paceline.store.layout import Layout
-from paceline.store.optimizers import import_state
 from paceline.store.parameters import ParameterStore
 
 VERSION = SINCE
@@ -54,6 +53,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """How many peers have files of their own beside this one; None: there are none."""
     one_model: bool = False
     """Whether these have one model and optimizer for all, which are here and not in their files."""
+    correct: str = "none"
+    """How stale gradients were corrected."""
     adjusted: dict[str, float] = {}
     """Factors on the optimizer's settings that the protocol asked for."""
     protocol_sha256: str = ""
@@ -175,7 +176,7 @@ def load_checkpoint(folder: Path, store: ParameterStore) -> tuple[RunState, dict
     check_optimizer(folder, state.stepped_by, store.optimizer, optimizer)
     for name, view in store.named_weights():
         view.copy_(model.pop(name))
-    import_state(store.optimizer, optimizer, state.optimizer)
+    store.load(optimizer, state.optimizer)
     return state, model
 
 

@@ -118,6 +118,7 @@ def _facts(record: RunRecord) -> dict[str, str]:
         "settings": figures.settings(start.settings) or "none",
         "workers": figures.count(start.workers),
         "batches": "balanced: in proportion to each worker's speed" if start.balance else "alike",
+        "stale gradients": "left as they are" if start.correct == "none" else f"corrected by {start.correct}",
         "compression": start.compress,
         "fabric": {"shared": "shared memory", None: "none"}.get(start.fabric) or str(start.fabric),
         "clock": f"virtual, on a simulated cluster ({emulated})" if start.simulated else "real",

@@ -28,11 +28,16 @@ class CollectiveLink(StoreLink):
     """Requests, answers, and what is asked in between."""
 
     def __init__(
-        self, channel: Channel, protocol: str | None, settings: dict[str, Any], rank: int | None = None
+        self,
+        channel: Channel,
+        protocol: str | None,
+        settings: dict[str, Any],
+        rank: int | None = None,
+        correct: str | None = None,
     ) -> None:
         self._early: deque[tuple[m.FromStore, list[int]] | None] = deque()
         """What arrived while this worker was busy."""
-        super().__init__(channel, protocol, settings, rank)
+        super().__init__(channel, protocol, settings, rank, correct)
 
     meeting = -1
     """Descriptor of the memory through which workers find each other."""

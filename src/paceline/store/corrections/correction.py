@@ -1,0 +1,283 @@
+"""The corrections of one store: their memory, and the passes over the weights in which they work.
+
+The store calls this where it would have called its optimizer, or handed its weights out; without a correction
+it does not, and nothing here is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from paceline.corrections import NONE, Named, parse_correction
+from paceline.store.corrections.dana import ADAMS, DanaAdam, DanaSGD, Extent, Momentum, Push
+from paceline.store.corrections.dc import AdaptiveDelayCompensation, DelayCompensation
+from paceline.store.corrections.gap import Gap
+from paceline.store.corrections.rule import GradientRule
+from paceline.store.corrections.spans import Span, Vectors, spans
+from paceline.store.lanes import Lanes
+from paceline.store.layout import Layout
+from paceline.store.optimizers import GroupSettings, OptimizerSpec
+
+MARK = "~"
+"""Begins the names of what is a correction's among an optimizer's state."""
+TOTAL = "total"
+
+
+class Flats(Protocol):
+    """A gradient, region by region."""
+
+    flats: list[Tensor]
+    missing: frozenset[int]
+
+
+class Part(NamedTuple):
+    """One worker's gradient in a step, and its share of it."""
+
+    worker: int
+    gradients: Flats
+    share: float
+    gone: bool = False
+    """Whether the worker has left: then its momentum is not kept."""
+
+
+class Stride(NamedTuple):
+    """How far a step of several gradients goes."""
+
+    scale: float
+    """On the learning rate."""
+    one: float
+    """What a single gradient counts, of such a step."""
+    active: int
+    """Workers that take part."""
+    factor: float = 1.0
+    """On the gradients: clipping."""
+
+
+class Corrections:
+    """All that a run corrects with."""
+
+    def __init__(self, layout: Layout, spec: OptimizerSpec, name: str) -> None:
+        named = parse_correction(name)
+        self.name = name
+        self._layout, self._spec = layout, spec
+        self._rule = make_rule(named)
+        self._momentum = make_momentum(spec) if named.dana else None
+        self._order = [index for group in spec.groups for index in group.parameters]
+        """Parameters as the optimizer counts them."""
+        self._all = spans(layout, spec)
+        self._own: dict[int, Vectors] = {}
+        wanted = () if self._momentum is None else (TOTAL, *self._momentum.memory)
+        wanted += () if self._rule is None else self._rule.memory
+        self._shared = {each: Vectors(layout) for each in wanted}
+
+    @property
+    def mends(self) -> bool:
+        """Whether it changes gradients as they come."""
+        return self._rule is not None
+
+    @property
+    def steps(self) -> bool:
+        """Whether it takes the optimizer's place, and hands out a look-ahead."""
+        return self._momentum is not None
+
+    @property
+    def watches(self) -> bool:
+        """Whether it wants to see how far a step of the optimizer went."""
+        return self._rule is not None and self._rule.watches
+
+    @property
+    def workers(self) -> list[int]:
+        """Who has a momentum."""
+        return sorted(self._own)
+
+    def own(self, worker: int) -> Vectors:
+        """A worker's momentum."""
+        if worker not in self._own:
+            self._own[worker] = Vectors(self._layout)
+        return self._own[worker]
+
+    @property
+    def total(self) -> Vectors:
+        """The sum of all workers' momenta."""
+        return self._shared[TOTAL]
+
+    # -- passes -------------------------------------------------------------------------------
+
+    def mend(self, gradients: Flats, now: Sequence[Tensor], read: Sequence[Tensor], lanes: Lanes) -> None:
+        """A gradient has come that was computed at `read`."""
+        if self._rule is not None:
+            lanes.map(partial(self._mend, self._rule, gradients, now, read), self._spans(gradients.missing))
+
+    def _mend(
+        self, rule: GradientRule, gradients: Flats, now: Sequence[Tensor], read: Sequence[Tensor], span: Span
+    ) -> None:
+        gradient, weights, seen = (flats[span.region][span.part] for flats in (gradients.flats, now, read))
+        rule.mend(gradient, weights, seen, self._shared_in(span))
+
+    def moved(self, before: Sequence[Tensor], now: Sequence[Tensor], lanes: Lanes) -> None:
+        """The optimizer has made a step."""
+        lanes.map(lambda span: self._moved(before[span.region][span.part], now, span), self._all)
+
+    def _moved(self, before: Tensor, now: Sequence[Tensor], span: Span) -> None:
+        if self._rule is not None:
+            self._rule.moved(before, now[span.region][span.part], self._shared_in(span))
+
+    def step(
+        self,
+        parts: Sequence[Part],
+        weights: Sequence[Tensor],
+        settings: list[GroupSettings],
+        stride: Stride,
+        targets: Sequence[Sequence[Tensor]],
+        lanes: Lanes,
+    ) -> None:
+        """One step in the optimizer's place; the look-ahead goes to the targets, piece by piece."""
+        momentum = self._momentum
+        assert momentum is not None
+        momentum.begin([part.worker for part in parts], settings, stride.one, stride.active)
+        for part in parts:
+            self.own(part.worker)
+        gone = {part.worker for part in parts if part.gone}
+        missing = frozenset[int].intersection(*(frozenset(part.gradients.missing) for part in parts))
+        at_once = () if gone or missing else targets
+        work = partial(self._step, momentum, parts, weights, settings, stride, at_once)
+        lanes.map(work, self._spans(missing))
+        for worker in gone:
+            self.forget(worker, lanes)
+        if gone or missing:
+            for target in targets:
+                self.hand_out(weights, target, lanes)
+
+    def _step(
+        self,
+        momentum: Momentum,
+        parts: Sequence[Part],
+        weights: Sequence[Tensor],
+        settings: list[GroupSettings],
+        stride: Stride,
+        targets: Sequence[Sequence[Tensor]],
+        span: Span,
+    ) -> None:
+        group, region, cut = span
+        now, total, shared = weights[region][cut], self.total.part(span), self._shared_in(span)
+        pushes = [
+            Push(
+                part.worker, self._own[part.worker].part(span), part.gradients.flats[region][cut], part.share
+            )
+            for part in parts
+        ]
+        before = now.clone() if self.watches else None
+        extent = Extent(stride.scale, stride.factor)
+        momentum.step(group, settings[group], now, total, shared, pushes, extent)
+        if before is not None:
+            self._moved(before, weights, span)
+        for target in targets:
+            momentum.ahead(group, now, total, shared, target[region][cut])
+
+    def hand_out(self, weights: Sequence[Tensor], target: Sequence[Tensor], lanes: Lanes) -> None:
+        """Write the look-ahead to a worker's memory."""
+        momentum = self._momentum
+        assert momentum is not None
+
+        def write(span: Span) -> None:
+            now, into = weights[span.region][span.part], target[span.region][span.part]
+            momentum.ahead(span.group, now, self.total.part(span), self._shared_in(span), into)
+
+        lanes.map(write, self._all)
+
+    def forget(self, worker: int, lanes: Lanes) -> None:
+        """A worker has left: its momentum is dropped, and the sum made anew, without what rounding left."""
+        if self._momentum is None or self._own.pop(worker, None) is None:
+            return
+        self._momentum.forget(worker)
+        lanes.map(self._add_up, self._all)
+
+    def _add_up(self, span: Span) -> None:
+        total = self.total.part(span).zero_()
+        for worker in self.workers:
+            assert self._momentum is not None
+            total.add_(self._own[worker].part(span), alpha=self._momentum.weight(worker, span.group))
+
+    def _spans(self, missing: Collection[int]) -> list[Span]:
+        return spans(self._layout, self._spec, missing) if missing else self._all
+
+    def _shared_in(self, span: Span) -> dict[str, Tensor]:
+        return {name: vectors.part(span) for name, vectors in self._shared.items()}
+
+    # -- checkpoints --------------------------------------------------------------------------
+
+    def export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """A copy of all of it, under names like those of an optimizer's state: by parameter."""
+        vectors = {f"{MARK}{worker}": own for worker, own in self._own.items()}
+        vectors |= {f"{MARK}{name}": shared for name, shared in self._shared.items()}
+        tensors = {
+            f"{number}.{name}": each.views[index].contiguous().clone()
+            for number, index in enumerate(self._order)
+            for name, each in vectors.items()
+        }
+        state = {"correct": self.name} | ({} if self._momentum is None else self._momentum.state())
+        return tensors, {f"{number}.{MARK}": state for number in range(len(self._order))}
+
+    def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Go on from what `export` gave, if it was of the same correction."""
+        state = next((value for name, value in values.items() if _is_ours(name)), None)
+        if state is None or state["correct"] != self.name:
+            return
+        if self._momentum is not None:
+            self._momentum.load(state)
+        for name, tensor in tensors.items():
+            number, _, key = name.partition(f".{MARK}")
+            if _is_ours(name):
+                vectors = self._shared[key] if key in self._shared else self.own(int(key))
+                vectors.views[self._order[int(number)]].copy_(tensor)
+
+
+def make_rule(named: Named) -> GradientRule | None:
+    """What changes gradients."""
+    match named.rule:
+        case "gap":
+            return Gap(ahead=named.dana)
+        case "dc":
+            return DelayCompensation(named.strength or 0.0)
+        case "dca":
+            return AdaptiveDelayCompensation(named.strength or 0.0)
+    return None
+
+
+def make_momentum(spec: OptimizerSpec) -> Momentum:
+    """DANA in place of this optimizer."""
+    if spec.name in ADAMS:
+        return DanaAdam(len(spec.groups), decoupled=spec.name == "AdamW")
+    return DanaSGD(len(spec.groups))
+
+
+def make_corrections(layout: Layout, spec: OptimizerSpec, name: str) -> Corrections | None:
+    """What a run of this name corrects with."""
+    return None if name == NONE else Corrections(layout, spec, name)
+
+
+def memory_bytes(layout: Layout, spec: OptimizerSpec, name: str, workers: int) -> int:
+    """What the corrections of so many workers take."""
+    named = parse_correction(name)
+    count = workers + 1 + len(make_momentum(spec).memory) if named.dana else 0
+    rule = make_rule(named)
+    return (count + (0 if rule is None else len(rule.memory))) * layout.gradient_bytes
+
+
+def without_ours(named: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's own state among what a store has saved."""
+    return {name: value for name, value in named.items() if not _is_ours(name)}
+
+
+def corrected_by(values: Iterable[Any]) -> str:
+    """Which correction a checkpoint's values are of."""
+    found = (value["correct"] for value in values if isinstance(value, dict) and "correct" in value)
+    return str(next(found, NONE))
+
+
+def _is_ours(name: str) -> bool:
+    return name.partition(".")[2].startswith(MARK)
