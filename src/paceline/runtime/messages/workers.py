@@ -234,6 +234,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     batch: Batch | None
     barrier: PeerBarrier | None = None
     """Where you decide yourself when to go on; the last descriptor is the board of all clocks."""
+    rounds: int | None = None
+    """How many batches you get per epoch: in lockstep exactly, else on average."""
 
 
 class Added(msgspec.Struct, frozen=True, tag=True):

@@ -224,8 +224,8 @@ class Owner:
         for member in members:
             batch = self._work.draw(member)
             epoch = run.ledger.budget.epoch if run.ledger.budget else 0
-            ready = m.Ready(run.shared, epoch, run.ledger.position(), batch, run.barrier(member.rank))
-            self.send(member, ready, run.fds(member))
+            place = run.ledger.position(), batch, run.barrier(member.rank), run.ledger.rounds
+            self.send(member, m.Ready(run.shared, epoch, *place), run.fds(member))
             self.on_release(member.rank)
         self.trace.flush()
 
