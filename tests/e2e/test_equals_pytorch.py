@@ -38,7 +38,7 @@ def test_one_worker_equals_plain_pytorch_bit_for_bit(lab: Lab, name: str) -> Non
 @pytest.mark.parametrize("workers", [2, 4])
 @pytest.mark.parametrize("name", ["momentum", "adamw"])
 def test_bsp_equals_one_process_with_the_batches_of_a_round_as_one(lab: Lab, name: str, workers: int) -> None:
-    """Fifty samples in fours: the last batch of an epoch is short, rounds span epochs."""
+    """Fifty samples in fours: the last round of an epoch is short, and some have nothing to do in it."""
     run = lab.trained("train.py", name, *SIZES, workers=workers, protocol="bsp")
     rounds = in_rounds(SAMPLES, BATCH, workers, EPOCHS)
     assert_close(run.weights, large_batch(CASES[name], SAMPLES, rounds), 1e-11)

@@ -123,7 +123,7 @@ class Ledger:
             self._balancer = Balancer(source.batch)
             self.budget = BalancedBudget(source, self.config.workers, self._balancer)
         elif source is not None:
-            self.budget = shards_of(source, self.config)
+            self.budget = shards_of(source, self.config, self.pacer.protocol.lockstep)
             for absent in set(range(self.config.workers)).difference(present):
                 self.budget.give_back(absent)
 
@@ -278,10 +278,15 @@ class Ledger:
             return clocks.version
         if self.budget is None:
             return clocks.pushes // self.config.workers
-        usual, pushes = self.budget.source.batch * self.config.workers, clocks.pushes
+        steps, pushes = self.budget.source.step(self._units, self.config.workers), clocks.pushes
         if self._batches == pushes:
-            return self._units // usual
-        return self._units * pushes // (usual * max(self._batches, 1))  # gradients of several batches
+            return steps
+        return steps * pushes // max(self._batches, 1)  # gradients of several batches
+
+    @property
+    def rounds(self) -> int | None:
+        """How many batches a worker gets per epoch: in lockstep exactly, else on average."""
+        return None if self.budget is None else -(-self.budget.source.batches // self.config.workers)
 
     def plan(self, epochs: int | None) -> None:
         """The script means to run this many epochs, as far as it has told."""

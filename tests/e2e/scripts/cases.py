@@ -267,14 +267,10 @@ def large_batch(case: Case, samples: int, rounds: Iterable[Sequence[int]]) -> di
 
 
 def in_rounds(samples: int, batch: int, workers: int, epochs: int) -> list[list[int]]:
-    """What each round of lockstep works on: batch after batch in order, epoch after epoch."""
-    batches = [
-        list(range(first, min(first + batch, samples)))
-        for _ in range(epochs)
-        for first in range(0, samples, batch)
-    ]
-    together = [batches[i : i + workers] for i in range(0, len(batches), workers)]
-    return [[index for batch in each for index in batch] for each in together]
+    """What each round of lockstep works on: what a loader with the batches of a round as one would give."""
+    size = batch * workers
+    epoch = [list(range(first, min(first + size, samples))) for first in range(0, samples, size)]
+    return epochs * epoch
 
 
 CASES = {

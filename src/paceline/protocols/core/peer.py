@@ -83,6 +83,12 @@ class Peer:
     that: then one model, stepped once, will do for all where memory is shared."""
 
     @property
+    def level(self) -> bool:
+        """Whether every gradient goes into a mean of all, by samples: then a worker without work in the last
+        round of an epoch can take part with a gradient that counts for nothing, and epochs end together."""
+        return self.in_unison
+
+    @property
     def free(self) -> bool:
         """Whether nobody waits for anybody, so that a fast worker does more of the work."""
         return False

@@ -240,6 +240,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """Where you decide yourself when to go on; the last descriptor is the board of all clocks."""
     ahead: bool = False
     """Whether you compute on a look-ahead, and not on the store's own weights."""
+    rounds: int | None = None
+    """How many batches you get per epoch: in lockstep exactly, else on average."""
 
 
 class Lend(msgspec.Struct, frozen=True, tag=True):

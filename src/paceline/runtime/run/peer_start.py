@@ -191,7 +191,7 @@ def _assemble_peers(
     opening: list[Event] = []
     settings = resolved(protocol)
     ledger = Ledger(config, name, PeerBooks(), opening.append, simulated=simulated, settings=settings)
-    ledger.budget = _work(lead.registered.source, config, members, protocol.free)
+    ledger.budget = _work(lead.registered.source, config, members, protocol)
     resume_peers(config.resume, store, ledger, len(members), shared)
     run = PeerRun(ledger, store, weights, protocol, config.connects, shared)
     for member in members:
@@ -206,14 +206,14 @@ def _assemble_peers(
     return run
 
 
-def _work(source: Source | None, config: RunConfig, members: list[Member], free: bool) -> Budget | None:
+def _work(source: Source | None, config: RunConfig, members: list[Member], protocol: Peer) -> Budget | None:
     if source is None:
         return None
     workers = config.workers
     if config.replay is not None:
         return RecordedBudget(source, workers, read_trace(Path(config.replay)))
-    in_turn = not free and config.shards not in CHUNKED
-    budget = Dealt(source, workers) if in_turn else shards_of(source, config)
+    in_turn, level = not protocol.free and config.shards not in CHUNKED, protocol.level
+    budget = Dealt(source, workers, level) if in_turn else shards_of(source, config, level)
     for absent in set(range(workers)).difference(member.rank for member in members):
         budget.give_back(absent)
     return budget

@@ -268,7 +268,7 @@ class Run:
             self.store.hand_out(member.weights.bytes)
         epoch = self.ledger.budget.epoch if self.ledger.budget else 0
         at = self.shared, epoch, self.ledger.position()
-        return m.Ready(*at, batch, self.barrier(member.rank), ahead)
+        return m.Ready(*at, batch, self.barrier(member.rank), ahead, self.ledger.rounds)
 
     def barrier(self, rank: int) -> PeerBarrier | None:
         """The barrier a worker keeps itself, if any; in a replay one that asks nobody."""

@@ -81,18 +81,21 @@ class Dispensed(Sampler[Any]):
         whole_batches: bool,
         first: int,
         injection: Injection | None = None,
+        length: int | None = None,
     ) -> None:
+        """`first`: the epoch to begin with; `length`: how many batches this worker gets per epoch."""
         self._injection = injection
         self._link = link
         self._orders = orders
         self._source = source
+        self._length = length
         self._whole_batches = whole_batches
         self._passes_done = first
         self._epoch = first
         self._handed: deque[tuple[Batch, int]] = deque()
 
     def __len__(self) -> int:
-        return -(-self._source.batches // self._link.config.workers)
+        return self._length or -(-self._source.batches // self._link.config.workers)
 
     def __iter__(self) -> Iterator[Any]:
         if self._passes_done > 0:  # a resumed script repeats its loop: these epochs are behind us
@@ -100,15 +103,19 @@ class Dispensed(Sampler[Any]):
             return
         epoch = self._epoch  # one pass, one epoch, for every worker: for a slow one it may be over already
         while (batch := self._link.next_batch(epoch)) is not None:
-            order = self._orders[batch.epoch][batch.first : batch.first + batch.count]
+            # A batch of no positions: this round has nothing for us. We compute, but it counts for nothing.
+            count = batch.count or min(self._source.batch, self._source.units)
+            order = self._orders[batch.epoch][batch.first : batch.first + count]
             indices = order[0] if self._whole_batches else order
-            self._handed.append((batch, len(indices)))
-            yield indices if self._injection is None else self._filled_up(batch, indices, self._injection)
+            self._handed.append((batch, len(indices) if batch.count else 0))
+            alone = self._injection is None or not batch.count
+            yield indices if alone else self._filled_up(batch, indices)
         self._epoch = epoch + 1  # not reached by a loop that breaks off: the next one goes on here
 
-    def _filled_up(self, batch: Batch, indices: list[Any], injection: Injection) -> list[Any]:
+    def _filled_up(self, batch: Batch, indices: list[Any]) -> list[Any]:
         """A batch and the samples that others share; these are theirs, and not counted."""
-        order = self._orders[batch.epoch]
+        order, injection = self._orders[batch.epoch], self._injection
+        assert injection is not None
         shared = [order[first : first + count] for first, count in injection.beside(batch)]
         return [*indices, *(index for samples in shared for index in samples)]
 

@@ -76,7 +76,7 @@ class PacedWorker(Pace):
             rank, size = (0, 1) if isinstance(loader.dataset, Partition) else (self.rank, self.size)
             return StridedLoader(loader, rank, size, self._arrived, self._repeats, lambda: self.stopped)
         orders = SampleOrders(sampler, source.units, config.seed, fixed=config.shards in CHUNKED)
-        dispensed = Dispensed(self._link, orders, source, whole, ready.epoch, injection)
+        dispensed = Dispensed(self._link, orders, source, whole, ready.epoch, injection, ready.rounds)
         return PacedLoader(loader, dispensed, self._arrived, self._passed, self._repeats)
 
     def _describe(self, optimizer: torch.optim.Optimizer) -> OptimizerSpec:

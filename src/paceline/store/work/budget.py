@@ -7,6 +7,11 @@ out first, so every position of an epoch is used exactly once although workers d
 
 A position is a place in the epoch's seeded order; every worker knows that order and needs only
 numbers. With `equal`, rank r takes every size-th batch, beginning with the r-th.
+
+In lockstep (`level`) all workers draw equally often in every epoch, so that epochs end together and no
+round mixes two of them. Who would have nothing to do in an epoch's last round draws a batch of no
+positions: it computes on a batch that counts for nothing, and the round is what one process would
+make of the last, short batch.
 """
 
 from __future__ import annotations
@@ -68,17 +73,40 @@ class Source(msgspec.Struct, frozen=True):
         """Batches per epoch."""
         return self.units // self.batch if self.drop_last else -(-self.units // self.batch)
 
+    def in_rounds(self, workers: int) -> Source:
+        """The same with whole rounds only, if short batches are to be dropped: as one process with the
+        batches of a round as one would."""
+        rounds = self.batches // workers
+        if not self.drop_last or rounds == 0:
+            return self
+        return msgspec.structs.replace(self, units=rounds * workers * self.batch)
+
+    def step(self, units: int, workers: int) -> int:
+        """How many steps one process with the batches of a round as one has taken after so many units."""
+        epoch, usual = self.samples or self.units, self.batch * workers
+        return units // epoch * -(-epoch // usual) + units % epoch // usual
+
 
 class Budget:
     """Who works on what."""
 
-    def __init__(self, source: Source, workers: int, shards: Literal["shared", "equal"] = "shared") -> None:
+    def __init__(
+        self,
+        source: Source,
+        workers: int,
+        shards: Literal["shared", "equal"] = "shared",
+        level: bool = False,
+    ) -> None:
+        """`level`: everybody draws equally often in every epoch."""
         if source.batches < workers:
             raise ConfigError(
                 f"the loader has {source.batches} batches per epoch for {workers} workers, so some would "
                 "have nothing to do. Use fewer workers or a smaller batch size."
             )
-        self.source = source
+        self.source = source.in_rounds(workers) if level else source
+        self._level = level
+        self._draws: dict[int, dict[int, int]] = {}
+        """How often each worker has drawn, in the epochs that are not behind everybody."""
         self._equal = shards == "equal"
         self._live = dict.fromkeys(range(workers))
         self._opened = 0
@@ -95,14 +123,20 @@ class Budget:
 
     def draw(self, worker: int) -> Batch:
         """The worker's next batch: what somebody gave back of this epoch, else the next in order."""
-        self._live[worker] = None
+        if worker not in self._live:
+            self._live[worker] = None
+            self._catch_up(worker)
         epoch, queue = self._share(worker)
-        if self.has_returned(epoch):
+        behind = self._behind(worker, epoch)
+        if behind is not None and not self.has_returned(behind):
+            batch = Batch(behind, 0, 0)
+        elif self.has_returned(epoch):
             batch = self._returned.popleft()
         else:
             batch = self._batch(epoch, queue.popleft())
             self._close(epoch)
         self._drawn.setdefault(worker, []).append(batch)
+        self._count(worker, batch.epoch)
         return batch
 
     def finish(self, worker: int, used: Iterable[Batch]) -> tuple[Batch, ...]:
@@ -116,6 +150,8 @@ class Budget:
     def give_back(self, worker: int) -> list[Batch]:
         """The worker is gone: what it drew and did not finish is to be dispensed again."""
         self._live.pop(worker, None)
+        for draws in self._draws.values():
+            draws.pop(worker, None)
         unfinished = list(self._drawn.pop(worker, ()))
         shares = [(epoch, queues.pop(worker, ())) for epoch, queues in self._queues.items()]
         rest = [self._batch(epoch, index) for epoch, share in shares for index in share]
@@ -161,6 +197,27 @@ class Budget:
                 piece, rest = rest.split(self.source.batch)
                 pieces.append(piece)
         return pieces
+
+    def _count(self, worker: int, epoch: int) -> None:
+        """Note a draw; epochs that everybody is done with are forgotten."""
+        if self._level:
+            draws = self._draws.setdefault(epoch, {})
+            draws[worker] = draws.get(worker, 0) + 1
+            for old in [e for e in self._draws if e < epoch - 1]:
+                del self._draws[old]
+
+    def _behind(self, worker: int, epoch: int) -> int | None:
+        """The first epoch before this one in which the worker has drawn less often than another."""
+        for old in sorted(e for e in self._draws if e < epoch):
+            draws = self._draws[old]
+            if draws.get(worker, 0) < max(draws.values(), default=0):
+                return old
+        return None
+
+    def _catch_up(self, worker: int) -> None:
+        """Somebody comes late: it need not draw what the others have."""
+        for draws in self._draws.values():
+            draws[worker] = max(max(draws.values(), default=0) - 1, 0)
 
     def _outstanding(self) -> list[Batch]:
         return [*self._returned, *(b for drawn in self._drawn.values() for b in drawn)]

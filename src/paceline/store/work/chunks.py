@@ -35,8 +35,8 @@ def chunk(source: Source, workers: int, number: int) -> range:
 class Chunked(Budget):
     """Every worker has its own chunk in every epoch."""
 
-    def __init__(self, source: Source, workers: int, rotating: bool) -> None:
-        super().__init__(source, workers, "equal")
+    def __init__(self, source: Source, workers: int, rotating: bool, level: bool = False) -> None:
+        super().__init__(source, workers, "equal", level)
         self._workers, self._rotating = workers, rotating
 
     def load(self, state: dict[str, Any]) -> None:
@@ -114,8 +114,8 @@ def _with_room(source: Source, config: RunConfig) -> tuple[Source, Injection]:
     return smaller, Injection(smaller, config.workers, config.seed, donors, shared)
 
 
-def shards_of(source: Source, config: RunConfig) -> Budget:
-    """The work of a run as its configuration has it dispensed."""
+def shards_of(source: Source, config: RunConfig, level: bool = False) -> Budget:
+    """The work of a run as its configuration has it dispensed; `level`: epochs end together."""
     if config.shards in CHUNKED:
-        return Chunked(source, config.workers, config.shards == "rotating")
-    return Budget(source, config.workers, "equal" if config.shards == "equal" else "shared")
+        return Chunked(source, config.workers, config.shards == "rotating", level)
+    return Budget(source, config.workers, "equal" if config.shards == "equal" else "shared", level)

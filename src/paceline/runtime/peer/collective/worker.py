@@ -101,7 +101,8 @@ class CollectiveWorker(PeerWorker):
 
     def _expected_share(self) -> float:
         """This gradient's share, if all the others come from full batches."""
-        return (self._samples / self._usual if self._samples else 1.0) / self.size
+        known = self._samples or self._used  # a batch that counts for nothing has no samples
+        return (self._samples / self._usual if known else 1.0) / self.size
 
     # -- operations ---------------------------------------------------------------------------
 
