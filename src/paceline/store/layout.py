@@ -37,9 +37,13 @@ class Slot(msgspec.Struct, frozen=True):
         return _numel(self.shape) * _dtype(self.dtype).itemsize
 
     def view(self, memory: Tensor, offset: int) -> Tensor:
-        """The tensor as a view of flat memory, with a version counter of its own."""
+        """The tensor as a view of flat memory, with a version counter of its own.
+
+        And a storage of its own where torch lets us: what is saved, pickled or copied is then this tensor,
+        not all of the memory, and tensors of two types do not claim the same bytes.
+        """
         dtype = _dtype(self.dtype)
-        flat = memory[offset : offset + self.size_bytes].view(dtype)
+        flat = _own_storage(memory[offset : offset + self.size_bytes]).view(dtype)
         return flat.as_strided(self.shape, self.stride).data
 
 
@@ -202,6 +206,13 @@ def _is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
 def plain_name(name: str) -> str:
     """A parameter's name without what `torch.compile` puts into it."""
     return name.replace("_orig_mod.", "")
+
+
+def _own_storage(piece: Tensor) -> Tensor:
+    """The same bytes, as all that their storage has; on a device they stay a piece of the whole."""
+    if piece.device.type != "cpu" or piece.numel() == 0:
+        return piece.clone() if piece.numel() == 0 else piece
+    return torch.from_numpy(piece.numpy())
 
 
 def _padded(tensor: Tensor) -> int:

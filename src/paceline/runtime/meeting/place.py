@@ -130,6 +130,7 @@ class MeetingPlace:
         if message.push is not None:
             self._unreleased.add(member.rank)
             member.settings = message.push.settings or member.settings
+            member.scaled = message.push.scaled
         if message.trade is not None:
             answers = self._trade(member.rank, message.trade, message.place)
         elif message.call is not None:
@@ -229,7 +230,7 @@ class MeetingPlace:
         shares, part = zip(replicas, row.values(), strict=True), gathered.part
         summands = [(self._cut.pieces(each.vector(lane), part), share) for each, share in shares]
         norm = self._summing.add_up(summands, [self._cut.pieces(each, part) for each in into])
-        if not isfinite(norm) and like == GRADIENTS and self._owner.config.bad_gradient == "stop":
+        if not isfinite(norm) and like == GRADIENTS and self._owner.stops(row):
             raise bad_gradient([self._pushed(rank) for rank in row], self._layout)
         missing = frozenset.intersection(*(replica.brought(lane).missing for replica in replicas))
         self._sums += 1
@@ -250,7 +251,7 @@ class MeetingPlace:
         total, norm = store.reduce(parts, None if spent else total)
         if isfinite(norm):
             store.apply(total, self._members[min(row)].settings, 1.0, norm, self._owner.config.clip_norm)
-        elif self._owner.config.bad_gradient == "stop":
+        elif self._owner.stops(row):
             raise bad_gradient([self._pushed(rank) for rank in row], self._layout)
         return dict.fromkeys(gathered.receivers, m.Met(shared=True, norm=norm))
 

@@ -56,6 +56,8 @@ class Push(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Whether to grant the next batch along with the release."""
     finite: bool = False
     """Whether I have looked, and found the gradient finite; if not, the store looks."""
+    scaled: bool = False
+    """Whether a GradScaler looks after my steps: one that is not finite is skipped."""
 
 
 class BarrierPassed(msgspec.Struct, frozen=True, tag="Passed"):
@@ -263,6 +265,8 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     """How far apart the replicas of peers are, if you asked."""
     over: bool = False
     """There is no further work."""
+    skipped: bool = False
+    """The step with your gradient in it was skipped: it was not finite, and a GradScaler expects that."""
 
 
 class Joint(msgspec.Struct, frozen=True, omit_defaults=True):

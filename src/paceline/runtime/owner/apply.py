@@ -106,9 +106,20 @@ class VerdictApplier:
         """One step. `norm`: None if the gradients are known to be finite."""
         store = self._run.store
         if norm is not None and not math.isfinite(norm):
+            self._skip(sources, copies)
+        else:
+            settings = self._members[sources[0].rank].settings
+            store.apply(gradients, settings, scale, norm, self._config.clip_norm, copies)
+
+    def _skip(self, sources: list[HeldGradient], copies: list[Tensor]) -> None:
+        """No step: where a GradScaler looks after them its workers are told, else the run ends."""
+        members, store = [self._members[source.rank] for source in sources], self._run.store
+        if not any(member.scaled for member in members):
             raise bad_gradient(sources, store.layout)
-        settings = self._members[sources[0].rank].settings
-        store.apply(gradients, settings, scale, norm, self._config.clip_norm, copies)
+        for member in members:
+            member.overflowed = True
+        for copy in copies:
+            store.copy_weights(copy)
 
     def _apply_each(
         self,

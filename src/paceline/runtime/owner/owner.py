@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import Literal
 
@@ -267,9 +267,10 @@ class Owner:
         gradients = member.pushed
         gradients.missing = frozenset(push.missing)
         member.settings = push.settings or member.settings
-        member.samples, member.finite = push.samples, push.finite
+        member.samples, member.finite, member.scaled = push.samples, push.finite, push.scaled
         member.looping, member.wants = True, push.want
-        usable = self.config.bad_gradient == "stop" or push.finite or isfinite(run.store.norm(gradients))
+        trusted = self.config.bad_gradient == "stop" or push.finite or push.scaled
+        usable = trusted or isfinite(run.store.norm(gradients))
         now = self.now()
         decision = run.ledger.push(member.rank, now, push.samples, push.used, usable=usable)
         scale = self._carry_out(decision)
@@ -302,8 +303,14 @@ class Owner:
         run = self._started
         version = run.ledger.pacer.clocks.version
         batch = self._work.draw(member) if member.wants else None
-        self.send(member, m.Release(version, run.ledger.position(), batch, over=run.ledger.enough))
+        skipped, member.overflowed = member.overflowed, False
+        position, over = run.ledger.position(), run.ledger.enough
+        self.send(member, m.Release(version, position, batch, over=over, skipped=skipped))
         self.on_release(member.rank)
+
+    def stops(self, ranks: Iterable[int]) -> bool:
+        """Whether a sum of theirs that is not finite ends the run; a GradScaler has it skipped instead."""
+        return self.config.bad_gradient == "stop" and not any(self.members[r].scaled for r in ranks)
 
     # -- reports, endings, small things -------------------------------------------------------
 

@@ -45,6 +45,7 @@ from paceline.runtime.peer.evaluation import PeerEvaluation
 from paceline.runtime.peer.memory import Halves, PeerMemory
 from paceline.runtime.peer.optimizer import has_hooks, hasten, not_finite, reads_only
 from paceline.runtime.peer.steps import OptimizerMemory, rates, stepping
+from paceline.runtime.scaling import welcome_scalers
 from paceline.runtime.worker.link import StoreLink
 from paceline.runtime.worker.pace import refuse_state, replace_step
 from paceline.store.compression import matrices
@@ -123,6 +124,7 @@ class PeerWorker(PeerEvaluation):
         self._remembered = OptimizerMemory(optimizer, self._binding.trained)
         self._life = life(self._protocol, self._me, self._resume)
         replace_step(optimizer, self._step)
+        welcome_scalers(optimizer)
         optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
         self._connect()
         self._advance(None)
@@ -145,7 +147,9 @@ class PeerWorker(PeerEvaluation):
             self._repeats.done()
             self._advance(gradient)
             return
-        looks = config.bad_gradient == "skip" or config.compress != "none"
+        averaged = self._protocol.overlaps or self._protocol.in_unison  # then infinity is everybody's
+        alone = not averaged if self._scaled else config.bad_gradient == "skip"
+        looks = alone or config.compress != "none"
         if looks and not math.isfinite(gradient.dot(gradient)):
             gradient = self._nothing()
         assert self._optimizer is not None
@@ -256,6 +260,9 @@ class PeerWorker(PeerEvaluation):
 
     def _refuse(self) -> None:
         """What was to be applied is not finite."""
+        if self._scaled:
+            self._overflowed = True
+            return
         if self._link.config.bad_gradient == "skip":
             self._skipped += 1
             return

@@ -31,6 +31,10 @@ class Member:
         """Samples behind the gradient in its segment."""
         self.finite = False
         """Whether it found that gradient finite."""
+        self.scaled = False
+        """Whether a GradScaler looks after its steps."""
+        self.overflowed = False
+        """Whether the step with that gradient was skipped, and it has not been told yet."""
         self.draws = False
         """Whether it waits for a batch."""
         self.wants = True

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from paceline.errors import ConfigError
 from paceline.fabric.segment import Segment
+from paceline.runtime.scaling import Scaled
 from paceline.store.layout import describe, named_buffers, named_parameters
 
 
@@ -94,8 +95,8 @@ class Binding:
         """The trained parameters, each with the view that its gradient accumulates in."""
         return list(zip(self.trained, self._gradients, strict=True))
 
-    def collect(self) -> tuple[int, ...]:
-        """Make sure that all gradients are in the segment; which parameters have none."""
+    def collect(self, scaled: Scaled | None = None) -> tuple[int, ...]:
+        """Make sure that all gradients are in the segment, unscaled; which parameters have none."""
         if any(p.requires_grad for p in self._frozen):
             raise ConfigError(
                 "a parameter that was frozen when the model was prepared requires a gradient now. Prepare it "
@@ -116,6 +117,8 @@ class Binding:
                 view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
                 self._present.add(i)
             parameter.grad = view
+        if scaled is not None:
+            scaled.unscale(self._flats)
         if self._staged:
             self._to_host()
         return tuple(i for i in range(len(rose)) if i not in self._present)

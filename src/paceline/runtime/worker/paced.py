@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paceline.errors import ConfigError, RunError
 from paceline.runtime.messages.workers import Push
+from paceline.runtime.scaling import taken_from, tell_scaler, welcome_scalers
 from paceline.runtime.worker.binding import Binding
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
@@ -47,8 +48,12 @@ class PacedWorker(Pace):
         """Whether all read the same weights."""
         self._written = False
         """Whether it was said that the script writes to parameters."""
-        self._evaluates = self._saved = False
+        self._evaluates = self._told_ahead = False
         """Whether it evaluates now; whether it was said that the script saves a look-ahead."""
+        self._scaled = False
+        """Whether a GradScaler looks after this worker's steps."""
+        self._overflowed = False
+        """Whether the last of them was skipped, here or for all."""
         self._looks = False
         """Whether to look for NaN here, where gradients are applied one by one: it is one thing less for the
         store. Where they are added up first, the store looks at the sum in the same pass."""
@@ -88,6 +93,7 @@ class PacedWorker(Pace):
     def _take_over(self, optimizer: torch.optim.Optimizer) -> None:
         """From now on steps are taken in the store."""
         replace_step(optimizer, self._step)
+        welcome_scalers(optimizer)
         optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
         optimizer.register_state_dict_pre_hook(self._state_is_elsewhere)
         optimizer.register_load_state_dict_pre_hook(refuse_state)
@@ -127,12 +133,30 @@ class PacedWorker(Pace):
                 loss = closure()
         compute_s = self._emulation.finish(self._usual_batches())
         self._mention_written()
-        self._iterate(compute_s, self._binding.collect())
+        self._exchange_gradient(compute_s)
         self._binding.fresh()
         if not self._fed:
             self._emulation.begin()  # no prepared loader: compute begins with the release
         self._used, self._samples, self._fed = [], 0, False
         return loss
+
+    def _exchange_gradient(self, compute_s: float) -> None:
+        """Unscale it if need be, and carry the iteration out; a scaler hears what it could not see."""
+        assert self._optimizer is not None
+        scaled, self._overflowed = taken_from(self._optimizer), False
+        if scaled is not None and self._link.config.store_hosts > 1:
+            raise ConfigError(
+                f"a GradScaler needs a store on one host, but --store-hosts is "
+                f"{self._link.config.store_hosts}. Leave it out, or use bfloat16, which needs no scaler."
+            )
+        self._scaled |= scaled is not None
+        self._iterate(compute_s, self._binding.collect(scaled))
+        elsewhere = scaled is not None and self._overflowed and not scaled.found_inf
+        if elsewhere and not tell_scaler(self._optimizer):
+            self._warn(
+                f"rank {self.rank}: a step was skipped for an overflow elsewhere, but the scaler that called "
+                "could not be told; its scale may differ from the others'. Use torch.amp.GradScaler"
+            )
 
     def _mention_written(self) -> None:
         """Say once that what the script wrote into parameters is lost with the store's next weights."""
@@ -152,7 +176,7 @@ class PacedWorker(Pace):
     def _iterate(self, compute_s: float, missing: tuple[int, ...]) -> None:
         """The gradient is complete: push it, and sleep until released."""
         release = self._link.push(self._push(compute_s, missing, self._changed()))
-        self._position = release.position
+        self._position, self._overflowed = release.position, release.skipped
 
     def _changed(self) -> list[GroupSettings] | None:
         """The optimizer's settings, if a scheduler has changed them."""
@@ -176,6 +200,7 @@ class PacedWorker(Pace):
             self._reported(),
             want=want,
             finite=self._looks and self._binding.finite(),
+            scaled=self._scaled,
         )
 
     def _zero_grad(self, set_to_none: bool = True) -> None:
@@ -183,8 +208,8 @@ class PacedWorker(Pace):
 
     def _weights_are_ahead(self, model: nn.Module, *_: Any) -> None:
         """Say once that what the script saves is not the store's weights."""
-        if not (self._evaluates or self._saved):
-            self._saved = True
+        if not (self._evaluates or self._told_ahead):
+            self._told_ahead = True
             self._warn(
                 f"rank {self.rank} took model.state_dict() between steps: with --correct dana that is where "
                 "this worker computes, ahead of the store's weights. Take it within pace.evaluate, or use "

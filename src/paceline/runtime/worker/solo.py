@@ -28,6 +28,7 @@ from paceline.protocols.rules.compression import check_family
 from paceline.protocols.settings import make_any, resolved
 from paceline.runtime.checkpoints.random_state import RandomState
 from paceline.runtime.checkpoints.writer import CheckpointWriter
+from paceline.runtime.scaling import Scaled, taken_from
 from paceline.runtime.worker.emulation import Emulation
 from paceline.runtime.worker.loader import count_samples
 from paceline.runtime.worker.pace import Pace, catch_up, replace_step
@@ -218,6 +219,8 @@ class RecordedSolo(Solo):
 
     def _check(self) -> bool:
         gradients = [_dense(p.grad) for p in self._trained if p.grad is not None]
+        if getattr(self._optimizer, "found_inf", None) is not None:
+            return self._under_scaler(gradients)
         if self._config.clip_norm is None and _sums_are_finite(gradients):
             return True
         norm = torch.nn.utils.get_total_norm(gradients)
@@ -231,6 +234,18 @@ class RecordedSolo(Solo):
                 "applied. Lower the learning rate, clip (--clip-norm), or use --bad-gradient skip."
             )
         return False
+
+    def _under_scaler(self, gradients: list[Tensor]) -> bool:
+        """A fused optimizer unscales and skips by itself; to be clipped, gradients are unscaled before."""
+        if self._config.clip_norm is not None:
+            assert self._optimizer is not None
+            scaled = taken_from(self._optimizer)
+            assert scaled is not None
+            if scaled.found_inf:
+                return False
+            Scaled(scaled.scale, False).unscale(gradients)
+            torch.nn.utils.clip_grad_norm_(self._trained, self._config.clip_norm)
+        return True
 
     def _bad_parameter(self) -> str:
         assert self._model is not None

@@ -193,7 +193,7 @@ class CollectiveWorker(PeerWorker):
         if place != GRADIENTS:
             return answer
         answer.norm = self._cut.length(answer, part)
-        if math.isfinite(answer.norm) or self._link.config.bad_gradient == "skip":
+        if math.isfinite(answer.norm) or self._scaled or self._link.config.bad_gradient == "skip":
             return answer
         if self._binding.bad_parameter() is not None:
             self._refuse()
