@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import pytest_timeout
 
 from support.sampling import evenly
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:  # tests that start no process need not import torch
 
 MOST_CASES = 2
 """Of a test with real processes, so many cases are run unless all are asked for."""
-ONE_CASE = {f"test_{subject}.py" for subject in ("gloo", "hosts_peers", "spread", "testbed_runs")}
+ONE_CASE = {f"test_{subject}.py" for subject in ("gloo", "hosts_peers", "portions", "testbed_runs")}
 """Files whose cases take several hosts or long starts: one each."""
 
 
@@ -27,6 +29,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every-case", action="store_true", help="run all cases of tests with real processes, and long tests"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What a shell starts in the background ignores Ctrl-C, and so would every command of the tests."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """pytest-timeout sets its timer once per test: a second try, and one that hangs again, needs its own."""
+    if getattr(item, "execution_count", 1) > 1:
+        hooks, settings = item.config.pluginmanager.hook, pytest_timeout._get_item_settings(item)
+        hooks.pytest_timeout_cancel_timer(item=item)
+        hooks.pytest_timeout_set_timer(item=item, settings=settings)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
