@@ -159,13 +159,13 @@ def _compare(
     from rich.console import Console
 
     from paceline.cli.conduct import conduct
-    from paceline.engines.local import LocalEngine
+    from paceline.cli.engines import open_engine
 
     console = Console(stderr=True)
     finished: dict[Path, Result] = {}
     failures: list[tuple[str, RunError]] = []
     try:
-        with LocalEngine(shared["script"]) as engine:
+        with open_engine(shared) as engine:
             for number, each in enumerate(wanted, 1):
                 config = make_config(shared | each.dials, runs)
                 console.print(f"[bold]{number}/{len(wanted)} {each.title}[/]", highlight=False)

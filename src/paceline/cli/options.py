@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from paceline.engines import ENGINES
+
 EMULATION = "Emulated devices"
 NUMBERS = "What a gradient counts"
 TROUBLE = "When something goes wrong"
@@ -162,12 +164,12 @@ PrivateWeights = Annotated[
     ),
 ]
 HOSTS = "Several hosts"
+*_others, _last = (offer.help for offer in ENGINES.values())
 Engine = Annotated[
     str,
     typer.Option(
-        metavar="local|ray|spark",
-        help="Who starts the workers: this machine; Ray, wherever it has room (1 CPU each); or Spark, "
-        "one task each, in its executors.",
+        metavar="|".join(ENGINES),
+        help=f"Who starts the workers: {'; '.join(_others)}; or {_last}.",
         rich_help_panel=HOSTS,
     ),
 ]

@@ -205,8 +205,8 @@ def _exact(
     import msgspec
 
     from paceline.cli.conduct import conduct
+    from paceline.cli.engines import open_engine
     from paceline.cli.train import checked_protocol, make_config
-    from paceline.engines.local import LocalEngine
 
     check_script(script)
     for each in wanted:
@@ -215,7 +215,7 @@ def _exact(
     plain = msgspec.to_builtins(request, str_keys=True)
     shared = common | {"script": str(script), "args": args, "workers": workers, "cluster": plain}
     done = []
-    with LocalEngine(str(script)) as engine:
+    with open_engine(shared) as engine:
         for each in wanted:
             config = make_config(shared | each.dials, runs)
             done.append((conduct(engine, config), config.path))

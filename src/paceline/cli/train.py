@@ -20,6 +20,7 @@ from paceline.cli.common import (
     print_json,
 )
 from paceline.cli.engines import check_engine, open_engine
+from paceline.engines import ENGINES
 
 if TYPE_CHECKING:
     from paceline.config import RunConfig
@@ -166,10 +167,10 @@ def _run(asked: dict[str, Any], runs: Path, json: bool, secret_file: Path | None
     from paceline.cli.conduct import conduct
 
     config = make_config(asked, runs)
-    if config.engine == "local":
+    if not ENGINES[config.engine].places:
         warn_if_crowded(config.near, config.device_time_s)
     secret = _secret(config, secret_file)
-    with open_engine(config) as engine:
+    with open_engine(asked) as engine:
         result = conduct(engine, config, secret=secret)
     if json:
         print_json(result)
@@ -258,6 +259,8 @@ def _check_words(asked: dict[str, Any]) -> None:
     for field, kind in get_type_hints(RunConfig).items():
         if get_origin(kind) is Literal and field in asked and asked[field] not in get_args(kind):
             raise unknown(f"--{field.replace('_', '-')}", str(asked[field]), get_args(kind))
+    if asked.get("engine", "local") not in ENGINES:
+        raise unknown("--engine", str(asked["engine"]), ENGINES)
 
 
 def checked_protocol(

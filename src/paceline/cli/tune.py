@@ -16,7 +16,7 @@ from paceline.errors import ConfigError, RunError, RunStopped
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from paceline.engines.local import LocalEngine
+    from paceline.engines.engine import Engine
     from paceline.plan.switch import Found, Key, Trial
     from paceline.trace import Result
 
@@ -121,7 +121,7 @@ def _simulated(
 
 
 def _tuned(shared: dict[str, Any], dials: dict[str, Any], runs: Path, again: bool) -> Found:
-    from paceline.engines.local import LocalEngine
+    from paceline.cli.engines import open_engine
     from paceline.plan.switch import keep, recall, search
 
     kept, key = runs / "tuned.json", _key(shared, dials)
@@ -130,7 +130,7 @@ def _tuned(shared: dict[str, Any], dials: dict[str, Any], runs: Path, again: boo
         print(f"known from {kept}; --again searches anew", file=sys.stderr)
         return known
     tolerance, settings, runs_each = dials["tolerance"], dials["settings"], dials["runs_each"]
-    with LocalEngine(shared["script"]) as engine:
+    with open_engine(shared) as engine:
         trainer = Trainer(engine, shared, runs, runs_each * (settings + 1))
         found = search(trainer.train, tolerance=tolerance, settings=settings, runs=runs_each)
     keep(kept, key, found)
@@ -159,7 +159,7 @@ def _key(shared: dict[str, Any], dials: dict[str, Any]) -> Key:
 class Trainer:
     """Trains a script with a share of BSP. The first run is plain BSP, and tells how much work there is."""
 
-    def __init__(self, engine: LocalEngine, shared: dict[str, Any], runs: Path, most: int) -> None:
+    def __init__(self, engine: Engine, shared: dict[str, Any], runs: Path, most: int) -> None:
         self._engine = engine
         self._shared = shared
         self._runs = runs
