@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from paceline.cli import dials as d
 from paceline.cli import options as o
 from paceline.cli.common import (
     check_script,
     errors_for_people,
     parse_settings,
-    parse_slow,
-    parse_weighting,
     print_json,
 )
+from paceline.cli.dials import Dials, takes
 from paceline.cli.train import checked_protocol, make_config, warn_if_crowded
 from paceline.errors import ConfigError, RunError, RunStopped
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 BALANCED = "+balance"
 
 
+@takes("workers", *d.RUN, *d.NUMBERS, "balance", "compress", *d.TROUBLE, workers=4)
 def compare(
     script: o.Script,
     args: o.Args = None,
@@ -37,19 +38,8 @@ def compare(
             "bsp,bsp+balance,ssp:staleness=5,dssp,asp. One of your own: my_rules.py:HalfWay:near=3."
         ),
     ] = "bsp,ssp,dssp,asp",
-    workers: o.Workers = 4,
-    slow: o.Slow = None,
-    device_time: o.DeviceTime = None,
-    jitter: o.Jitter = 0.0,
-    seed: o.Seed = 0,
-    target: o.Target = None,
-    weighting: o.Weighting = "mean",
-    damping: o.Damping = "none",
-    schedule: o.Schedule = "samples",
-    clip_norm: o.ClipNorm = None,
-    shards: o.Shards = "shared",
-    inject: o.Inject = "",
-    fabric: o.Fabric = "shared",
+    *,
+    dials: Dials,
     balance: Annotated[
         bool,
         typer.Option(
@@ -60,8 +50,6 @@ def compare(
         ),
     ] = False,
     compress: o.EachCompress = "none",
-    bad_gradient: o.BadGradient = "stop",
-    on_failure: o.OnFailure = "continue",
     report: Annotated[Path | None, typer.Option(help="Where to write the HTML report.")] = None,
     runs: o.Runs = Path("runs"),
     json: o.Json = False,
@@ -80,27 +68,9 @@ def compare(
         wanted += [lockstep] if balance and lockstep not in wanted else []
         wanted = with_each(wanted, compress)
         for each in wanted:
-            checked_protocol(each.name, each.settings, each.compress, fabric)
-        shared = {
-            "script": str(script),
-            "args": tuple(args or ()),
-            "workers": workers,
-            "seed": seed,
-            "target": target,
-            "weighting": parse_weighting(weighting),
-            "damping": damping,
-            "schedule": schedule,
-            "clip_norm": clip_norm,
-            "shards": shards,
-            "inject": inject,
-            "fabric": fabric,
-            "bad_gradient": bad_gradient,
-            "on_failure": on_failure,
-            "slow": parse_slow(slow or []),
-            "device_time_s": device_time,
-            "jitter": jitter,
-        }
-        warn_if_crowded(workers, device_time)
+            checked_protocol(each.name, each.settings, each.compress, dials["fabric"])
+        shared = dials.asked() | {"script": str(script), "args": tuple(args or ())}
+        warn_if_crowded(dials["workers"], dials["device_time"])
         _compare(shared, wanted, runs, report, json)
 
 

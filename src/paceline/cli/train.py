@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli import dials as d
 from paceline.cli import options as o
 from paceline.cli.common import (
     check_script,
     errors_for_people,
     new_run,
     parse_settings,
-    parse_slow,
-    parse_weighting,
     print_json,
 )
+from paceline.cli.dials import Dials, takes
 from paceline.cli.engines import check_engine, open_engine
 from paceline.engines import ENGINES
 
@@ -26,6 +26,18 @@ if TYPE_CHECKING:
     from paceline.config import RunConfig
 
 
+@takes(
+    "workers",
+    *d.RUN,
+    *d.NUMBERS,
+    "balance",
+    "compress",
+    *d.TROUBLE,
+    *d.KEEPING,
+    *d.ENGINE,
+    *d.HOSTS,
+    workers=2,
+)
 def train(
     context: typer.Context,
     script: o.Script,
@@ -40,36 +52,8 @@ def train(
         ),
     ] = None,
     set_: o.Set = None,
-    workers: o.Workers = 2,
-    slow: o.Slow = None,
-    device_time: o.DeviceTime = None,
-    jitter: o.Jitter = 0.0,
-    seed: o.Seed = 0,
-    target: o.Target = None,
-    weighting: o.Weighting = "mean",
-    damping: o.Damping = "none",
-    schedule: o.Schedule = "samples",
-    clip_norm: o.ClipNorm = None,
-    shards: o.Shards = "shared",
-    inject: o.Inject = "",
-    fabric: o.Fabric = "shared",
-    balance: o.Balance = False,
-    compress: o.Compress = "none",
-    bad_gradient: o.BadGradient = "stop",
-    on_failure: o.OnFailure = "continue",
-    checkpoint_every: o.CheckpointEvery = None,
-    private_weights: o.PrivateWeights = False,
-    engine: o.Engine = "local",
-    address: o.Address = None,
-    master: o.Master = None,
-    listen: o.Listen = None,
-    here: o.Here = None,
-    store_hosts: o.StoreHosts = 1,
-    host_patience: o.HostPatience = 30.0,
-    secret_file: o.SecretFile = None,
-    tls: o.Tls = False,
-    tls_cert: o.TlsCert = None,
-    tls_key: o.TlsKey = None,
+    *,
+    dials: Dials,
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -93,40 +77,12 @@ def train(
         with telling():
             _check_script(script)
         settings = parse_settings(set_ or [])
-        every = None if workers == 1 else checkpoint_every
-        protocol, sha256 = checked_protocol(protocol, settings, compress, fabric, every, store_hosts)
-        asked = {
+        every = None if dials["workers"] == 1 else dials["checkpoint_every"]
+        among = dials["compress"], dials["fabric"], every, dials["store_hosts"]
+        protocol, sha256 = checked_protocol(protocol, settings, *among)
+        asked = dials.asked() | {
             "script": str(script),
             "args": tuple(args or ()),
-            "workers": workers,
-            "engine": engine,
-            "address": address,
-            "master": master,
-            "listen": listen,
-            "here": here,
-            "store_hosts": store_hosts,
-            "host_patience_s": host_patience,
-            "tls": tls,
-            "tls_cert": _path(tls_cert),
-            "tls_key": _path(tls_key),
-            "seed": seed,
-            "target": target,
-            "weighting": parse_weighting(weighting),
-            "damping": damping,
-            "schedule": schedule,
-            "clip_norm": clip_norm,
-            "shards": shards,
-            "inject": inject,
-            "fabric": fabric,
-            "balance": balance,
-            "compress": compress,
-            "bad_gradient": bad_gradient,
-            "on_failure": on_failure,
-            "checkpoint_every": checkpoint_every,
-            "private_weights": private_weights,
-            "slow": parse_slow(slow or []),
-            "device_time_s": device_time,
-            "jitter": jitter,
             "protocol": protocol,
             "protocol_sha256": sha256,
             "settings": settings,
@@ -134,7 +90,7 @@ def train(
         if resume is not None and not _is_told():
             with telling():
                 asked = _as_before(resume, asked, _typed(context))
-        _run(asked, runs, json, secret_file)
+        _run(asked, runs, json, dials["secret_file"])
 
 
 def _check_script(script: Path) -> None:
@@ -191,13 +147,9 @@ def _secret(config: Any, file: Path | None) -> str:
     return secret_for(config.path, file)
 
 
-def _path(file: Path | None) -> str | None:
-    return None if file is None else str(file.resolve())
-
-
 def _typed(context: typer.Context) -> set[str]:
     """The configuration fields that were given on the command line."""
-    names = {"set_": "settings", "device_time": "device_time_s", "host_patience": "host_patience_s"}
+    names = d.fields() | {"set_": "settings"}
     typed = (name for name in context.params if _was_typed(context, name))
     return {names.get(name, name) for name in typed}
 
