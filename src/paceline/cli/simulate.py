@@ -17,9 +17,9 @@ from paceline.cli.common import (
     new_run,
     parse_settings,
     parse_slow,
-    parse_weighting,
     print_json,
 )
+from paceline.cli.dials import Dials, takes
 
 if TYPE_CHECKING:
     from paceline.cli.compare import Wanted
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 CLUSTER = "The cluster"
 
 
+@takes("seed", "target", "weighting", "damping", "shards")
 def simulate(
     script: Annotated[
         Path | None,
@@ -78,11 +79,8 @@ def simulate(
     batch: Annotated[
         int, typer.Option(help="Samples behind one push (timing only).", rich_help_panel=CLUSTER)
     ] = 1,
-    seed: o.Seed = 0,
-    target: o.Target = None,
-    weighting: o.Weighting = "mean",
-    damping: o.Damping = "none",
-    shards: o.Shards = "shared",
+    *,
+    dials: Dials,
     balance: o.Balance = False,
     compress: o.EachCompress = "none",
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report.")] = None,
@@ -114,8 +112,7 @@ def simulate(
         )
         named = protocol or ("dssp" if script is None else "")
         wanted = _wanted(named, parse_settings(set_ or []), balance, compress)
-        common = {"seed": seed, "shards": shards, "target": target, "damping": damping}
-        common["weighting"] = parse_weighting(weighting)
+        common = dials.asked()
         if script is None:
             done = _timing_only(request, wanted, iterations, common, runs)
         else:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options as o
-from paceline.cli.common import check_script, errors_for_people, parse_slow, parse_weighting, print_json
+from paceline.cli.common import check_script, errors_for_people, parse_slow, print_json
+from paceline.cli.dials import Dials, takes
 from paceline.errors import ConfigError, RunError, RunStopped
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def tune() -> None:
 
 
 @app.command()
+@takes("seed", "weighting", "schedule", "clip_norm")
 def switch(
     script: o.Script,
     args: o.Args = None,
@@ -59,10 +61,8 @@ def switch(
         ),
     ] = None,
     jitter: Annotated[float, typer.Option(help="Its relative spread.", rich_help_panel=CLUSTER)] = 0.0,
-    seed: o.Seed = 0,
-    weighting: o.Weighting = "mean",
-    schedule: o.Schedule = "samples",
-    clip_norm: o.ClipNorm = None,
+    *,
+    dials: Dials,
     runs: o.Runs = Path("runs"),
     json: o.Json = False,
 ) -> None:
@@ -80,14 +80,7 @@ def switch(
             raise ConfigError(
                 f"the cluster is as {cluster} describes it. Leave out --real, --compute-time and --jitter."
             )
-        shared = {
-            "script": str(script),
-            "args": tuple(args or ()),
-            "seed": seed,
-            "weighting": parse_weighting(weighting),
-            "schedule": schedule,
-            "clip_norm": clip_norm,
-        }
+        shared = dials.asked() | {"script": str(script), "args": tuple(args or ())}
         slowed = parse_slow(slow or [])
         if real:
             shared |= {
@@ -98,8 +91,8 @@ def switch(
             }
         else:
             shared |= _simulated(cluster, workers, slowed, compute_time, jitter)
-        dials = {"tolerance": tolerance, "settings": settings, "runs_each": runs_each}
-        _answer(_tuned(shared, dials, runs, again), script, json)
+        searched = {"tolerance": tolerance, "settings": settings, "runs_each": runs_each}
+        _answer(_tuned(shared, searched, runs, again), script, json)
 
 
 def _simulated(
