@@ -56,8 +56,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     protocol_sha256: str = ""
     """Of the file of a protocol of one's own, as it was when the run was started."""
     settings: dict[str, Any] = {}
-    engine: Literal["local", "ray", "spark"] = "local"
-    """Who starts the workers: this machine, Ray, wherever it has room, or Spark, one task each."""
+    engine: str = "local"
+    """Who starts the workers: one of `paceline.engines.ENGINES`."""
     address: str | None = None
     """Where Ray is reached, if it runs already."""
     master: str | None = None

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from paceline.cli import dials as d
 from paceline.cli import options as o
 from paceline.cli.common import (
     check_script,
     errors_for_people,
     parse_settings,
-    parse_slow,
-    parse_weighting,
     print_json,
 )
+from paceline.cli.dials import Dials, takes
 from paceline.cli.train import checked_protocol, make_config, warn_if_crowded
 from paceline.corrections import parse_correction
 from paceline.errors import ConfigError, RunError, RunStopped
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 BALANCED = "+balance"
 
 
+@takes("workers", *d.RUN, *d.NUMBERS, "balance", "compress", *d.TROUBLE, workers=4)
 def compare(
     script: o.Script,
     args: o.Args = None,
@@ -38,20 +39,9 @@ def compare(
             "bsp,bsp+balance,ssp:staleness=5,dssp,asp. One of your own: my_rules.py:HalfWay:near=3."
         ),
     ] = "bsp,ssp,dssp,asp",
-    workers: o.Workers = 4,
-    slow: o.Slow = None,
-    device_time: o.DeviceTime = None,
-    jitter: o.Jitter = 0.0,
-    seed: o.Seed = 0,
-    target: o.Target = None,
-    weighting: o.Weighting = "mean",
-    damping: o.Damping = "none",
     correct: o.EachCorrect = "auto",
-    schedule: o.Schedule = "samples",
-    clip_norm: o.ClipNorm = None,
-    shards: o.Shards = "shared",
-    inject: o.Inject = "",
-    fabric: o.Fabric = "shared",
+    *,
+    dials: Dials,
     balance: Annotated[
         bool,
         typer.Option(
@@ -62,8 +52,6 @@ def compare(
         ),
     ] = False,
     compress: o.EachCompress = "none",
-    bad_gradient: o.BadGradient = "stop",
-    on_failure: o.OnFailure = "continue",
     report: Annotated[Path | None, typer.Option(help="Where to write the HTML report.")] = None,
     runs: o.Runs = Path("runs"),
     json: o.Json = False,
@@ -82,27 +70,9 @@ def compare(
         wanted += [lockstep] if balance and lockstep not in wanted else []
         wanted = with_corrections(with_each(wanted, compress), correct)
         for each in wanted:
-            checked_protocol(each.name, each.settings, each.compress, fabric)
-        shared = {
-            "script": str(script),
-            "args": tuple(args or ()),
-            "workers": workers,
-            "seed": seed,
-            "target": target,
-            "weighting": parse_weighting(weighting),
-            "damping": damping,
-            "schedule": schedule,
-            "clip_norm": clip_norm,
-            "shards": shards,
-            "inject": inject,
-            "fabric": fabric,
-            "bad_gradient": bad_gradient,
-            "on_failure": on_failure,
-            "slow": parse_slow(slow or []),
-            "device_time_s": device_time,
-            "jitter": jitter,
-        }
-        warn_if_crowded(workers, device_time)
+            checked_protocol(each.name, each.settings, each.compress, dials["fabric"])
+        shared = dials.asked() | {"script": str(script), "args": tuple(args or ())}
+        warn_if_crowded(dials["workers"], dials["device_time"])
         _compare(shared, wanted, runs, report, json)
 
 
@@ -182,13 +152,13 @@ def _compare(
 
     from paceline.cli.conduct import conduct
     from paceline.cli.ending import check_ranks
-    from paceline.engines.local import LocalEngine
+    from paceline.cli.engines import open_engine
 
     console = Console(stderr=True)
     finished: dict[Path, Result] = {}
     failures: list[tuple[str, RunError]] = []
     try:
-        with LocalEngine(shared["script"]) as engine:
+        with open_engine(shared) as engine:
             for number, each in enumerate(wanted, 1):
                 config = make_config(shared | each.dials, runs)
                 console.print(f"[bold]{number}/{len(wanted)} {each.title}[/]", highlight=False)

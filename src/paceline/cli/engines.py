@@ -2,77 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from importlib.util import find_spec
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import ConfigError
+from paceline.engines import ENGINES, Offer
+from paceline.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
-    from paceline.config import RunConfig
     from paceline.engines.engine import Engine
 
 
-def check_engine(asked: dict[str, Any]) -> None:
+def check_engine(asked: Mapping[str, Any]) -> None:
     """Refuse what cannot work before anything is started."""
-    engine, master, address = asked.get("engine", "local"), asked.get("master"), asked.get("address")
-    if address is not None and engine != "ray":
-        raise ConfigError(f"--address {address} is where Ray is reached. Add --engine ray, or leave it out.")
-    if master is not None and engine != "spark":
-        raise ConfigError(
-            f"--master {master} is where Spark is reached. Add --engine spark, or leave it out."
-        )
-    if engine != "local" and asked.get("here") is not None:
+    engine, offer = _offer(asked)
+    for name, other in ENGINES.items():
+        if other.reached_by not in ("", offer.reached_by) and asked.get(other.reached_by) is not None:
+            raise ConfigError(
+                f"--{other.reached_by} {asked[other.reached_by]} is where {other.title} is reached. Add "
+                f"--engine {name}, or leave it out."
+            )
+    if offer.places and asked.get("here") is not None:
         raise ConfigError(f"--here starts workers on this machine, but --engine {engine} places all of them.")
+    _check_listening(asked, offer)
+    import_module(offer.module).check(_where(asked, offer))
+
+
+def _check_listening(asked: Mapping[str, Any], offer: Offer) -> None:
     if asked.get("tls_cert") and asked.get("tls_key"):
         from paceline.fabric.tls import Seal
 
         Seal(asked["tls_cert"], asked["tls_key"])
-    if asked.get("store_hosts", 1) > 1 and engine == "local" and asked.get("listen") is None:
+    alone = not offer.places and asked.get("listen") is None
+    if alone and asked.get("store_hosts", 1) > 1:
         raise ConfigError(
             f"the store is to lie on {asked['store_hosts']} hosts, but the run does not listen for any. Name "
             "an address with --listen."
         )
-    if asked.get("tls") and engine == "local" and asked.get("listen") is None:
+    if alone and asked.get("tls"):
         raise ConfigError(
             "--tls is for what travels between hosts, and this run does not listen. "
             "Add --listen HOST:PORT, or leave it out."
         )
-    if engine == "spark" and find_spec("pyspark") is None:
-        raise ConfigError("--engine spark needs PySpark. Install it: pip install 'paceline[spark]'")
-    if engine == "ray":
-        from paceline.engines.ray_cluster import check_ray
-
-        check_ray(address)
 
 
-@contextmanager
-def open_engine(config: RunConfig) -> Iterator[Engine]:
-    """The engine that was asked for, until the run is over."""
-    if config.engine == "spark":
-        with _spark(config.master or "local[*]") as engine:
-            yield engine
-        return
-    if config.engine == "ray":
-        from paceline.engines.ray import RayEngine
-
-        with RayEngine(config.address) as ray:
-            yield ray
-        return
-    from paceline.engines.local import LocalEngine
-
-    with LocalEngine(config.script) as local:
-        yield local
+def open_engine(asked: Mapping[str, Any]) -> AbstractContextManager[Engine]:
+    """The engine that was asked for, until the runs are over."""
+    _, offer = _offer(asked)
+    engine: AbstractContextManager[Engine] = import_module(offer.module).opened(
+        asked.get("script"), _where(asked, offer)
+    )
+    return engine
 
 
-@contextmanager
-def _spark(master: str) -> Iterator[Engine]:
-    from paceline.engines.spark import SparkEngine, connect
+def _offer(asked: Mapping[str, Any]) -> tuple[str, Offer]:
+    engine = asked.get("engine", "local")
+    if engine not in ENGINES:
+        raise unknown("--engine", str(engine), ENGINES)
+    return engine, ENGINES[engine]
 
-    spark = connect(master)
-    try:
-        with closing(SparkEngine(spark)) as engine:
-            yield engine
-    finally:
-        spark.stop()
+
+def _where(asked: Mapping[str, Any], offer: Offer) -> str | None:
+    return asked.get(offer.reached_by) if offer.reached_by else None

@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import typer
+
+from paceline.cli.common import parse_slow, parse_weighting
+from paceline.engines import ENGINES
+
+
+class Dial(NamedTuple):
+    """What a flag is to a run's configuration (see dials.py)."""
+
+    default: Any
+    """Unless a command has another one; the same as the configuration's own, which a test looks after."""
+    field: str | None = ""
+    """The configuration's field, if its name is another than the flag's; None: it is not in there."""
+    parse: Callable[[Any], Any] | None = None
+    """Makes what was typed into what the configuration has."""
+
+
+def _path(file: Path | None) -> str | None:
+    return None if file is None else str(file.resolve())
+
+
+def _slow(given: list[str] | None) -> dict[int, float]:
+    return parse_slow(given or [])
+
 
 EMULATION = "Emulated devices"
 NUMBERS = "What a gradient counts"
@@ -24,10 +48,12 @@ ClusterFile = Annotated[
         "--cluster", help="A TOML file that describes the cluster, such as examples/clusters/spot.toml."
     ),
 ]
-Workers = Annotated[int, typer.Option("--workers", "-n", help="Worker processes to start.")]
-Seed = Annotated[int, typer.Option(help="Seed of data order, jitter and random number generators.")]
+Workers = Annotated[int, typer.Option("--workers", "-n", help="Worker processes to start."), Dial(1)]
+Seed = Annotated[int, typer.Option(help="Seed of data order, jitter and random number generators."), Dial(0)]
 Target = Annotated[
-    float | None, typer.Option(help="Accuracy whose first reaching is the time to target, for instance 0.95.")
+    float | None,
+    typer.Option(help="Accuracy whose first reaching is the time to target, for instance 0.95."),
+    Dial(None),
 ]
 Slow = Annotated[
     list[str] | None,
@@ -36,6 +62,7 @@ Slow = Annotated[
         help="Make a rank compute slower, for instance 3:2.5.",
         rich_help_panel=EMULATION,
     ),
+    Dial(None, parse=_slow),
 ]
 DeviceTime = Annotated[
     float | None,
@@ -45,9 +72,12 @@ DeviceTime = Annotated[
         "share cores behave as if each had a device of its own.",
         rich_help_panel=EMULATION,
     ),
+    Dial(None, "device_time_s"),
 ]
 Jitter = Annotated[
-    float, typer.Option(help="Relative spread of the padded compute time, seeded.", rich_help_panel=EMULATION)
+    float,
+    typer.Option(help="Relative spread of the padded compute time, seeded.", rich_help_panel=EMULATION),
+    Dial(0.0),
 ]
 Weighting = Annotated[
     str,
@@ -57,6 +87,7 @@ Weighting = Annotated[
         "protocol; sum: every push is a whole step; a number: every push is that much of a step.",
         rich_help_panel=NUMBERS,
     ),
+    Dial("mean", parse=parse_weighting),
 ]
 Damping = Annotated[
     str,
@@ -65,6 +96,7 @@ Damping = Annotated[
         help="Shrink the step of a stale gradient by its staleness, where pushes are applied at once.",
         rich_help_panel=NUMBERS,
     ),
+    Dial("none"),
 ]
 CORRECT = "auto|none|dana|gap|dc|dca|dana+gap"
 Correct = Annotated[
@@ -78,6 +110,7 @@ Correct = Annotated[
         "momentum, else none.",
         rich_help_panel=NUMBERS,
     ),
+    Dial("none"),
 ]
 EachCorrect = Annotated[
     str,
@@ -96,10 +129,12 @@ Schedule = Annotated[
         help="What a prepared LR scheduler counts: samples processed, or optimizer updates.",
         rich_help_panel=NUMBERS,
     ),
+    Dial("samples"),
 ]
 ClipNorm = Annotated[
     float | None,
     typer.Option(help="Clip the norm of every update's gradient, in the store.", rich_help_panel=NUMBERS),
+    Dial(None),
 ]
 Shards = Annotated[
     str,
@@ -109,6 +144,7 @@ Shards = Annotated[
         "own: one chunk of the data each, for good (DefDP); rotating: every epoch the next chunk (SelDP).",
         rich_help_panel=NUMBERS,
     ),
+    Dial("shared"),
 ]
 Inject = Annotated[
     str,
@@ -118,6 +154,7 @@ Inject = Annotated[
         "its batch with all others, as SelSync does for data that are unlike. 0.25:0.25, say.",
         rich_help_panel=NUMBERS,
     ),
+    Dial(""),
 ]
 Balance = Annotated[
     bool,
@@ -128,6 +165,7 @@ Balance = Annotated[
         "batch, as PyTorch's do by default: one that sums would count wrongly, and nobody could tell.",
         rich_help_panel=NUMBERS,
     ),
+    Dial(False),
 ]
 Compress = Annotated[
     str,
@@ -140,6 +178,7 @@ Compress = Annotated[
         "Protocols with a store refuse it: their gradients and weights travel whole.",
         rich_help_panel=NUMBERS,
     ),
+    Dial("none"),
 ]
 EachCompress = Annotated[
     str,
@@ -156,6 +195,7 @@ BadGradient = Annotated[
     typer.Option(
         metavar="stop|skip", help="NaN or infinity in a gradient: stop, or skip it.", rich_help_panel=TROUBLE
     ),
+    Dial("stop"),
 ]
 OnFailure = Annotated[
     str,
@@ -164,6 +204,7 @@ OnFailure = Annotated[
         help="A worker died: go on with the others, or stop the run.",
         rich_help_panel=TROUBLE,
     ),
+    Dial("continue"),
 ]
 CheckpointEvery = Annotated[
     str | None,
@@ -174,6 +215,7 @@ CheckpointEvery = Annotated[
         "stopped or fails in good order.",
         rich_help_panel=TROUBLE,
     ),
+    Dial(None),
 ]
 Keep = Annotated[
     int,
@@ -183,6 +225,7 @@ Keep = Annotated[
         "next if the newest is damaged. Each takes as much room as the weights and the optimizer's state.",
         rich_help_panel=TROUBLE,
     ),
+    Dial(2),
 ]
 PrivateWeights = Annotated[
     bool,
@@ -192,16 +235,18 @@ PrivateWeights = Annotated[
         "write to parameters.",
         rich_help_panel=TROUBLE,
     ),
+    Dial(False),
 ]
 HOSTS = "Several hosts"
+*_others, _last = (offer.help for offer in ENGINES.values())
 Engine = Annotated[
     str,
     typer.Option(
-        metavar="local|ray|spark",
-        help="Who starts the workers: this machine; Ray, wherever it has room (1 CPU each); or Spark, "
-        "one task each, in its executors.",
+        metavar="|".join(ENGINES),
+        help=f"Who starts the workers: {'; '.join(_others)}; or {_last}.",
         rich_help_panel=HOSTS,
     ),
+    Dial("local"),
 ]
 Address = Annotated[
     str | None,
@@ -210,6 +255,7 @@ Address = Annotated[
         help="The Ray to use, from one of its nodes. Default: RAY_ADDRESS, else one of the run's own.",
         rich_help_panel=HOSTS,
     ),
+    Dial(None),
 ]
 Master = Annotated[
     str | None,
@@ -218,6 +264,7 @@ Master = Annotated[
         help="With --engine spark: Spark's master, for instance spark://host:7077. Default: local[*].",
         rich_help_panel=HOSTS,
     ),
+    Dial(None),
 ]
 Listen = Annotated[
     str | None,
@@ -226,12 +273,14 @@ Listen = Annotated[
         help="Let workers of other hosts join at this address of this machine (`paceline host`).",
         rich_help_panel=HOSTS,
     ),
+    Dial(None),
 ]
 Here = Annotated[
     int | None,
     typer.Option(
         help="How many of the workers to start on this machine. Default: all.", rich_help_panel=HOSTS
     ),
+    Dial(None),
 ]
 StoreHosts = Annotated[
     int,
@@ -240,6 +289,7 @@ StoreHosts = Annotated[
         "optimizer's state, so that their links share the traffic. Losing one of them ends the run.",
         rich_help_panel=HOSTS,
     ),
+    Dial(1),
 ]
 HostPatience = Annotated[
     float,
@@ -250,6 +300,7 @@ HostPatience = Annotated[
         "has 3 s to come back.",
         rich_help_panel=HOSTS,
     ),
+    Dial(30.0, "host_patience_s"),
 ]
 SecretFile = Annotated[
     Path | None,
@@ -258,6 +309,7 @@ SecretFile = Annotated[
         "run that listens makes one, in its folder.",
         rich_help_panel=HOSTS,
     ),
+    Dial(None, field=None),
 ]
 Tls = Annotated[
     bool,
@@ -267,15 +319,19 @@ Tls = Annotated[
         "bench network` tells what it costs.",
         rich_help_panel=HOSTS,
     ),
+    Dial(False),
 ]
 TlsCert = Annotated[
     Path | None,
     typer.Option(
         help="File with a certificate of your own (and its chain), for --tls.", rich_help_panel=HOSTS
     ),
+    Dial(None, parse=_path),
 ]
 TlsKey = Annotated[
-    Path | None, typer.Option(help="File with the key of that certificate.", rich_help_panel=HOSTS)
+    Path | None,
+    typer.Option(help="File with the key of that certificate.", rich_help_panel=HOSTS),
+    Dial(None, parse=_path),
 ]
 GuestTls = Annotated[
     bool,
@@ -298,14 +354,16 @@ Fabric = Annotated[
         "Over gloo a lost worker ends the run, and a worker that has finished stays until all have; "
         "one-sided protocols (ad_psgd, asynchronous easgd) and --compress need shared memory.",
     ),
+    Dial("shared"),
 ]
-PortionRoutes = Annotated[
+Mesh = Annotated[
     str | None,
     typer.Option(
         metavar="AXIS=SIZE,...",
         help="Split the model over a grid of workers, for instance data=2,stage=4: two copies of a pipeline "
         "with four stages. All workers are on this machine. Without --workers there are as many as places.",
     ),
+    Dial(None),
 ]
 Runs = Annotated[Path, typer.Option(help="Folder that holds the runs.")]
 Json = Annotated[

@@ -37,13 +37,13 @@ def replay(
     """
     with errors_for_people():
         from paceline.cli.conduct import conduct
-        from paceline.engines.local import LocalEngine
+        from paceline.cli.engines import open_engine
         from paceline.errors import RunStopped
 
         run = run.resolve()  # `latest` is about to point elsewhere
         config = _config(run, until, runs)
         answer: dict[str, Any] = {"run": config.folder, "replayed": str(run), "until": until}
-        with LocalEngine(config.script) as engine:
+        with open_engine({"script": config.script}) as engine:
             try:
                 conduct(engine, config)
             except RunStopped:

@@ -17,9 +17,9 @@ from paceline.cli.common import (
     new_run,
     parse_settings,
     parse_slow,
-    parse_weighting,
     print_json,
 )
+from paceline.cli.dials import Dials, takes
 
 if TYPE_CHECKING:
     from paceline.cli.compare import Wanted
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 CLUSTER = "The cluster"
 
 
+@takes("seed", "target", "weighting", "damping", "correct", "shards")
 def simulate(
     script: Annotated[
         Path | None,
@@ -78,12 +79,9 @@ def simulate(
     batch: Annotated[
         int, typer.Option(help="Samples behind one push (timing only).", rich_help_panel=CLUSTER)
     ] = 1,
-    seed: o.Seed = 0,
-    target: o.Target = None,
-    weighting: o.Weighting = "mean",
-    damping: o.Damping = "none",
     correct: o.EachCorrect = "auto",
-    shards: o.Shards = "shared",
+    *,
+    dials: Dials,
     balance: o.Balance = False,
     compress: o.EachCompress = "none",
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report.")] = None,
@@ -116,8 +114,7 @@ def simulate(
         named = protocol or ("dssp" if script is None else "")
         ways = correct if script is not None else "none"
         wanted = _wanted(named, parse_settings(set_ or []), balance, compress, ways)
-        common = {"seed": seed, "shards": shards, "target": target, "damping": damping}
-        common["weighting"] = parse_weighting(weighting)
+        common = dials.asked()
         if script is None:
             done = _timing_only(request, wanted, iterations, common, runs)
         else:
@@ -208,8 +205,8 @@ def _exact(
 
     from paceline.cli.conduct import conduct
     from paceline.cli.ending import check_ranks
+    from paceline.cli.engines import open_engine
     from paceline.cli.train import checked_protocol, make_config
-    from paceline.engines.local import LocalEngine
 
     check_script(script)
     for each in wanted:
@@ -218,7 +215,7 @@ def _exact(
     plain = msgspec.to_builtins(request, str_keys=True)
     shared = common | {"script": str(script), "args": args, "workers": workers, "cluster": plain}
     done = []
-    with LocalEngine(str(script)) as engine:
+    with open_engine(shared) as engine:
         for each in wanted:
             config = make_config(shared | each.dials, runs)
             done.append((conduct(engine, config), config.path))

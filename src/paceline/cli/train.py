@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli import dials as d
 from paceline.cli import options as o
 from paceline.cli.common import (
     check_script,
     errors_for_people,
     new_run,
     parse_settings,
-    parse_slow,
-    parse_weighting,
     print_json,
 )
+from paceline.cli.dials import Dials, takes
 from paceline.cli.engines import check_engine, open_engine
 from paceline.cli.mesh import check_split, is_split, resolved_mesh
+from paceline.engines import ENGINES
 
 if TYPE_CHECKING:
     from paceline.config import RunConfig
@@ -29,6 +30,20 @@ LARGE_BYTES = 1 << 30
 """Checking so much takes seconds, so it is told."""
 
 
+@takes(
+    "workers",
+    "mesh",
+    *d.RUN,
+    *d.NUMBERS,
+    "balance",
+    "compress",
+    *d.TROUBLE,
+    *d.KEEPING,
+    *d.ENGINE,
+    *d.HOSTS,
+    workers=2,
+    correct="auto",
+)
 def train(
     context: typer.Context,
     script: o.Script,
@@ -43,39 +58,8 @@ def train(
         ),
     ] = None,
     set_: o.Set = None,
-    workers: o.Workers = 2,
-    mesh: o.PortionRoutes = None,
-    slow: o.Slow = None,
-    device_time: o.DeviceTime = None,
-    jitter: o.Jitter = 0.0,
-    seed: o.Seed = 0,
-    target: o.Target = None,
-    weighting: o.Weighting = "mean",
-    damping: o.Damping = "none",
-    correct: o.Correct = "auto",
-    schedule: o.Schedule = "samples",
-    clip_norm: o.ClipNorm = None,
-    shards: o.Shards = "shared",
-    inject: o.Inject = "",
-    fabric: o.Fabric = "shared",
-    balance: o.Balance = False,
-    compress: o.Compress = "none",
-    bad_gradient: o.BadGradient = "stop",
-    on_failure: o.OnFailure = "continue",
-    checkpoint_every: o.CheckpointEvery = None,
-    keep: o.Keep = 2,
-    private_weights: o.PrivateWeights = False,
-    engine: o.Engine = "local",
-    address: o.Address = None,
-    master: o.Master = None,
-    listen: o.Listen = None,
-    here: o.Here = None,
-    store_hosts: o.StoreHosts = 1,
-    host_patience: o.HostPatience = 30.0,
-    secret_file: o.SecretFile = None,
-    tls: o.Tls = False,
-    tls_cert: o.TlsCert = None,
-    tls_key: o.TlsKey = None,
+    *,
+    dials: Dials,
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -99,48 +83,20 @@ def train(
         with telling():
             _check_script(script)
         settings = parse_settings(set_ or [])
-        axes, workers = resolved_mesh(mesh, protocol, workers, _was_typed(context, "workers"))
-        every = None if workers == 1 else checkpoint_every
+        typed = _was_typed(context, "workers")
+        axes, workers = resolved_mesh(dials["mesh"], protocol, dials["workers"], typed)
+        every = None if workers == 1 else dials["checkpoint_every"]
+        among = dials["compress"], dials["fabric"], every, dials["store_hosts"]
         sha256 = None
         if axes is None and not is_split(protocol):
-            protocol, sha256 = checked_protocol(protocol, settings, compress, fabric, every, store_hosts)
+            protocol, sha256 = checked_protocol(protocol, settings, *among)
         else:
             check_split(protocol, settings, axes)
-        asked = {
-            "script": str(script),
-            "args": tuple(args or ()),
+        asked = dials.asked() | {
             "workers": workers,
             "mesh": axes,
-            "engine": engine,
-            "address": address,
-            "master": master,
-            "listen": listen,
-            "here": here,
-            "store_hosts": store_hosts,
-            "host_patience_s": host_patience,
-            "tls": tls,
-            "tls_cert": _path(tls_cert),
-            "tls_key": _path(tls_key),
-            "seed": seed,
-            "target": target,
-            "weighting": parse_weighting(weighting),
-            "damping": damping,
-            "correct": correct,
-            "schedule": schedule,
-            "clip_norm": clip_norm,
-            "shards": shards,
-            "inject": inject,
-            "fabric": fabric,
-            "balance": balance,
-            "compress": compress,
-            "bad_gradient": bad_gradient,
-            "on_failure": on_failure,
-            "checkpoint_every": checkpoint_every,
-            "keep": keep,
-            "private_weights": private_weights,
-            "slow": parse_slow(slow or []),
-            "device_time_s": device_time,
-            "jitter": jitter,
+            "script": str(script),
+            "args": tuple(args or ()),
             "protocol": protocol,
             "protocol_sha256": sha256,
             "settings": settings,
@@ -148,7 +104,7 @@ def train(
         if resume is not None and not _is_told():
             with telling():
                 asked = _as_before(resume, asked, _typed(context))
-        _run(asked, runs, json, secret_file)
+        _run(asked, runs, json, dials["secret_file"])
 
 
 def _check_script(script: Path) -> None:
@@ -182,10 +138,10 @@ def _run(asked: dict[str, Any], runs: Path, json: bool, secret_file: Path | None
     from paceline.cli.ending import check_ranks
 
     config = make_config(asked, runs)
-    if config.engine == "local":
+    if not ENGINES[config.engine].places:
         warn_if_crowded(config.near, config.device_time_s)
     secret = _secret(config, secret_file)
-    with open_engine(config) as engine:
+    with open_engine(asked) as engine:
         result = conduct(engine, config, secret=secret)
     if json:
         print_json(result)
@@ -207,13 +163,9 @@ def _secret(config: Any, file: Path | None) -> str:
     return secret_for(config.path, file)
 
 
-def _path(file: Path | None) -> str | None:
-    return None if file is None else str(file.resolve())
-
-
 def _typed(context: typer.Context) -> set[str]:
     """The configuration fields that were given on the command line."""
-    names = {"set_": "settings", "device_time": "device_time_s", "host_patience": "host_patience_s"}
+    names = d.fields() | {"set_": "settings"}
     typed = (name for name in context.params if _was_typed(context, name))
     return {names.get(name, name) for name in typed}
 
@@ -275,6 +227,8 @@ def _check_words(asked: dict[str, Any]) -> None:
     for field, kind in get_type_hints(RunConfig).items():
         if get_origin(kind) is Literal and field in asked and asked[field] not in get_args(kind):
             raise unknown(f"--{field.replace('_', '-')}", str(asked[field]), get_args(kind))
+    if asked.get("engine", "local") not in ENGINES:
+        raise unknown("--engine", str(asked["engine"]), ENGINES)
 
 
 def checked_protocol(

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options as o
-from paceline.cli.common import check_script, errors_for_people, parse_slow, parse_weighting, print_json
+from paceline.cli.common import check_script, errors_for_people, parse_slow, print_json
+from paceline.cli.dials import Dials, takes
 from paceline.errors import ConfigError, RunError, RunStopped
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from paceline.engines.local import LocalEngine
+    from paceline.engines.engine import Engine
     from paceline.plan.switch import Found, Key, Trial
     from paceline.trace import Result
 
@@ -32,6 +33,7 @@ def tune() -> None:
 
 
 @app.command()
+@takes("seed", "weighting", "schedule", "clip_norm")
 def switch(
     script: o.Script,
     args: o.Args = None,
@@ -59,10 +61,8 @@ def switch(
         ),
     ] = None,
     jitter: Annotated[float, typer.Option(help="Its relative spread.", rich_help_panel=CLUSTER)] = 0.0,
-    seed: o.Seed = 0,
-    weighting: o.Weighting = "mean",
-    schedule: o.Schedule = "samples",
-    clip_norm: o.ClipNorm = None,
+    *,
+    dials: Dials,
     runs: o.Runs = Path("runs"),
     json: o.Json = False,
 ) -> None:
@@ -80,14 +80,7 @@ def switch(
             raise ConfigError(
                 f"the cluster is as {cluster} describes it. Leave out --real, --compute-time and --jitter."
             )
-        shared = {
-            "script": str(script),
-            "args": tuple(args or ()),
-            "seed": seed,
-            "weighting": parse_weighting(weighting),
-            "schedule": schedule,
-            "clip_norm": clip_norm,
-        }
+        shared = dials.asked() | {"script": str(script), "args": tuple(args or ())}
         slowed = parse_slow(slow or [])
         if real:
             shared |= {
@@ -98,8 +91,8 @@ def switch(
             }
         else:
             shared |= _simulated(cluster, workers, slowed, compute_time, jitter)
-        dials = {"tolerance": tolerance, "settings": settings, "runs_each": runs_each}
-        _answer(_tuned(shared, dials, runs, again), script, json)
+        searched = {"tolerance": tolerance, "settings": settings, "runs_each": runs_each}
+        _answer(_tuned(shared, searched, runs, again), script, json)
 
 
 def _simulated(
@@ -121,7 +114,7 @@ def _simulated(
 
 
 def _tuned(shared: dict[str, Any], dials: dict[str, Any], runs: Path, again: bool) -> Found:
-    from paceline.engines.local import LocalEngine
+    from paceline.cli.engines import open_engine
     from paceline.plan.switch import keep, recall, search
 
     kept, key = runs / "tuned.json", _key(shared, dials)
@@ -130,7 +123,7 @@ def _tuned(shared: dict[str, Any], dials: dict[str, Any], runs: Path, again: boo
         print(f"known from {kept}; --again searches anew", file=sys.stderr)
         return known
     tolerance, settings, runs_each = dials["tolerance"], dials["settings"], dials["runs_each"]
-    with LocalEngine(shared["script"]) as engine:
+    with open_engine(shared) as engine:
         trainer = Trainer(engine, shared, runs, runs_each * (settings + 1))
         found = search(trainer.train, tolerance=tolerance, settings=settings, runs=runs_each)
     keep(kept, key, found)
@@ -159,7 +152,7 @@ def _key(shared: dict[str, Any], dials: dict[str, Any]) -> Key:
 class Trainer:
     """Trains a script with a share of BSP. The first run is plain BSP, and tells how much work there is."""
 
-    def __init__(self, engine: LocalEngine, shared: dict[str, Any], runs: Path, most: int) -> None:
+    def __init__(self, engine: Engine, shared: dict[str, Any], runs: Path, most: int) -> None:
         self._engine = engine
         self._shared = shared
         self._runs = runs

@@ -93,6 +93,15 @@ class LocalEngine:
         return received[0]
 
 
+def check(where: str | None) -> None:
+    """Nothing is missing on this machine."""
+
+
+def opened(script: str | None, where: str | None) -> LocalEngine:
+    """The engine, until the runs are over."""
+    return LocalEngine(script)
+
+
 def _heavy_imports(script: str | None) -> list[str]:
     """Modules the script imports, for the zygote to choose from."""
     if script is None:

@@ -24,7 +24,7 @@ import msgspec
 from paceline.config import RunConfig
 from paceline.engines.control import Ended
 from paceline.engines.held import HeldStore
-from paceline.engines.ray_cluster import RayCluster, first_line, the_ray
+from paceline.engines.ray_cluster import RayCluster, check_ray, first_line, the_ray
 from paceline.engines.worker import WorkerOrder, start_worker
 from paceline.errors import ConfigError, RunError
 from paceline.fabric.wire import new_secret
@@ -248,3 +248,13 @@ class RayEngine:
         if self._room is not None:
             remove_placement_group(self._room)
             self._room = None
+
+
+def check(where: str | None) -> None:
+    """Whether Ray is installed, and somebody is there."""
+    check_ray(where)
+
+
+def opened(script: str | None, where: str | None) -> RayEngine:
+    """The engine, until the runs are over."""
+    return RayEngine(where)

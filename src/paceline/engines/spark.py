@@ -23,7 +23,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,6 +195,23 @@ class SparkEngine:
         except subprocess.TimeoutExpired:
             self._store.kill()
             self._store.wait()
+
+
+def check(where: str | None) -> None:
+    """Whether PySpark is installed."""
+    if find_spec("pyspark") is None:
+        raise ConfigError("--engine spark needs PySpark. Install it: pip install 'paceline[spark]'")
+
+
+@contextmanager
+def opened(script: str | None, where: str | None) -> Iterator[SparkEngine]:
+    """The engine on a Spark of its own, until the runs are over."""
+    spark = connect(where or "local[*]")
+    try:
+        with closing(SparkEngine(spark)) as engine:
+            yield engine
+    finally:
+        spark.stop()
 
 
 def work(told: bytes, rows: Iterable[Any]) -> Iterator[tuple[int, str, int]]:

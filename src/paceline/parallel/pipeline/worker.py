@@ -13,7 +13,7 @@ from paceline.config import RunConfig
 from paceline.errors import ConfigError
 from paceline.parallel import messages as m
 from paceline.parallel.along import Along
-from paceline.parallel.mesh import PortionRoutes
+from paceline.parallel.mesh import Mesh
 from paceline.parallel.pace import MeshPace
 from paceline.parallel.parts import Part, export_optimizer
 from paceline.parallel.pipeline import engine as e
@@ -34,7 +34,7 @@ class Pipeline:
     def __init__(
         self,
         pace: MeshPace,
-        mesh: PortionRoutes,
+        mesh: Mesh,
         schedule: e.Schedule,
         computing: Computing,
         along: Along,
