@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from torch.optim import lr_scheduler
 
 import paceline
 from paceline.errors import ConfigError
-from paceline.runtime.worker.pace import follow, refuse_state
+from paceline.runtime.elsewhere import Elsewhere
+from paceline.runtime.worker.pace import follow
 from paceline.store.optimizers import check_suited
 
 
@@ -49,7 +51,8 @@ def test_a_prepared_scheduler_can_be_saved_and_loaded_as_an_ordinary_one(at: int
 
 def test_state_that_nobody_would_use_is_refused_and_settings_are_loaded() -> None:
     kept, optimizer = adam(), adam()
-    optimizer.register_load_state_dict_pre_hook(refuse_state)
+    link = SimpleNamespace(reaches_state=False, rank=0)
+    Elsewhere(optimizer, {}, link, print)  # type: ignore[arg-type]
     optimizer.load_state_dict(kept.state_dict())
     kept.param_groups[0]["params"][0].grad = torch.ones(2)
     kept.step()

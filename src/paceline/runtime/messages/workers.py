@@ -11,7 +11,7 @@ from paceline.protocols.core.meeting import Call
 from paceline.protocols.core.operations import Rule
 from paceline.protocols.core.parts import Part
 from paceline.protocols.paced.psp_distributed import PeerBarrier
-from paceline.store.layout import Layout
+from paceline.store.layout import Layout, Slot
 from paceline.store.optimizers import GroupSettings, OptimizerSpec
 from paceline.store.work.budget import Batch, Source
 
@@ -169,6 +169,8 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     """I am done."""
 
     values: dict[str, float] | None = None
+    waits: bool = False
+    """Whether I sleep until the run is over, for the model that it saves."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -189,6 +191,20 @@ class Enough(msgspec.Struct, frozen=True, tag=True):
     """Training is over for all: nobody is to get further work."""
 
     why: str
+
+
+class Recall(msgspec.Struct, frozen=True, tag=True):
+    """What does the optimizer remember that steps for all?"""
+
+    weights: bool = False
+    """Whether to show the weights as well, as they are at the same moment."""
+
+
+class Restore(msgspec.Struct, frozen=True, tag=True):
+    """The optimizer that steps for all is to remember this; the memory comes along. Not answered."""
+
+    slots: tuple[Slot, ...]
+    values: dict[str, Any]
 
 
 class Say(msgspec.Struct, frozen=True, tag=True):
@@ -214,6 +230,8 @@ FromWorker = (
     | Failed
     | PlanEpochs
     | Enough
+    | Recall
+    | Restore
     | Say
 )
 
@@ -234,6 +252,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """The epoch to begin with; not 0 when resumed."""
     position: int
     batch: Batch | None
+    agrees: bool = False
+    """Whether your model is the run's own after every step."""
     barrier: PeerBarrier | None = None
     """Where you decide yourself when to go on; the last descriptor is the board of all clocks."""
 
@@ -327,6 +347,13 @@ class Elapsed(msgspec.Struct, frozen=True, tag=True):
     compute_s: float
 
 
+class Recalled(msgspec.Struct, frozen=True, tag=True):
+    """What the optimizer remembers: tensors in the memory that comes along, and plain values."""
+
+    slots: tuple[Slot, ...]
+    values: dict[str, Any]
+
+
 class Grant(msgspec.Struct, frozen=True, tag=True):
     """A batch, or (to `Linger`) leave to go on."""
 
@@ -342,7 +369,7 @@ class Halt(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-FromStore = Welcome | Ready | Added | Release | Met | Stand | Show | Elapsed | Grant | Halt
+FromStore = Welcome | Ready | Added | Release | Met | Stand | Show | Elapsed | Grant | Recalled | Halt
 
 worker_decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 store_decoder: msgspec.msgpack.Decoder[FromStore] = msgspec.msgpack.Decoder(FromStore)

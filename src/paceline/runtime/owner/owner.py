@@ -28,6 +28,8 @@ from paceline.runtime.owner.apply import VerdictApplier
 from paceline.runtime.owner.batches import BatchDispenser
 from paceline.runtime.owner.endings import NEVER_PREPARED, keep_if_due, last_remarks, run_ended, save_run
 from paceline.runtime.owner.evaluation import StoreEvaluation
+from paceline.runtime.parting import hand_out, turn_away
+from paceline.runtime.recalling import recall
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.peer_start import PeerRun, assemble
 from paceline.runtime.run.start import Run, RunStart
@@ -37,6 +39,8 @@ from paceline.trace import TraceWriter, events
 
 if TYPE_CHECKING:
     from paceline.runtime.virtual.loop import VirtualLoop
+
+UNANSWERED = (m.Leave, m.Failed, m.Say, m.PlanEpochs, m.Enough, m.Restore)
 
 
 class Owner:
@@ -67,6 +71,8 @@ class Owner:
         self._stopping: m.Halt | None = None
         self._planned_epochs: int | None = None
         self._skipped = 0
+        self._waiting: list[Member] = []
+        """Who has left, and waits for the model that is saved."""
         self.patience_s = 0.0
         """How much longer than usual workers may take to end once the run is stopped."""
         self.cores = os.cpu_count() or 1
@@ -135,10 +141,11 @@ class Owner:
             self.halt("config" if isinstance(error, ConfigError) else "failed", str(error))
 
     def _dispatch(self, member: Member, message: m.FromWorker, fds: list[int]) -> None:
-        member.asks = not isinstance(message, m.Leave | m.Failed | m.Say | m.PlanEpochs | m.Enough)
+        member.asks = not isinstance(message, UNANSWERED)
         match message:
             case m.Leave():
                 self._report(member, message.values)
+                self._waiting += [member] if message.waits else []
                 self._gone(member, "stopped" if self.ending else "finished", "")
             case m.Failed():
                 self._script_failed(member, message)
@@ -152,6 +159,10 @@ class Owner:
                 self._work.answer()
             case _ if self.halted is not None:
                 self.send(member, self.halted)
+            case m.Recall():
+                recall(self._started, member, message, self.send)
+            case m.Restore():
+                self._gathering.restore(self._run, message, fds, self.note)
             case m.Push():
                 self._push(member, message)
             case m.BarrierPassed():
@@ -207,6 +218,7 @@ class Owner:
         self._run = run
         if isinstance(run, PeerRun):
             self.peering = make_meeting(run, self, self.send, lambda x: self._work.draw(x), self._report)
+        self._gathering.hand_state(run)
         for text in self._gathering.remarks:
             self.note("info", text)
         run.ledger.plan(self._planned_epochs)
@@ -224,7 +236,8 @@ class Owner:
         for member in members:
             batch = self._work.draw(member)
             epoch = run.ledger.budget.epoch if run.ledger.budget else 0
-            ready = m.Ready(run.shared, epoch, run.ledger.position(), batch, run.barrier(member.rank))
+            where = epoch, run.ledger.position(), batch, run.agrees
+            ready = m.Ready(run.shared, *where, run.barrier(member.rank))
             self.send(member, ready, run.fds(member))
             self.on_release(member.rank)
         self.trace.flush()
@@ -316,7 +329,8 @@ class Owner:
 
     def _gone(self, member: Member, reason: str, detail: str) -> None:
         member.gone = True
-        member.channel.close()
+        if member not in self._waiting:
+            member.channel.close()
         member.lost = reason in ("died", "failed")
         if self._run is None:
             if member.lost:
@@ -355,16 +369,18 @@ class Owner:
             self.send(member, self.halted)
 
     def close(self) -> None:
-        """Write what remains of the run: weights, a checkpoint if it did not finish, the trace's end."""
-        run, self.halted = self._run, self.last_word
+        """Write what remains of the run, and hand it to those who wait for it."""
+        self.halted = self.last_word
         if self.halted is None and self.members and all(member.lost for member in self.members.values()):
             self.halted = m.Halt("failed", "every worker failed")
         self.keeping.tell(wait=True)
-        if run is not None:
-            self._save(run)
-        else:  # even a run that never began has a trace, so that every reader can say why
+        if self._run is None:  # even a run that never began has a trace, so that every reader can say why
             self.halted = self.halted or m.Halt("config", NEVER_PREPARED)
             self.trace.write(run_not_begun(self.config, self._simulated))
+        else:
+            self._save(self._run)
+        if self.halted is not None:
+            turn_away(self._waiting, self.halted)
         self.trace.write(run_ended(self.now(), self.halted))
         self.trace.close()
 
@@ -373,6 +389,8 @@ class Owner:
         peers = self.peering.conclude(lead) if self.peering is not None else None
         whole, finished = self.peering is None or peers is not None, self.halted is None
         save_run(self.config, run, lead, peers, whole=whole, finished=finished)
+        if finished:
+            hand_out(run, lead, self._waiting)
         for text in last_remarks(run.ledger, self._skipped, finished):
             self.note("warning", text)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from paceline.errors import BadGradient
@@ -22,13 +24,29 @@ def hasten(optimizer: torch.optim.Optimizer) -> None:
     """Use torch's fused kernels unless the user chose otherwise: on CPU they are several times faster.
 
     As in the store, they may differ from the plain ones in the last bit, and are not for 16-bit weights.
+    What a script saves has its own choice, and what it loads is hastened again.
     """
-    for group in optimizer.param_groups:
+    chosen_here = _hasten(optimizer)
+
+    def as_chosen(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        for number in chosen_here:
+            state["param_groups"][number]["fused"] = None
+
+    optimizer.register_state_dict_post_hook(as_chosen)
+    optimizer.register_load_state_dict_post_hook(lambda optimizer: chosen_here.update(_hasten(optimizer)))
+
+
+def _hasten(optimizer: torch.optim.Optimizer) -> set[int]:
+    """Which groups are stepped by fused kernels from now on."""
+    found = set()
+    for number, group in enumerate(optimizer.param_groups):
         free = "fused" in group and group["fused"] is None
         chosen = group.get("foreach") or group.get("differentiable") or group.get("capturable")
         wide = all(p.dtype in (torch.float32, torch.float64) for p in group["params"])
         if type(optimizer).__module__.startswith("torch.optim") and free and not chosen and wide:
             group["fused"] = True
+            found.add(number)
+    return found
 
 
 def has_hooks(optimizer: torch.optim.Optimizer) -> bool:

@@ -39,6 +39,7 @@ from paceline.protocols.core.operations import (
 from paceline.protocols.core.parts import Part
 from paceline.protocols.core.peer import Done, Me, Peer, life
 from paceline.protocols.rules.compression import parse_compression
+from paceline.runtime.elsewhere import Elsewhere
 from paceline.runtime.messages.workers import Meet, Met, Push, Trade
 from paceline.runtime.peer.compression import Packed, Packing
 from paceline.runtime.peer.evaluation import PeerEvaluation
@@ -47,7 +48,7 @@ from paceline.runtime.peer.optimizer import has_hooks, hasten, not_finite, reads
 from paceline.runtime.peer.steps import OptimizerMemory, rates, stepping
 from paceline.runtime.scaling import welcome_scalers
 from paceline.runtime.worker.link import StoreLink
-from paceline.runtime.worker.pace import refuse_state, replace_step
+from paceline.runtime.worker.pace import replace_step
 from paceline.store.compression import matrices
 from paceline.store.cutting import blank, cut_of
 from paceline.store.optimizers import OptimizerSpec, check_suited
@@ -105,8 +106,7 @@ class PeerWorker(PeerEvaluation):
         self._answers = dict(zip((True, False), answers, strict=False))
         self._shown: dict[int, list[Tensor]] = {}
         if self._shared:
-            optimizer.register_state_dict_pre_hook(self._state_is_elsewhere)
-            optimizer.register_load_state_dict_pre_hook(refuse_state)
+            Elsewhere(optimizer, self._binding.index, self._link, self._warn)
         else:
             hasten(optimizer)
         self._repeats.on = self._protocol.probes
@@ -228,12 +228,6 @@ class PeerWorker(PeerEvaluation):
             self._plain_step()
         self._binding.show_gradients(None)
         return None
-
-    def _state_is_elsewhere(self, optimizer: torch.optim.Optimizer) -> None:
-        self._warn(
-            f"rank {self.rank} saved optimizer.state_dict(), which holds no state: one step is for all, "
-            "and momentum and the like are kept there. With --private-weights every worker has its own"
-        )
 
     def _visible(self, gradient: FlatVector, part: Part | None) -> list[Tensor] | None:
         """The gradients that the optimizer is to read; None: those of this worker's segment."""
@@ -380,6 +374,9 @@ class PeerWorker(PeerEvaluation):
         return [part.numel() for part in vector.parts] == [part.numel() for part in self._gradient]
 
     # -- the end ------------------------------------------------------------------------------
+
+    def _whose(self) -> str:
+        return "a replica of its own"
 
     def _leave(self) -> None:
         if self._skipped:

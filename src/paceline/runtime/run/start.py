@@ -22,11 +22,13 @@ from paceline.protocols.core.base import memory, restore
 from paceline.protocols.paced.psp_distributed import PeerBarrier, own_barrier
 from paceline.protocols.settings import make, make_any, resolved
 from paceline.runtime.messages import workers as m
+from paceline.runtime.optimizer_state import State, unpacked
 from paceline.runtime.run.held_gradients import HeldGradients
 from paceline.runtime.run.member import Member
 from paceline.store.disk.checkpoint import RunState, SavedRule, Snapshot, load_checkpoint, snapshot
 from paceline.store.layout import Layout
 from paceline.store.ledger import Ledger
+from paceline.store.optimizers import import_state
 from paceline.store.parameters import Gradients, ParameterStore
 from paceline.store.portions import Portion, used_of
 from paceline.trace.events import Event
@@ -41,6 +43,8 @@ class RunStart:
         self._settings: dict[str, Any] = dict(config.settings)
         self.portion: Portion | None = None
         """What of the store will lie here, if other hosts hold the rest."""
+        self._remembered: State | None = None
+        """What a script's optimizer remembered when it was prepared."""
         self.remarks: list[str] = []
         """What people should be told once there is a trace to write it to."""
 
@@ -110,6 +114,23 @@ class RunStart:
             write(event)
         return Run(ledger, store, weights, shared, board)
 
+    def restore(
+        self, run: Run | None, message: m.Restore, fds: list[int], note: Callable[[Any, str], None]
+    ) -> None:
+        """A script loads what its optimizer remembered; before the run begins, that is kept for then."""
+        self._remembered = unpacked(message.slots, fds[0]), message.values
+        if run is not None:
+            steps = run.ledger.pacer.clocks.version
+            if steps and not run.agrees:
+                note("warning", f"optimizer.load_state_dict() takes effect after {steps} updates of others")
+            self.hand_state(run)
+
+    def hand_state(self, run: Run) -> None:
+        """Let the run's optimizer remember what a script has loaded; a resumed one has its own memories."""
+        if self._remembered is not None and self._config.resume is None:
+            import_state(run.store.optimizer, *self._remembered)
+        self._remembered = None
+
     def equip_late(self, member: Member, run: Run, living: list[Member]) -> None:
         """A worker came, or came back, while the run goes on: give it what the others have."""
         others = [x for x in living if x.segment is not None]
@@ -171,6 +192,11 @@ class Run:
         """Who waits at a barrier of its own."""
         clocks = self.ledger.pacer.clocks
         return [each for each in living if self.board is not None and clocks.is_waiting(each.rank)]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all workers have the run's own model after every step."""
+        return self.ledger.pacer.protocol.lockstep
 
     def idle_cores(self, cores: int, released: int) -> int:
         """Cores on which no worker computes: the released ones sleep until they are told."""

@@ -84,6 +84,18 @@ class Binding:
             self._segment.bytes.copy_(self._near_segment)
             self._weights.bytes.copy_(self._near_weights)
 
+    def settle(self, sealed: bool) -> None:
+        """What the shared memory holds is the model's, for good; a copy of it where that is `sealed`."""
+        assert self._segment is not None
+        assert self._weights is not None
+        if self._device.type == "cpu":
+            self._near_weights = self._weights.bytes.clone() if sealed else self._weights.bytes
+            self._weight_views = self.layout.weight_views(self._near_weights)
+        else:
+            self._near_weights.copy_(self._weights.bytes)
+            self._near_segment.copy_(self._segment.bytes)
+        self._bind_weights()
+
     def part(self) -> None:
         """Go on with a copy of the weights, which others may change from now on."""
         self._near_weights = self._near_weights.clone()

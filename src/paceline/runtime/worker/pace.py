@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,11 @@ from torch.utils.data import DataLoader
 
 from paceline.errors import ConfigError, RunError
 from paceline.runtime import seat
+from paceline.runtime.optimizer_state import State, state_of
+from paceline.runtime.whole_state import Loaded, Saved, marked, unmarked, write
 from paceline.runtime.worker.partition import Partition
+from paceline.store.layout import plain_name
+from paceline.store.optimizers import group_settings
 
 Metrics = Mapping[str, float] | float
 
@@ -38,6 +43,12 @@ class Pace(ABC):
         self._optimizer: torch.optim.Optimizer | None = None
         self._values: dict[str, float] = {}
         self._left = self._stopped = False
+        self._waits = False
+        """Whether it left to have the model that is saved."""
+        self._evaluating = False
+        self._schedulers: list[LRScheduler] = []
+        self._loaded: Loaded | None = None
+        """What was read and belongs into the objects that will be prepared."""
 
     @property
     def lead(self) -> bool:
@@ -65,8 +76,11 @@ class Pace(ABC):
                 f"prepare takes one training loader, got {len(loaders)}. Leave the others as they are."
             )
         self._model, self._optimizer = model, optimizer
+        self._schedulers = [o for o in objects if isinstance(o, LRScheduler)]
+        if self._loaded is not None:
+            self._loaded.into(model, optimizer, self._schedulers)
         loader = self._prepare(model, optimizer, loaders[0] if loaders else None)
-        for scheduler in (o for o in objects if isinstance(o, LRScheduler)):
+        for scheduler in self._schedulers:
             self._prepare_scheduler(scheduler)
         if self.lead and self.size > 1:
             self._mention_strangers(objects)
@@ -111,7 +125,9 @@ class Pace(ABC):
             return None
         self._away()
         began = time.perf_counter()
+        self._evaluating = True
         values = self._measure(fn)
+        self._evaluating = False
         self._back(values, time.perf_counter() - began)
         return values
 
@@ -143,10 +159,75 @@ class Pace(ABC):
         return self._stopped
 
     def leave(self) -> None:
-        """Take no further part, so that nobody waits for this worker. Ends of scripts do it by themselves."""
+        """Take no further part, and have the model that the run saves: what `weights.safetensors` holds.
+
+        Nobody waits for this worker any more, but it waits until all have left or ended. Ends of scripts
+        leave by themselves, and wait for nobody.
+        """
+        if not self._left:
+            self._left = True
+            self._waits = self._model is not None
+            self._leave()
+
+    def depart(self) -> None:
+        """The script is over: leave, and wait for nobody."""
         if not self._left:
             self._left = True
             self._leave()
+
+    def save(self, path: str | Path, **values: Any) -> None:
+        """Write model, optimizer, schedulers and position to a folder: safetensors and JSON, no pickle.
+
+        All workers may call it, the lead writes: the model that would be evaluated now, what its optimizer
+        remembers (among peers the lead's own), and the plain `values` that `load` is to give back.
+        """
+        if self._model is None or self._optimizer is None:
+            raise ConfigError("pace.save() before pace.prepare(): there is no model yet. Prepare first.")
+        if self._left:
+            raise RunError("pace.save() after pace.leave(): this worker takes no part any more. Save before.")
+        if not self.lead or self._idle():
+            return
+        self._evaluating = True  # it is what is evaluated that is taken
+        model, (tensors, remembered) = self._state_now()
+        self._evaluating = False
+        schedulers = [marked(each.state_dict(), type(each).__name__) for each in self._schedulers]
+        saved = Saved(
+            position=self._at(),
+            optimizer=remembered,
+            settings=group_settings(self._optimizer),
+            schedulers=schedulers,
+            values={name: marked(value, f"pace.save({name}=...)") for name, value in values.items()},
+        )
+        write(Path(path), model, {n: t.contiguous() for n, t in tensors.items()}, saved)
+
+    def load(self, path: str | Path) -> dict[str, Any]:
+        """Read what `save` wrote, before `prepare`, which puts it into the objects it is given.
+
+        All workers call it. It returns the values that were saved along. Training begins a new run with
+        them; a run that was stopped goes on exactly where it was with --resume.
+        """
+        if self._model is not None:
+            raise ConfigError("pace.load() after pace.prepare(): others may train already. Load before.")
+        self._loaded = Loaded(Path(path))
+        return {name: unmarked(value) for name, value in self._loaded.saved.values.items()}
+
+    def _at(self) -> int:
+        """Iterations of the run, as a prepared scheduler counts them."""
+        return 0
+
+    def _state_now(self) -> tuple[dict[str, torch.Tensor], State]:
+        """The model, and what the optimizer remembers."""
+        return self._model_now(), self._own_state()
+
+    def _model_now(self) -> dict[str, torch.Tensor]:
+        assert self._model is not None
+        named = self._model.state_dict(keep_vars=True).items()
+        return {plain_name(name): tensor.detach().contiguous().clone() for name, tensor in named}
+
+    def _own_state(self) -> State:
+        assert self._optimizer is not None
+        groups = self._optimizer.param_groups
+        return state_of(self._optimizer, [p for g in groups for p in g["params"] if p.requires_grad])
 
     def _apart(self) -> float:
         return 0.0
@@ -220,16 +301,6 @@ def follow(scheduler: LRScheduler, missed: Callable[[], int]) -> None:
 
     named = {"step": step, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     scheduler.__class__ = type(kind.__name__, (kind,), named)
-
-
-def refuse_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load no momentum and the like where steps are taken elsewhere: nobody would use it."""
-    if state.get("state"):
-        raise ConfigError(
-            "optimizer.load_state_dict() after prepare: steps are taken for all in one place, which would "
-            "not see this state. Go on from a run's own checkpoint with --resume, or use a protocol whose "
-            "workers have an optimizer each, such as local_sgd."
-        )
 
 
 def replace_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> None:

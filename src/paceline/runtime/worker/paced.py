@@ -6,19 +6,23 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paceline.errors import ConfigError, RunError
+from paceline.runtime.elsewhere import Elsewhere
 from paceline.runtime.messages.workers import Push
+from paceline.runtime.optimizer_state import State, in_order, state_of
+from paceline.runtime.parting import notice_saving
 from paceline.runtime.scaling import taken_from, tell_scaler, welcome_scalers
 from paceline.runtime.worker.binding import Binding
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
 from paceline.runtime.worker.loader import Dispensed, PacedLoader, SampleOrders, StridedLoader, source_of
-from paceline.runtime.worker.pace import Pace, catch_up, follow, refuse_state, replace_step
+from paceline.runtime.worker.pace import Pace, catch_up, follow, replace_step
 from paceline.runtime.worker.partition import Partition
 from paceline.runtime.worker.second_pass import SecondPass
+from paceline.store.disk.checkpoint import model_state
 from paceline.store.optimizers import GroupSettings, OptimizerSpec, describe_optimizer, group_settings
 from paceline.store.work.budget import Batch
 from paceline.store.work.chunks import CHUNKED, arrange
@@ -52,6 +56,9 @@ class PacedWorker(Pace):
         """Whether a GradScaler looks after this worker's steps."""
         self._overflowed = False
         """Whether the last of them was skipped, here or for all."""
+        self._complete = False
+        """Whether its model is the one that the run evaluates and saves."""
+        self._told_incomplete = False
         self._looks = False
         """Whether to look for NaN here, where gradients are applied one by one: it is one thing less for the
         store. Where they are added up first, the store looks at the sum in the same pass."""
@@ -59,8 +66,8 @@ class PacedWorker(Pace):
     def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Any:
         self._binding = Binding(model, optimizer)
         spec = self._describe(optimizer)
-        if optimizer.state:
-            raise ConfigError("the optimizer has taken steps already. Prepare it fresh, or use --resume.")
+        if optimizer.state and spec.groups:
+            self._hand_over_state(optimizer)
         config = self._link.config
         source, sampler, whole = source_of(loader) if loader is not None else (None, None, False)
         source, injection = arrange(source, config)
@@ -69,7 +76,11 @@ class PacedWorker(Pace):
         ready = self._link.register(self._binding, spec, source, self.peer)
         self._position, self._resumed, self._shared = ready.position, ready.epoch > 0, ready.shared
         self._looks = not (self.peer or ready.shared) and config.store_hosts == 1
+        self._complete = ready.agrees
+        if self._shared or not self.peer:
+            optimizer.state.clear()
         self._take_over(optimizer)
+        notice_saving(model, self._mention_incomplete)
         if loader is None:
             self._emulation.begin()
             return None
@@ -79,6 +90,16 @@ class PacedWorker(Pace):
         orders = SampleOrders(sampler, source.units, config.seed, fixed=config.shards in CHUNKED)
         dispensed = Dispensed(self._link, orders, source, whole, ready.epoch, injection)
         return PacedLoader(loader, dispensed, self._arrived, self._passed, self._repeats)
+
+    def _hand_over_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """It remembers steps that were taken before, or loaded: the lead's memories are those of the run."""
+        if not self._link.reaches_state:
+            raise ConfigError(
+                "the optimizer has taken steps already, and in a run on several hosts nobody could hand that "
+                "over. Prepare it fresh, or use --resume."
+            )
+        if self.lead:
+            self._link.restore(state_of(optimizer, in_order(optimizer, self._binding.index)))
 
     def _describe(self, optimizer: torch.optim.Optimizer) -> OptimizerSpec:
         """The optimizer as the store is to have it."""
@@ -91,8 +112,7 @@ class PacedWorker(Pace):
         replace_step(optimizer, self._step)
         welcome_scalers(optimizer)
         optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
-        optimizer.register_state_dict_pre_hook(self._state_is_elsewhere)
-        optimizer.register_load_state_dict_pre_hook(refuse_state)
+        Elsewhere(optimizer, self._binding.index, self._link, self._warn)
 
     def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
         """Let the scheduler stand where the run's samples (or updates) say, whoever processed them."""
@@ -202,11 +222,21 @@ class PacedWorker(Pace):
     def _zero_grad(self, set_to_none: bool = True) -> None:
         self._binding.zero(set_to_none)
 
-    def _state_is_elsewhere(self, optimizer: torch.optim.Optimizer) -> None:
-        self._warn(
-            f"rank {self.rank} saved optimizer.state_dict(), which holds no state: momentum and the like "
-            "live in the store, and a stopped run's checkpoint has them"
-        )
+    def _at(self) -> int:
+        return self._position
+
+    def _state_now(self) -> tuple[dict[str, Tensor], State]:
+        """Weights and what the optimizer remembers, both of one moment; buffers are this worker's own."""
+        if not self._link.reaches_state:
+            raise ConfigError(
+                "pace.save() needs the whole run on one host. Use --checkpoint-every, and --resume to go on."
+            )
+        if self.peer:
+            state = self._link.recall() if self._shared else self._own_state()
+            return self._model_now(), state
+        (tensors, values), layout = self._link.recall(weights=True), self._binding.layout
+        views = [tensors.pop(f"model.{slot.name}") for slot in layout.parameters]
+        return model_state(layout, views, self._link.segments[0].bytes), (tensors, values)
 
     def _idle(self) -> bool:
         return self._resumed
@@ -225,7 +255,28 @@ class PacedWorker(Pace):
         warning = self._emulation.warning()
         if warning:
             self._warn(f"rank {self.rank}: {warning}")
-        self._link.leave(self._reported())
+        waits = self._waits and self._link.config.listen is None
+        if self._waits and not waits and not self._complete:
+            self._warn(
+                f"rank {self.rank} keeps {self._whose()} after pace.leave(): in a run on several hosts the "
+                "model that is saved is handed to nobody. Read weights.safetensors"
+            )
+        self._link.leave(self._reported(), waits)
+        if waits:
+            self._binding.settle(sealed=self._shared)
+            self._complete = True
+
+    def _mention_incomplete(self) -> None:
+        """Say once that what a script saves now is not what the run saves."""
+        if not (self._complete or self._left or self._evaluating or self._told_incomplete):
+            self._told_incomplete = True
+            self._warn(
+                f"rank {self.rank} takes model.state_dict() of {self._whose()}, which is not what the run "
+                "evaluates and saves. Call pace.leave() first, after the last step, or pace.save(path)"
+            )
+
+    def _whose(self) -> str:
+        return "the weights that it read last"
 
     def _plan(self, epochs: int) -> None:
         self._link.plan(epochs)

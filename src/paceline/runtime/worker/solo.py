@@ -304,7 +304,7 @@ class RecordedSolo(Solo):
         if self._skipped:
             self._warn(f"{self._skipped} gradients were not finite and were skipped")
         self._keeping.tell(wait=True)
-        save_weights(self._config.path / "weights.safetensors", self._weights())
+        save_weights(self._config.path / "weights.safetensors", self._model_now())
         if error is None:
             remove_checkpoint(self._config.path / "checkpoint")
         else:
@@ -315,10 +315,8 @@ class RecordedSolo(Solo):
         self._trace.write(events.RunEnded(self.now(), status, text, mistake))  # type: ignore[arg-type]
         self._trace.close()
 
-    def _weights(self) -> dict[str, Tensor]:
-        assert self._model is not None
-        named = self._model.state_dict().items()
-        return {plain_name(name): t.detach().contiguous().clone() for name, t in named}
+    def _at(self) -> int:
+        return self._steps
 
     def _take(self) -> Callable[[], Snapshot]:
         taken = self._snapshot()
@@ -337,7 +335,7 @@ class RecordedSolo(Solo):
             began=self._began,
             stopped=RandomState.now(self._loader),
         )
-        return Snapshot(self._weights(), tensors, "lone.json", msgspec.json.encode(state))
+        return Snapshot(self._model_now(), tensors, "lone.json", msgspec.json.encode(state))
 
     def _restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         folder = Path(self._config.resume or "")

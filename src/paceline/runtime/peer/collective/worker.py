@@ -282,14 +282,11 @@ class CollectiveWorker(PeerWorker):
             self._buckets.spoil()
         super()._zero_grad(set_to_none)
 
-    def _away(self) -> None:
-        """Wear the mean of all models, which was taken while this worker slept."""
-        if self._model is None:
-            return
-        self._link.away()
+    def _found(self) -> tuple[FlatVector, FlatVector]:
+        """The mean of all models, which was taken while this worker slept."""
         slab = self._on_show
         assert slab is not None
-        self._wear(FlatVector(slab.parts()), FlatVector(slab.parts(True)))
+        return FlatVector(slab.parts()), FlatVector(slab.parts(True))
 
     def _apart(self) -> float:
         self._link.away(distance=True)
