@@ -29,7 +29,7 @@ from paceline.runtime.meeting.membership import ReplicaMembership
 from paceline.runtime.meeting.packed import PackedVectors
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.held_gradients import HeldGradient
-from paceline.runtime.run.member import Member, bad_gradient
+from paceline.runtime.run.member import Member, bad_gradient, smallest
 from paceline.runtime.run.peer_start import PeerRun, saved_peers
 from paceline.store.cells import Cells
 from paceline.store.cutting import cut_of
@@ -122,7 +122,7 @@ class MeetingPlace:
         if message.push is not None:
             self._unreleased.add(member.rank)
             member.settings = message.push.settings or member.settings
-            member.scaled = message.push.scaled
+            member.scaled, member.clip = message.push.scaled, message.push.clip
         if message.trade is not None:
             answers = self._trade(member.rank, message.trade, message.place)
         elif message.call is not None:
@@ -242,7 +242,9 @@ class MeetingPlace:
         spent = self._run.replicas[min(row)].brought(gathered.lane).spent
         total, norm = store.reduce(parts, None if spent else total)
         if isfinite(norm):
-            store.apply(total, self._members[min(row)].settings, 1.0, norm, self._owner.config.clip_norm)
+            lead = self._members[min(row)]
+            clip = smallest(self._owner.config.clip_norm, lead.clip)
+            store.apply(total, lead.settings, 1.0, norm, clip)
         elif self._owner.stops(row):
             raise bad_gradient([self._pushed(rank) for rank in row], self._layout)
         return dict.fromkeys(gathered.receivers, m.Met(shared=True, norm=norm))

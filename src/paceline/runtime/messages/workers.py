@@ -54,6 +54,8 @@ class Push(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Whether I have looked, and found the gradient finite; if not, the store looks."""
     scaled: bool = False
     """Whether a GradScaler looks after my steps: one that is not finite is skipped."""
+    clip: float | None = None
+    """The largest norm that the step with my gradient may have, as the script asked."""
 
 
 class BarrierPassed(msgspec.Struct, frozen=True, tag="Passed"):

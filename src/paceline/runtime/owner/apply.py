@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.config import RunConfig
 from paceline.protocols import Decision, Fate, Flush
 from paceline.runtime.run.held_gradients import HeldGradient, contributions
-from paceline.runtime.run.member import Member, bad_gradient
+from paceline.runtime.run.member import Member, bad_gradient, smallest
 from paceline.runtime.run.start import Run
 from paceline.store.parameters import Gradients
 
@@ -54,7 +54,7 @@ class VerdictApplier:
         batches, active = self._run.ledger.batches([pushed.samples]), self._active
         scale = decision.lr_scale * self._config.step_share(batches, active)
         scale *= self._config.damped(decision.staleness, active)
-        known = self._members[pushed.rank].finite and self._config.clip_norm is None
+        known = self._members[pushed.rank].finite and self._clip([pushed]) is None
         norm = None if known else self._run.store.norm(pushed.gradients)
         self._apply(pushed.gradients, [pushed], scale, norm, copies)
         return scale
@@ -84,7 +84,11 @@ class VerdictApplier:
             self._skip(sources, copies)
         else:
             settings = self._members[sources[0].rank].settings
-            store.apply(gradients, settings, scale, norm, self._config.clip_norm, copies)
+            store.apply(gradients, settings, scale, norm, self._clip(sources), copies)
+
+    def _clip(self, sources: list[HeldGradient]) -> float | None:
+        """The largest norm the step may have: what the command allows, and the first worker's script."""
+        return smallest(self._config.clip_norm, self._members[sources[0].rank].clip)
 
     def _skip(self, sources: list[HeldGradient], copies: list[Tensor]) -> None:
         """No step: where a GradScaler looks after them its workers are told, else the run ends."""

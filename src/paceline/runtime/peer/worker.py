@@ -46,6 +46,7 @@ from paceline.runtime.peer.evaluation import PeerEvaluation
 from paceline.runtime.peer.memory import Halves, PeerMemory
 from paceline.runtime.peer.optimizer import has_hooks, hasten, not_finite, reads_only
 from paceline.runtime.peer.steps import OptimizerMemory, rates, stepping
+from paceline.runtime.run.member import smallest
 from paceline.runtime.scaling import welcome_scalers
 from paceline.runtime.worker.link import StoreLink
 from paceline.runtime.worker.pace import replace_step
@@ -219,7 +220,7 @@ class PeerWorker(PeerEvaluation):
             return self._refuse()
         if self._shared:
             return None  # the run has, for all
-        clip = self._link.config.clip_norm
+        clip = smallest(self._link.config.clip_norm, self._clip_to)
         if clip is not None and norm > clip:
             gradient = gradient * (clip / (norm + 1e-6))
         missing = gradient.missing | self._cut.others(part)

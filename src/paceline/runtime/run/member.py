@@ -35,6 +35,8 @@ class Member:
         """Whether it found that gradient finite."""
         self.scaled = False
         """Whether a GradScaler looks after its steps."""
+        self.clip: float | None = None
+        """The largest norm its script allows for the step with that gradient."""
         self.overflowed = False
         """Whether the step with that gradient was skipped, and it has not been told yet."""
         self.draws = False
@@ -67,6 +69,11 @@ class Member:
         """The gradients it announced."""
         assert self.gradients is not None, "a worker pushes only after it was equipped"
         return self.gradients
+
+
+def smallest(*norms: float | None) -> float | None:
+    """Of the norms that are asked for; None if none is."""
+    return min((norm for norm in norms if norm is not None), default=None)
 
 
 def bad_gradient(suspects: list[HeldGradient], layout: Layout) -> BadGradient:

@@ -175,6 +175,24 @@ class Pace(ABC):
             self._left = True
             self._leave()
 
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor | None:
+        """Clip what the next `optimizer.step()` steps with to this norm; call it between backward and step.
+
+        Where a round is one step (lockstep, all-reduce) that is the mean of all gradients, as one process
+        with the whole batch would have it; elsewhere a step is one worker's, and so is the norm. Alone it
+        is torch's own, and returns the norm; with several workers nobody knows it yet.
+        """
+        if self._model is None:
+            raise ConfigError("pace.clip_grad_norm_() before pace.prepare(): there is no model yet.")
+        if not max_norm > 0:
+            raise ConfigError(f"pace.clip_grad_norm_() takes a norm above 0, got {max_norm!r}.")
+        return self._clip(float(max_norm))
+
+    def _clip(self, max_norm: float) -> torch.Tensor | None:
+        assert self._optimizer is not None
+        groups = self._optimizer.param_groups
+        return torch.nn.utils.clip_grad_norm_([p for g in groups for p in g["params"]], max_norm)
+
     def save(self, path: str | Path, **values: Any) -> None:
         """Write model, optimizer, schedulers and position to a folder: safetensors and JSON, no pickle.
 

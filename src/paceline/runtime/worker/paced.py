@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paceline.errors import ConfigError, RunError
+from paceline.runtime.clipping import Watch
 from paceline.runtime.elsewhere import Elsewhere
 from paceline.runtime.messages.workers import Push
 from paceline.runtime.optimizer_state import State, in_order, state_of
@@ -52,6 +53,8 @@ class PacedWorker(Pace):
         """Whether all read the same weights."""
         self._written = False
         """Whether it was said that the script writes to parameters."""
+        self._clip_to: float | None = None
+        """The largest norm the next step may have, as the script asked."""
         self._scaled = False
         """Whether a GradScaler looks after this worker's steps."""
         self._overflowed = False
@@ -77,6 +80,7 @@ class PacedWorker(Pace):
         self._position, self._resumed, self._shared = ready.position, ready.epoch > 0, ready.shared
         self._looks = not (self.peer or ready.shared) and config.store_hosts == 1
         self._complete = ready.agrees
+        self._watch = Watch(self._binding.trained)
         if self._shared or not self.peer:
             optimizer.state.clear()
         self._take_over(optimizer)
@@ -153,7 +157,7 @@ class PacedWorker(Pace):
         self._binding.fresh()
         if not self._fed:
             self._emulation.begin()  # no prepared loader: compute begins with the release
-        self._used, self._samples, self._fed = [], 0, False
+        self._used, self._samples, self._fed, self._clip_to = [], 0, False, None
         return loss
 
     def _exchange_gradient(self, compute_s: float) -> None:
@@ -166,12 +170,28 @@ class PacedWorker(Pace):
                 f"{self._link.config.store_hosts}. Leave it out, or use bfloat16, which needs no scaler."
             )
         self._scaled |= scaled is not None
+        if self._clip_to is None and self._watch.changed(scaled is not None):
+            self._mention_clipping()
         self._iterate(compute_s, self._binding.collect(scaled))
         elsewhere = scaled is not None and self._overflowed and not scaled.found_inf
         if elsewhere and not tell_scaler(self._optimizer):
             self._warn(
                 f"rank {self.rank}: a step was skipped for an overflow elsewhere, but the scaler that called "
                 "could not be told; its scale may differ from the others'. Use torch.amp.GradScaler"
+            )
+
+    def _clip(self, max_norm: float) -> None:
+        if self._link.config.store_hosts > 1:
+            raise ConfigError("pace.clip_grad_norm_() needs a store on one host. Use --clip-norm instead.")
+        self._clip_to = max_norm
+
+    def _mention_clipping(self) -> None:
+        """Say once, for all, what becomes of gradients that the script changes by itself."""
+        if self.lead:
+            self._warn(
+                "the script changes gradients between backward and step. Every worker changes its own: "
+                "clip_grad_norm_ clips each by its own norm, before they are averaged. Write "
+                "pace.clip_grad_norm_(max_norm) to clip what is stepped with; a constant factor is fine"
             )
 
     def _mention_written(self) -> None:
@@ -217,6 +237,7 @@ class PacedWorker(Pace):
             want=want,
             finite=self._looks and self._binding.finite(),
             scaled=self._scaled,
+            clip=self._clip_to,
         )
 
     def _zero_grad(self, set_to_none: bool = True) -> None:
