@@ -21,7 +21,10 @@ class Elsewhere:
         index: dict[int, int],
         link: StoreLink,
         warn: Callable[[str], None],
+        first: int = 0,
     ) -> None:
+        """`first`: the number that its first parameter has there, if it is one of several."""
+        self._first = first
         self._trained = in_order(optimizer, index)
         self._link, self._warn, self._warned = link, warn, False
         optimizer.register_state_dict_pre_hook(self._lend)
@@ -32,7 +35,8 @@ class Elsewhere:
     def _lend(self, optimizer: torch.optim.Optimizer) -> None:
         """Let it have the state for as long as it is saved."""
         if self._link.reaches_state:
-            give_state(optimizer, self._trained, self._link.recall())
+            tensors, values = self._link.recall()
+            give_state(optimizer, self._trained, (self._own(tensors), self._own(values)))
         elif not self._warned:
             self._warned = True
             self._warn(
@@ -53,5 +57,23 @@ class Elsewhere:
     def _loaded(self, optimizer: torch.optim.Optimizer) -> None:
         """What the lead loads counts, for all; the others have loaded the same."""
         if self._link.rank == 0 and self._link.reaches_state:
-            self._link.restore(state_of(optimizer, self._trained))
+            others, mine = self._link.recall(), state_of(optimizer, self._trained)
+            self._link.restore((self._among(others[0], mine[0]), self._among(others[1], mine[1])))
         optimizer.state.clear()
+
+    def _is_own(self, name: str) -> bool:
+        return 0 <= int(name.split(".", 1)[0]) - self._first < len(self._trained)
+
+    def _own(self, named: dict[str, Any]) -> dict[str, Any]:
+        """What belongs to this optimizer, under the numbers it has here."""
+        return {_moved(name, -self._first): value for name, value in named.items() if self._is_own(name)}
+
+    def _among(self, others: dict[str, Any], mine: dict[str, Any]) -> dict[str, Any]:
+        """The same the other way, beside what belongs to others."""
+        kept = {name: value for name, value in others.items() if not self._is_own(name)}
+        return kept | {_moved(name, self._first): value for name, value in mine.items()}
+
+
+def _moved(name: str, by: int) -> str:
+    number, key = name.split(".", 1)
+    return f"{int(number) + by}.{key}"

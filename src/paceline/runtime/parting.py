@@ -42,16 +42,16 @@ def _say(member: Member, message: m.FromStore) -> None:
     member.channel.close()
 
 
-def notice_saving(model: nn.Module, tell: Callable[[], None]) -> None:
-    """Be told when somebody takes this model's state.
+def notice_saving(models: Iterable[nn.Module], tell: Callable[[], None]) -> None:
+    """Be told when somebody takes the state of one of these models.
 
     By the class and not by a hook: a hook would be saved, copied and pickled along with the model.
     """
-    plain = nn.Module.state_dict
+    plain, known = nn.Module.state_dict, {id(model) for model in models}
 
     @wraps(plain)
     def state_dict(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if self is model:
+        if id(self) in known:
             tell()
         return plain(self, *args, **kwargs)
 

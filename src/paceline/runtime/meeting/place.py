@@ -29,7 +29,7 @@ from paceline.runtime.meeting.membership import ReplicaMembership
 from paceline.runtime.meeting.packed import PackedVectors
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.held_gradients import HeldGradient
-from paceline.runtime.run.member import Member, bad_gradient, smallest
+from paceline.runtime.run.member import Member, bad_gradient, different_optimizers, smallest
 from paceline.runtime.run.peer_start import PeerRun, saved_peers
 from paceline.store.cells import Cells
 from paceline.store.cutting import cut_of
@@ -122,7 +122,7 @@ class MeetingPlace:
         if message.push is not None:
             self._unreleased.add(member.rank)
             member.settings = message.push.settings or member.settings
-            member.scaled, member.clip = message.push.scaled, message.push.clip
+            member.told(message.push)
         if message.trade is not None:
             answers = self._trade(member.rank, message.trade, message.place)
         elif message.call is not None:
@@ -175,6 +175,7 @@ class MeetingPlace:
         answers: dict[int, m.Met] = {}
         for each in gathered:
             began, now = time.perf_counter(), self._owner.now()
+            self._check_alike(each)
             if each.kind == "agree":
                 done = dict.fromkeys(each.receivers, m.Met(each.outcome))
             else:
@@ -184,6 +185,15 @@ class MeetingPlace:
             given, got = each.given_bytes, each.answer_bytes if self._owner.virtual is None else None
             self._owner.trace.write(events.Exchanged(now, each.kind, each.receivers, given, spent, got))
         return answers
+
+    def _check_alike(self, gathered: Gathered) -> None:
+        """A mean of gradients is one optimizer's: those for different ones have none."""
+        if gathered.kind == "average":
+            row = gathered.rows[gathered.receivers[0]]
+            places = {self._run.replicas[rank].brought(gathered.lane).place for rank in row}
+            which = {rank: self._members[rank].which for rank in row}
+            if places == {GRADIENTS} and len(set(which.values())) > 1:
+                raise different_optimizers(which)
 
     def _met(self, gathered: Gathered, began: float) -> float:
         """How long a joint operation has taken, or will."""
@@ -283,7 +293,7 @@ class MeetingPlace:
         ledger, now = self._run.ledger, self._owner.now()
         self._roll.answered = answered & self._unreleased
         if member is not None and push is not None:
-            member.samples, member.looping, member.wants = push.samples, True, push.want
+            member.looping, member.wants = True, push.want
             self._standing.iterations[member.rank] += 1
             self._longest_s = max(self._longest_s, push.compute_s)
             decision = ledger.push(member.rank, now, push.samples, push.used)
@@ -315,7 +325,7 @@ class MeetingPlace:
             clocks = self._run.ledger.pacer.clocks
             batch = self._draw(member) if member.wants else None
             release = m.Release(
-                clocks.version, clocks.clock(member.rank), batch, over=self._run.ledger.enough
+                clocks.version, clocks.clock(member.rank) - member.again, batch, over=self._run.ledger.enough
             )
         told = {"members": self._meeting.active, "release": release, "until": self._until}
         self._send(member, msgspec.structs.replace(met, **told, save_at=self._keeping.at))
@@ -380,7 +390,8 @@ class MeetingPlace:
                 self._report(member, told)
             else:
                 member.snapshot, self.distance = (now, clocks.version, ledger.samples), told
-            self._send(member, m.Release(clocks.version, clocks.clock(rank), distance=apart))
+            at = clocks.clock(rank) - member.again
+            self._send(member, m.Release(clocks.version, at, distance=apart))
 
     def _mean(self, parameters: Parts, buffers: Parts) -> float:
         """The run's own model, as it stands; how far the replicas are from it."""

@@ -54,6 +54,12 @@ class Push(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Whether I have looked, and found the gradient finite; if not, the store looks."""
     scaled: bool = False
     """Whether a GradScaler looks after my steps: one that is not finite is skipped."""
+    which: int = 0
+    """Of several optimizers, the one that steps."""
+    again: bool = False
+    """Whether my samples were counted with another optimizer's step."""
+    weigh: int = 0
+    """The samples it counts by in a mean, if these are not the ones to be counted."""
     clip: float | None = None
     """The largest norm that the step with my gradient may have, as the script asked."""
 

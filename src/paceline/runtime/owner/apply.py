@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.config import RunConfig
 from paceline.protocols import Decision, Fate, Flush
 from paceline.runtime.run.held_gradients import HeldGradient, contributions
-from paceline.runtime.run.member import Member, bad_gradient, smallest
+from paceline.runtime.run.member import Member, bad_gradient, different_optimizers, smallest
 from paceline.runtime.run.start import Run
 from paceline.store.parameters import Gradients
 
@@ -31,7 +31,7 @@ class VerdictApplier:
         scale, stale = 1.0, self._stale(decision)
         if decision.pushed is not None:
             member = self._members[decision.pushed]
-            pushed = HeldGradient(member.rank, member.pushed, decision.weight, member.samples)
+            pushed = HeldGradient(member.rank, member.pushed, decision.weight, member.samples, member.which)
             if decision.fate is Fate.APPLY:
                 scale = self._alone(decision, pushed, [] if decision.flush else stale)
             elif decision.fate is Fate.HOLD:
@@ -62,13 +62,22 @@ class VerdictApplier:
     def _flush(self, decision: Decision, flush: Flush, copies: list[Tensor]) -> float:
         """One step with all that is held."""
         run = self._run
-        parts = run.held.take()
-        total, norm = run.store.reduce(contributions(parts, mean=flush is not Flush.SUM))
-        batches = run.ledger.batches([part.samples for part in parts])
-        scale = decision.lr_scale * self._config.step_share(batches, self._active, flush.value)
-        self._apply(total, parts, scale, norm, copies)
-        run.held.done(parts)
+        held, scale = run.held.take(), 1.0
+        alike = self._alike(held)
+        for number, parts in enumerate(alike, 1):
+            total, norm = run.store.reduce(contributions(parts, mean=flush is not Flush.SUM))
+            batches = run.ledger.batches([part.samples for part in parts])
+            scale = decision.lr_scale * self._config.step_share(batches, self._active, flush.value)
+            self._apply(total, parts, scale, norm, copies if number == len(alike) else [])
+        run.held.done(held)
         return scale
+
+    def _alike(self, held: list[HeldGradient]) -> list[list[HeldGradient]]:
+        """By optimizer: gradients for different ones have no mean. In lockstep all step the same one."""
+        numbers = sorted({part.which for part in held})
+        if len(numbers) > 1 and self._run.ledger.pacer.in_lockstep:
+            raise different_optimizers({part.rank: part.which for part in held})
+        return [[part for part in held if part.which == number] for number in numbers]
 
     def _apply(
         self,

@@ -259,8 +259,8 @@ class Owner:
         gradients = member.pushed
         gradients.missing = frozenset(push.missing)
         member.settings = push.settings or member.settings
-        member.samples, member.finite = push.samples, push.finite
-        member.scaled, member.clip = push.scaled, push.clip
+        member.told(push)
+        run.ledger.again += push.again
         member.looping, member.wants = True, push.want
         trusted = self.config.bad_gradient == "stop" or push.finite or push.scaled
         usable = trusted or isfinite(run.store.norm(gradients))

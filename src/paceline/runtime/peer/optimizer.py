@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from paceline.errors import BadGradient
+from paceline.store.together import Together, parts_of
 
 LEAVE_GRADIENTS_ALONE = ("SGD", "Adam", "AdamW")
 """Optimizers of torch whose plain and fused forms only read gradients: these may lie where all read them."""
@@ -14,6 +15,8 @@ LEAVE_GRADIENTS_ALONE = ("SGD", "Adam", "AdamW")
 
 def reads_only(optimizer: torch.optim.Optimizer | None) -> bool:
     """Whether it leaves gradients as they are."""
+    if isinstance(optimizer, Together):
+        return all(reads_only(part) for part in optimizer.optimizers)
     name = type(optimizer).__name__
     if optimizer is None or type(optimizer) is not getattr(torch.optim, name, None):
         return False
@@ -51,7 +54,8 @@ def _hasten(optimizer: torch.optim.Optimizer) -> set[int]:
 
 def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether somebody wants to be told of its steps."""
-    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+    parts = parts_of(optimizer)
+    return any(bool(p._optimizer_step_pre_hooks or p._optimizer_step_post_hooks) for p in parts)
 
 
 def not_finite(rank: int, parameter: str | None) -> BadGradient:

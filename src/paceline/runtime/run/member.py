@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from paceline.errors import BadGradient
+from paceline.errors import BadGradient, ConfigError
 from paceline.fabric.channel import Channel, WorkerLine
 from paceline.fabric.segment import Segment
-from paceline.runtime.messages.workers import Register
+from paceline.runtime.messages.workers import Push, Register
 from paceline.runtime.run.held_gradients import HeldGradient
 from paceline.store.layout import Layout
 from paceline.store.optimizers import GroupSettings
@@ -35,6 +35,10 @@ class Member:
         """Whether it found that gradient finite."""
         self.scaled = False
         """Whether a GradScaler looks after its steps."""
+        self.which = 0
+        """Which of several optimizers that gradient is for."""
+        self.again = 0
+        """How many of its pushes were of further optimizers, with data that were counted already."""
         self.clip: float | None = None
         """The largest norm its script allows for the step with that gradient."""
         self.overflowed = False
@@ -52,6 +56,12 @@ class Member:
         self.gone = False
         self.lost = False
         """Whether it died or failed."""
+
+    def told(self, push: Push) -> None:
+        """What it says about the gradient that lies in its segment."""
+        self.samples, self.finite = push.weigh or push.samples, push.finite
+        self.scaled, self.clip, self.which = push.scaled, push.clip, push.which
+        self.again += push.again
 
     @property
     def near(self) -> Channel:
@@ -74,6 +84,15 @@ class Member:
 def smallest(*norms: float | None) -> float | None:
     """Of the norms that are asked for; None if none is."""
     return min((norm for norm in norms if norm is not None), default=None)
+
+
+def different_optimizers(which: dict[int, int]) -> ConfigError:
+    """Several optimizers, and workers that do not step them in the same order."""
+    told = ", ".join(f"rank {rank} steps optimizer {number}" for rank, number in sorted(which.items()))
+    return ConfigError(
+        f"{told} in the same round. Where a round is one step, all workers step their optimizers in the same "
+        "order: do not let it depend on the data, or use a protocol without rounds, such as asp."
+    )
 
 
 def bad_gradient(suspects: list[HeldGradient], layout: Layout) -> BadGradient:

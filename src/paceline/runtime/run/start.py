@@ -214,6 +214,7 @@ def run_state(ledger: Ledger, store: ParameterStore, peers: int | None, shared: 
         samples=ledger.samples,
         units=ledger.units - sum(batch.count for batch in ledger.unapplied),
         pushes=ledger.pacer.clocks.pushes,
+        again=ledger.again,
         batches=ledger.batches_pushed,
         rule=_rule(ledger.pacer.at_rest()) if peers is None else SavedRule(*ledger.named, {}),
         adjusted=store.adjusted,
@@ -233,6 +234,7 @@ def _resume(folder: str | None, store: ParameterStore, ledger: Ledger) -> dict[s
             "models of their own. Resume it with the same protocol and number of workers."
         )
     ledger.resume_at(state.version, state.samples, state.units, state.pushes, state.batches)
+    ledger.again = state.again
     protocol = ledger.pacer.protocol
     if state.rule is not None and _same(state.rule, _rule(protocol)):
         restore(protocol, state.rule.memory)

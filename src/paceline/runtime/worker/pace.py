@@ -25,8 +25,9 @@ from paceline.runtime import seat
 from paceline.runtime.optimizer_state import State, state_of
 from paceline.runtime.whole_state import Loaded, Saved, marked, unmarked, write
 from paceline.runtime.worker.partition import Partition
-from paceline.store.layout import plain_name
+from paceline.store.layout import Models, plain_name
 from paceline.store.optimizers import group_settings
+from paceline.store.together import Together
 
 Metrics = Mapping[str, float] | float
 
@@ -47,6 +48,7 @@ class Pace(ABC):
         """Whether it left to have the model that is saved."""
         self._evaluating = False
         self._schedulers: list[LRScheduler] = []
+        self._models: list[nn.Module] = []
         self._loaded: Loaded | None = None
         """What was read and belongs into the objects that will be prepared."""
 
@@ -63,13 +65,18 @@ class Pace(ABC):
     def prepare(self, *objects: Any) -> Any:
         """Tie model, optimizer, loader and per-iteration schedulers to the run; returns them in order.
 
+        Several models and optimizers are given together: every optimizer's step is an exchange of its own,
+        and samples are counted once. A model that no optimizer trains stays every worker's own.
         Give it the training loader and the schedulers that you step once per iteration. Whatever
         is stepped once per epoch, and loaders for evaluation, need no preparation.
         """
         if self._model is not None:
             raise ConfigError("prepare was called twice. Call it once, with model, optimizer and loader.")
-        model = _the_one(objects, nn.Module, "model (torch.nn.Module)")
-        optimizer = _the_one(objects, torch.optim.Optimizer, "optimizer (torch.optim.Optimizer)")
+        self._models = _at_least_one(objects, nn.Module, "model (torch.nn.Module)")
+        steps = _at_least_one(objects, torch.optim.Optimizer, "optimizer (torch.optim.Optimizer)")
+        optimizer = steps[0] if len(steps) == 1 else Together(steps)
+        trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        model = self._models[0] if len(self._models) == 1 else Models(self._models, trained)
         loaders = [o for o in objects if isinstance(o, DataLoader)]
         if len(loaders) > 1:
             raise ConfigError(
@@ -258,7 +265,7 @@ class Pace(ABC):
         try:
             with torch.no_grad():
                 wants_model = bool(inspect.signature(fn).parameters)
-                result = fn(model) if wants_model else fn()
+                result = fn(*self._models) if wants_model else fn()
         finally:
             for part, training in modes:
                 part.training = training
@@ -332,17 +339,11 @@ def replace_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> 
     optimizer.step = stepped  # type: ignore[method-assign]
 
 
-def _the_one(objects: tuple[Any, ...], kind: type, what: str) -> Any:
+def _at_least_one(objects: tuple[Any, ...], kind: type, what: str) -> list[Any]:
     found = [o for o in objects if isinstance(o, kind)]
-    if len(found) != 1:
-        several = (
-            " Put several models into one (torch.nn.ModuleList), and their parameters into groups of one "
-            "optimizer: a step moves only what has a gradient."
-        )
-        raise ConfigError(
-            f"prepare needs exactly one {what}, got {len(found)}.{several if len(found) > 1 else ''}"
-        )
-    return found[0]
+    if not found:
+        raise ConfigError(f"prepare needs at least one {what}, got none.")
+    return found
 
 
 def _figure(value: Any, where: str) -> float:

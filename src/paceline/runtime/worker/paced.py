@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +26,7 @@ from paceline.runtime.worker.partition import Partition
 from paceline.runtime.worker.second_pass import SecondPass
 from paceline.store.disk.checkpoint import model_state
 from paceline.store.optimizers import GroupSettings, OptimizerSpec, describe_optimizer, group_settings
+from paceline.store.together import parts_of
 from paceline.store.work.budget import Batch
 from paceline.store.work.chunks import CHUNKED, arrange
 
@@ -47,6 +49,13 @@ class PacedWorker(Pace):
         self._batch: int | None = None
         self._usual = 1
         """Samples of a full batch, as far as they are known beforehand."""
+        self._which = 0
+        """Which of several optimizers steps."""
+        self._since = [0]
+        """Samples since the last step of each."""
+        self._last = 0
+        self._feeds = False
+        """Whether there is a loader that tells of samples."""
         self._position = 0
         self._resumed = False
         self._shared = False
@@ -72,6 +81,8 @@ class PacedWorker(Pace):
         if optimizer.state and spec.groups:
             self._hand_over_state(optimizer)
         config = self._link.config
+        self._since, self._feeds = [0] * len(parts_of(optimizer)), loader is not None
+        self._check_several()
         source, sampler, whole = source_of(loader) if loader is not None else (None, None, False)
         source, injection = arrange(source, config)
         self._batch = source.batch if source is not None and config.balance else None
@@ -84,7 +95,7 @@ class PacedWorker(Pace):
         if self._shared or not self.peer:
             optimizer.state.clear()
         self._take_over(optimizer)
-        notice_saving(model, self._mention_incomplete)
+        notice_saving([model, *self._models], self._mention_incomplete)
         if loader is None:
             self._emulation.begin()
             return None
@@ -94,6 +105,17 @@ class PacedWorker(Pace):
         orders = SampleOrders(sampler, source.units, config.seed, fixed=config.shards in CHUNKED)
         dispensed = Dispensed(self._link, orders, source, whole, ready.epoch, injection)
         return PacedLoader(loader, dispensed, self._arrived, self._passed, self._repeats)
+
+    def _check_several(self) -> None:
+        """Refuse what would not be right with several optimizers."""
+        config = self._link.config
+        for flag, on in {
+            "--balance": config.balance,
+            f"--compress {config.compress}": config.compress != "none",
+            f"--store-hosts {config.store_hosts}": config.store_hosts > 1,
+        }.items():
+            if on and len(self._since) > 1:
+                raise ConfigError(f"{flag} does not go with several optimizers, so far. Leave it out.")
 
     def _hand_over_state(self, optimizer: torch.optim.Optimizer) -> None:
         """It remembers steps that were taken before, or loaded: the lead's memories are those of the run."""
@@ -113,10 +135,22 @@ class PacedWorker(Pace):
 
     def _take_over(self, optimizer: torch.optim.Optimizer) -> None:
         """From now on steps are taken in the store."""
-        replace_step(optimizer, self._step)
-        welcome_scalers(optimizer)
-        optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
-        Elsewhere(optimizer, self._binding.index, self._link, self._warn)
+        self._replace(optimizer)
+        self._fetch_state(optimizer)
+
+    def _replace(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have every optimizer's step be an exchange of its own."""
+        for which, part in enumerate(parts_of(optimizer)):
+            replace_step(part, partial(self._step, which))
+            welcome_scalers(part)
+            part.zero_grad = partial(self._zero_grad, which)  # type: ignore[method-assign]
+
+    def _fetch_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """Steps are taken elsewhere, so that is where their memories are."""
+        first = 0
+        for part in parts_of(optimizer):
+            Elsewhere(part, self._binding.index, self._link, self._warn, first)
+            first += len(in_order(part, self._binding.index))
 
     def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
         """Let the scheduler stand where the run's samples (or updates) say, whoever processed them."""
@@ -136,6 +170,8 @@ class PacedWorker(Pace):
         """A batch reached the script."""
         self._fed = True
         self._samples += samples
+        self._last = samples
+        self._since = [each + samples for each in self._since]
         if batch is not None:
             self._used.append(batch)
         self._resumed = False
@@ -144,26 +180,30 @@ class PacedWorker(Pace):
     def _passed(self) -> None:
         """The loader has come to an end."""
 
-    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def _step(self, which: int, closure: Callable[[], Any] | None = None) -> Any:
         if self._left:
             raise RunError("optimizer.step() after pace.leave(): this worker takes no part any more.")
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._which = which
+        self._binding.choose(which)
         compute_s = self._emulation.finish(self._usual_batches())
         self._mention_written()
         self._exchange_gradient(compute_s)
         self._binding.fresh()
-        if not self._fed:
-            self._emulation.begin()  # no prepared loader: compute begins with the release
+        if not self._fed or len(self._since) > 1:
+            self._emulation.begin()  # no prepared loader, or another step to come: compute begins now
+        self._since[which] = 0
         self._used, self._samples, self._fed, self._clip_to = [], 0, False, None
         return loss
 
     def _exchange_gradient(self, compute_s: float) -> None:
         """Unscale it if need be, and carry the iteration out; a scaler hears what it could not see."""
         assert self._optimizer is not None
-        scaled, self._overflowed = taken_from(self._optimizer), False
+        optimizer = parts_of(self._optimizer)[self._which]
+        scaled, self._overflowed = taken_from(optimizer), False
         if scaled is not None and self._link.config.store_hosts > 1:
             raise ConfigError(
                 f"a GradScaler needs a store on one host, but --store-hosts is "
@@ -174,7 +214,7 @@ class PacedWorker(Pace):
             self._mention_clipping()
         self._iterate(compute_s, self._binding.collect(scaled))
         elsewhere = scaled is not None and self._overflowed and not scaled.found_inf
-        if elsewhere and not tell_scaler(self._optimizer):
+        if elsewhere and not tell_scaler(optimizer):
             self._warn(
                 f"rank {self.rank}: a step was skipped for an overflow elsewhere, but the scaler that called "
                 "could not be told; its scale may differ from the others'. Use torch.amp.GradScaler"
@@ -238,10 +278,23 @@ class PacedWorker(Pace):
             finite=self._looks and self._binding.finite(),
             scaled=self._scaled,
             clip=self._clip_to,
+            which=self._which,
+            again=self._again,
+            weigh=self._weigh if len(self._since) > 1 else 0,
         )
 
-    def _zero_grad(self, set_to_none: bool = True) -> None:
-        self._binding.zero(set_to_none)
+    @property
+    def _again(self) -> bool:
+        """Whether another of several optimizers has stepped with these data."""
+        return len(self._since) > 1 and (not self._fed if self._feeds else self._which > 0)
+
+    @property
+    def _weigh(self) -> int:
+        """What a gradient counts in a mean: the samples since its optimizer's last step."""
+        return (self._since[self._which] or self._last) if len(self._since) > 1 else self._samples
+
+    def _zero_grad(self, which: int, set_to_none: bool = True) -> None:
+        self._binding.zero(which, set_to_none)
 
     def _at(self) -> int:
         return self._position
