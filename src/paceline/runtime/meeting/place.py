@@ -22,6 +22,7 @@ import msgspec
 from paceline.fabric.segment import Segment
 from paceline.protocols.core.meeting import Gathered, Meeting
 from paceline.protocols.core.peer_books import PeerBooks
+from paceline.runtime.alike import check_alike
 from paceline.runtime.hosts.remote_peer import RemotePeer
 from paceline.runtime.hosts.remote_worker import RemoteWorker
 from paceline.runtime.meeting.checkpoint import PeerCheckpoints
@@ -29,7 +30,7 @@ from paceline.runtime.meeting.membership import ReplicaMembership
 from paceline.runtime.meeting.packed import PackedVectors
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.held_gradients import HeldGradient
-from paceline.runtime.run.member import Member, bad_gradient, different_optimizers, smallest
+from paceline.runtime.run.member import Member, bad_gradient, smallest, stops
 from paceline.runtime.run.peer_start import PeerRun, saved_peers
 from paceline.store.cells import Cells
 from paceline.store.cutting import cut_of
@@ -175,7 +176,7 @@ class MeetingPlace:
         answers: dict[int, m.Met] = {}
         for each in gathered:
             began, now = time.perf_counter(), self._owner.now()
-            self._check_alike(each)
+            check_alike(each, self._run.replicas, self._members)
             if each.kind == "agree":
                 done = dict.fromkeys(each.receivers, m.Met(each.outcome))
             else:
@@ -185,15 +186,6 @@ class MeetingPlace:
             given, got = each.given_bytes, each.answer_bytes if self._owner.virtual is None else None
             self._owner.trace.write(events.Exchanged(now, each.kind, each.receivers, given, spent, got))
         return answers
-
-    def _check_alike(self, gathered: Gathered) -> None:
-        """A mean of gradients is one optimizer's: those for different ones have none."""
-        if gathered.kind == "average":
-            row = gathered.rows[gathered.receivers[0]]
-            places = {self._run.replicas[rank].brought(gathered.lane).place for rank in row}
-            which = {rank: self._members[rank].which for rank in row}
-            if places == {GRADIENTS} and len(set(which.values())) > 1:
-                raise different_optimizers(which)
 
     def _met(self, gathered: Gathered, began: float) -> float:
         """How long a joint operation has taken, or will."""
@@ -232,7 +224,7 @@ class MeetingPlace:
         shares, part = zip(replicas, row.values(), strict=True), gathered.part
         summands = [(self._cut.pieces(each.vector(lane), part), share) for each, share in shares]
         norm = self._summing.add_up(summands, [self._cut.pieces(each, part) for each in into])
-        if not isfinite(norm) and like == GRADIENTS and self._owner.stops(row):
+        if not isfinite(norm) and like == GRADIENTS and stops(self._owner.config, self._members, row):
             raise bad_gradient([self._pushed(rank) for rank in row], self._layout)
         missing = frozenset.intersection(*(replica.brought(lane).missing for replica in replicas))
         self._sums += 1
@@ -255,7 +247,7 @@ class MeetingPlace:
             lead = self._members[min(row)]
             clip = smallest(self._owner.config.clip_norm, lead.clip)
             store.apply(total, lead.settings, 1.0, norm, clip)
-        elif self._owner.stops(row):
+        elif stops(self._owner.config, self._members, row):
             raise bad_gradient([self._pushed(rank) for rank in row], self._layout)
         return dict.fromkeys(gathered.receivers, m.Met(shared=True, norm=norm))
 

@@ -243,6 +243,9 @@ FromWorker = (
     | Say
 )
 
+UNANSWERED = (Leave, Failed, Say, PlanEpochs, Enough, Restore)
+"""After these a worker goes on at once."""
+
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
     """The run the worker takes part in."""

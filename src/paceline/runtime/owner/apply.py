@@ -9,8 +9,9 @@ from torch import Tensor
 
 from paceline.config import RunConfig
 from paceline.protocols import Decision, Fate, Flush
+from paceline.runtime.alike import different_optimizers
 from paceline.runtime.run.held_gradients import HeldGradient, contributions
-from paceline.runtime.run.member import Member, bad_gradient, different_optimizers, smallest
+from paceline.runtime.run.member import Member, bad_gradient, smallest
 from paceline.runtime.run.start import Run
 from paceline.store.parameters import Gradients
 

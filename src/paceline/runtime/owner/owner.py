@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from math import isfinite
 from typing import TYPE_CHECKING, Literal
 
@@ -39,8 +39,6 @@ from paceline.trace import TraceWriter, events
 
 if TYPE_CHECKING:
     from paceline.runtime.virtual.loop import VirtualLoop
-
-UNANSWERED = (m.Leave, m.Failed, m.Say, m.PlanEpochs, m.Enough, m.Restore)
 
 
 class Owner:
@@ -141,7 +139,7 @@ class Owner:
             self.halt("config" if isinstance(error, ConfigError) else "failed", str(error))
 
     def _dispatch(self, member: Member, message: m.FromWorker, fds: list[int]) -> None:
-        member.asks = not isinstance(message, UNANSWERED)
+        member.asks = not isinstance(message, m.UNANSWERED)
         match message:
             case m.Leave():
                 self._report(member, message.values)
@@ -311,10 +309,6 @@ class Owner:
         position, over = run.ledger.position(), run.ledger.enough
         self.send(member, m.Release(version, position, batch, over=over, skipped=skipped))
         self.on_release(member.rank)
-
-    def stops(self, ranks: Iterable[int]) -> bool:
-        """Whether a sum of theirs that is not finite ends the run; a GradScaler has it skipped instead."""
-        return self.config.bad_gradient == "stop" and not any(self.members[r].scaled for r in ranks)
 
     # -- reports, endings, small things -------------------------------------------------------
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from paceline.errors import BadGradient, ConfigError
+from collections.abc import Iterable, Mapping
+
+from paceline.config import RunConfig
+from paceline.errors import BadGradient
 from paceline.fabric.channel import Channel, WorkerLine
 from paceline.fabric.segment import Segment
 from paceline.runtime.messages.workers import Push, Register
@@ -86,13 +89,9 @@ def smallest(*norms: float | None) -> float | None:
     return min((norm for norm in norms if norm is not None), default=None)
 
 
-def different_optimizers(which: dict[int, int]) -> ConfigError:
-    """Several optimizers, and workers that do not step them in the same order."""
-    told = ", ".join(f"rank {rank} steps optimizer {number}" for rank, number in sorted(which.items()))
-    return ConfigError(
-        f"{told} in the same round. Where a round is one step, all workers step their optimizers in the same "
-        "order: do not let it depend on the data, or use a protocol without rounds, such as asp."
-    )
+def stops(config: RunConfig, members: Mapping[int, Member], ranks: Iterable[int]) -> bool:
+    """Whether a sum of theirs that is not finite ends the run; a GradScaler has it skipped instead."""
+    return config.bad_gradient == "stop" and not any(members[rank].scaled for rank in ranks)
 
 
 def bad_gradient(suspects: list[HeldGradient], layout: Layout) -> BadGradient:

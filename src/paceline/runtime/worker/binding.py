@@ -206,7 +206,7 @@ class Binding:
             self._seen[i] = self._gradients[i]._version
         self._untouched = [p._version for p in self._parameters]
 
-    def zero(self, which: int, set_to_none: bool) -> None:
+    def zero(self, set_to_none: bool, which: int = 0) -> None:
         """Zero an optimizer's gradients. Unless they become None, they take part in its next step."""
         share = self._shares[which]
         if set_to_none:

@@ -294,7 +294,7 @@ class PacedWorker(Pace):
         return (self._since[self._which] or self._last) if len(self._since) > 1 else self._samples
 
     def _zero_grad(self, which: int, set_to_none: bool = True) -> None:
-        self._binding.zero(which, set_to_none)
+        self._binding.zero(set_to_none, which)
 
     def _at(self) -> int:
         return self._position

@@ -28,6 +28,7 @@ from paceline.protocols.rules.compression import check_family
 from paceline.protocols.settings import make_any, resolved
 from paceline.runtime.checkpoints.random_state import RandomState
 from paceline.runtime.checkpoints.writer import CheckpointWriter
+from paceline.runtime.lone_gradients import clip, dense, sums_are_finite
 from paceline.runtime.scaling import Scaled, taken_from
 from paceline.runtime.worker.emulation import Emulation
 from paceline.runtime.worker.loader import count_samples
@@ -220,10 +221,10 @@ class RecordedSolo(Solo):
     def _check(self, optimizer: torch.optim.Optimizer) -> bool:
         everything = (p for group in optimizer.param_groups for p in group["params"])
         trained = [p for p in everything if p.requires_grad]
-        gradients = [_dense(p.grad) for p in trained if p.grad is not None]
+        gradients = [dense(p.grad) for p in trained if p.grad is not None]
         if getattr(optimizer, "found_inf", None) is not None:
             return self._under_scaler(optimizer, gradients)
-        if self._config.clip_norm is None and _sums_are_finite(gradients):
+        if self._config.clip_norm is None and sums_are_finite(gradients):
             return True
         norm = torch.nn.utils.get_total_norm(gradients)
         if math.isfinite(norm) or all(bool(torch.isfinite(g).all()) for g in gradients):
@@ -245,13 +246,13 @@ class RecordedSolo(Solo):
             if scaled.found_inf:
                 return False
             Scaled(scaled.scale, False).unscale(gradients)
-            _clip(gradients, self._config.clip_norm)
+            clip(gradients, self._config.clip_norm)
         return True
 
     def _bad_parameter(self) -> str:
         assert self._model is not None
         for name, p in self._model.named_parameters():
-            if p.grad is not None and not bool(torch.isfinite(_dense(p.grad)).all()):
+            if p.grad is not None and not bool(torch.isfinite(dense(p.grad)).all()):
                 return name
         return "?"
 
@@ -385,25 +386,6 @@ def _alone(name: str, protocol: Pacing | Peer) -> Pacing:
             "Use --workers 2 or more, or another protocol."
         )
     return BSP()
-
-
-def _dense(gradient: Tensor) -> Tensor:
-    """The numbers of a gradient, be it sparse or not."""
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
-
-
-def _clip(gradients: list[Tensor], most: float) -> None:
-    """To this norm together."""
-    factor = min(1.0, most / (float(torch.nn.utils.get_total_norm(gradients)) + 1e-6))
-    for gradient in gradients:
-        gradient.mul_(factor)
-
-
-def _sums_are_finite(gradients: list[Tensor]) -> bool:
-    """Then so is every element. The cheapest look at gradients on a CPU; elsewhere each one has to wait."""
-    if not gradients or gradients[0].device.type != "cpu":
-        return False
-    return math.isfinite(abs(sum([gradient.sum().item() for gradient in gradients])))
 
 
 def _length(loader: Any) -> tuple[int | None, int | None]:
