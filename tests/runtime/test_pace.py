@@ -12,6 +12,7 @@ from torch.optim import lr_scheduler
 from paceline.errors import ConfigError
 from paceline.runtime.elsewhere import Elsewhere
 from paceline.runtime.worker.pace import follow
+from paceline.runtime.worker.solo import Solo
 from paceline.store.optimizers import check_suited
 
 
