@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = {item for item in items if item.get_closest_marker("long")}
     cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.path.parent.name == "e2e":
+        if item.path.parent.name in ("e2e", "scripts"):
             cases[item.nodeid.partition("[")[0]].append(item)
     for name, some in cases.items():
         most = 1 if some[0].path.name in ONE_CASE else MOST_CASES

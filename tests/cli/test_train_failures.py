@@ -181,7 +181,6 @@ def test_workers_that_name_different_protocols_are_a_mistake(shell: Shell, in_sc
             "class Mine(torch.optim.SGD): pass\noptimizer = Mine(model.parameters(), lr=0.1)\n",
             "is not one of torch.optim",
         ),
-        ("case.iteration(model, optimizer, *case.samples(4))\n", "has taken steps already"),
         ("model.requires_grad_(False)\n", "nothing to train"),
         ("loader = DataLoader(TensorDataset(*case.samples(4)), batch_size=4)\n", "1 batches per epoch for 2"),
         (

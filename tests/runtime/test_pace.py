@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.optim import lr_scheduler
 
-import paceline
 from paceline.errors import ConfigError
-from paceline.runtime.worker.pace import follow, refuse_state
+from paceline.runtime.elsewhere import Elsewhere
+from paceline.runtime.worker.pace import follow
+from paceline.runtime.worker.solo import Solo
 from paceline.store.optimizers import check_suited
 
 
@@ -49,7 +51,8 @@ def test_a_prepared_scheduler_can_be_saved_and_loaded_as_an_ordinary_one(at: int
 
 def test_state_that_nobody_would_use_is_refused_and_settings_are_loaded() -> None:
     kept, optimizer = adam(), adam()
-    optimizer.register_load_state_dict_pre_hook(refuse_state)
+    link = SimpleNamespace(reaches_state=False, rank=0)
+    Elsewhere(optimizer, {}, link, print)  # type: ignore[arg-type]
     optimizer.load_state_dict(kept.state_dict())
     kept.param_groups[0]["params"][0].grad = torch.ones(2)
     kept.step()
@@ -63,7 +66,13 @@ def test_an_optimizer_that_cannot_step_with_a_flat_gradient_is_refused(kind: typ
         check_suited(kind([torch.nn.Parameter(torch.ones(2))]))
 
 
-def test_two_models_are_refused_with_what_to_do() -> None:
-    models = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
-    with pytest.raises(ConfigError, match=r"got 2\. Put several models into one"):
-        paceline.join().prepare(*models)
+def test_a_parameter_of_two_optimizers_is_refused_with_what_to_do() -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
+    with pytest.raises(ConfigError, match="optimizers 0 and 1 have a parameter in common"):
+        Solo().prepare(model, *optimizers)
+
+
+def test_a_model_without_an_optimizer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least one optimizer"):
+        Solo().prepare(torch.nn.Linear(1, 1))

@@ -110,7 +110,7 @@ def end_script(seat: Seat, error: BaseException | None) -> int:
 
 def _say_goodbye(pace: PacedWorker, link: StoreLink, error: BaseException | None, text: str) -> None:
     if error is None or isinstance(error, RunStopped):
-        pace.leave()
+        pace.depart()
     else:
         link.fail(error, text)
 

@@ -120,9 +120,27 @@ class Layout(msgspec.Struct, frozen=True):
         )
 
 
+class Models(nn.ModuleList):
+    """Several models as one. What no optimizer trains of it (an averaged teacher) is every worker's own, as
+    buffers are: its script writes to it."""
+
+    def __init__(self, models: Iterable[nn.Module], trained: Iterable[Tensor]) -> None:
+        super().__init__(models)
+        learning = {id(tensor) for tensor in trained}
+        idle = [m for m in self if not any(id(p) in learning for p in m.parameters())]
+        self.bystanders = {id(p) for model in idle for p in model.parameters()}
+
+
+def _beside(model: nn.Module) -> set[int]:
+    """Parameters that are treated as buffers are."""
+    return model.bystanders if isinstance(model, Models) else set()
+
+
 def named_parameters(model: nn.Module, trained: Iterable[Tensor]) -> dict[str, Tensor]:
     """The model's parameters by name, tied ones once, then trained tensors outside of the model."""
-    named: dict[str, Tensor] = {plain_name(name): p for name, p in model.named_parameters()}
+    beside = _beside(model)
+    everything = model.named_parameters()
+    named: dict[str, Tensor] = {plain_name(name): p for name, p in everything if id(p) not in beside}
     known = {id(p) for p in named.values()}
     for index, tensor in enumerate(t for t in trained if id(t) not in known):
         named[f"optimizer.extra.{index}"] = tensor
@@ -139,7 +157,8 @@ def tied_names(model: nn.Module) -> dict[str, str]:
 def named_buffers(model: nn.Module) -> dict[str, Tensor]:
     """The buffers that belong to the model's state."""
     state = {plain_name(name) for name in model.state_dict(keep_vars=True)}
-    return {plain_name(name): b for name, b in model.named_buffers() if plain_name(name) in state}
+    beside = {plain_name(name): p for name, p in model.named_parameters() if id(p) in _beside(model)}
+    return beside | {plain_name(name): b for name, b in model.named_buffers() if plain_name(name) in state}
 
 
 def describe(model: nn.Module, trained: Sequence[Tensor]) -> Layout:

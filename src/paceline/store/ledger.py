@@ -91,6 +91,8 @@ class Ledger:
         self.samples = 0
         self._units = 0
         self._batches = 0
+        self.again = 0
+        """Pushes of further optimizers, with data that were counted already."""
         self._work: tuple[Batch, ...] = ()
         self._unapplied: dict[int, list[tuple[Batch, ...]]] = {}
         self._orphaned: list[Batch] = []
@@ -277,8 +279,9 @@ class Ledger:
         if self.config.schedule == "updates":
             return clocks.version
         if self.budget is None:
-            return clocks.pushes // self.config.workers
-        steps, pushes = self.budget.source.step(self._units, self.config.workers), clocks.pushes
+            return (clocks.pushes - self.again) // self.config.workers
+        steps = self.budget.source.step(self._units, self.config.workers)
+        pushes = clocks.pushes - self.again
         if self._batches == pushes:
             return steps
         return steps * pushes // max(self._batches, 1)  # gradients of several batches

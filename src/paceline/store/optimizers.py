@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ConfigError
+from paceline.store.together import Together, title
 
 GroupSettings = dict[str, Any]
 UNSUITED = {
@@ -29,6 +30,10 @@ class OptimizerGroup(msgspec.Struct, frozen=True):
 
     parameters: tuple[int, ...]
     settings: GroupSettings
+    kind: str = ""
+    """The optimizer's class, where several are of more than one."""
+    number: int = 0
+    """Which of several optimizers has it."""
 
 
 class OptimizerSpec(msgspec.Struct, frozen=True):
@@ -40,6 +45,9 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
 
 def check_suited(optimizer: torch.optim.Optimizer) -> None:
     """Refuse what takes no step with a gradient that lies in flat memory: neither a store nor a peer can."""
+    if isinstance(optimizer, Together):
+        for part in optimizer.optimizers:
+            check_suited(part)
     name = type(optimizer).__name__
     if name in UNSUITED:
         raise ConfigError(f"optimizer {name} cannot run on several workers: {UNSUITED[name]}. Use another.")
@@ -47,6 +55,8 @@ def check_suited(optimizer: torch.optim.Optimizer) -> None:
 
 def describe_optimizer(optimizer: torch.optim.Optimizer, index: dict[int, int]) -> OptimizerSpec:
     """Take an optimizer apart. `index` maps id(parameter) to its place among the trained ones."""
+    if isinstance(optimizer, Together):
+        return _describe_all(optimizer, index)
     name = type(optimizer).__name__
     check_suited(optimizer)
     if getattr(torch.optim, name, None) is not type(optimizer):
@@ -59,6 +69,16 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, index: dict[int, int]) 
         tuple(index[id(p)] for p in group["params"] if id(p) in index) for group in optimizer.param_groups
     ]
     return OptimizerSpec(name, tuple(OptimizerGroup(p, s) for p, s in zip(places, settings, strict=True)))
+
+
+def _describe_all(several: Together, index: dict[int, int]) -> OptimizerSpec:
+    specs = [describe_optimizer(part, index) for part in several.optimizers]
+    groups = [
+        OptimizerGroup(group.parameters, group.settings, spec.name, number)
+        for number, spec in enumerate(specs)
+        for group in spec.groups
+    ]
+    return OptimizerSpec(title(several), tuple(groups))
 
 
 def group_settings(optimizer: torch.optim.Optimizer) -> list[GroupSettings]:
@@ -76,6 +96,8 @@ def build_optimizer(spec: OptimizerSpec, parameters: list[Tensor], fast: bool) -
     times faster, and may differ from the plain ones in the last bit. Not for 16-bit weights: there
     torch's fused SGD moves only the last few elements of a tensor (seen in 2.13 on CPU).
     """
+    if len({group.kind for group in spec.groups}) > 1:
+        return _build_all(spec, parameters, fast)
     cls: Any = getattr(torch.optim, spec.name, None)
     if not _is_optimizer(cls) or spec.name in UNSUITED:
         raise ConfigError(f"torch.optim has no optimizer {spec.name!r} that the store can run.")
@@ -92,6 +114,19 @@ def build_optimizer(spec: OptimizerSpec, parameters: list[Tensor], fast: bool) -
     defaults = {k: v for k, v in groups[0].items() if k in known and k != "params"}
     optimizer: torch.optim.Optimizer = cls(groups, **defaults)
     return optimizer
+
+
+def _build_all(spec: OptimizerSpec, parameters: list[Tensor], fast: bool) -> Together:
+    """One for each of the script's: they are of different classes."""
+    made = []
+    for number in sorted({group.number for group in spec.groups}):
+        own = tuple(
+            OptimizerGroup(g.parameters, g.settings, g.kind, number)
+            for g in spec.groups
+            if g.number == number
+        )
+        made.append(build_optimizer(OptimizerSpec(own[0].kind, own), parameters, fast))
+    return Together(made)
 
 
 def apply_settings(optimizer: torch.optim.Optimizer, settings: list[GroupSettings]) -> None:

@@ -88,7 +88,7 @@ class PacelineStation:
 
     def close(self) -> None:
         """Leave the run."""
-        self._pace.leave()
+        self._pace.depart()
 
 
 def paceline_crew(

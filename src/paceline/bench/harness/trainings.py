@@ -103,7 +103,7 @@ class OurTraining:
 
     def close(self) -> None:
         """Leave the run."""
-        self._pace.leave()
+        self._pace.depart()
 
 
 class DDPTraining:

@@ -116,7 +116,7 @@ class TrainingStation:
 
     def close(self) -> None:
         """Leave the run."""
-        self._pace.leave()
+        self._pace.depart()
 
 
 class TracedLoneStation(TrainingStation):

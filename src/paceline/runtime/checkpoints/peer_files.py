@@ -21,6 +21,7 @@ from paceline.protocols.core.peer import Me
 from paceline.runtime.checkpoints.random_state import RandomState
 from paceline.store.disk.checkpoint import check_optimizer, read_files
 from paceline.store.optimizers import export_state, import_state
+from paceline.store.together import title
 from paceline.store.vector import FlatVector
 
 KINDS = ("agreed", "private")
@@ -63,7 +64,7 @@ def save_peer(
         epoch=epoch,
         memory=memory,
         optimizer=values,
-        stepped_by="" if optimizer is None else type(optimizer).__name__,
+        stepped_by="" if optimizer is None else title(optimizer),
         random=RandomState.now(),
     )
     (folder / f"rank{me.rank}.json").write_bytes(msgspec.json.encode(state))

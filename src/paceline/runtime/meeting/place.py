@@ -23,6 +23,7 @@ from paceline.fabric.segment import Segment
 from paceline.protocols import Decision
 from paceline.protocols.core.meeting import Gathered, Meeting
 from paceline.protocols.core.peer_books import PeerBooks
+from paceline.runtime.alike import check_alike
 from paceline.runtime.hosts.remote_peer import RemotePeer
 from paceline.runtime.hosts.remote_worker import RemoteWorker
 from paceline.runtime.meeting.checkpoint import PeerCheckpoints
@@ -31,7 +32,7 @@ from paceline.runtime.meeting.packed import PackedVectors
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.family import Concluded
 from paceline.runtime.run.held_gradients import HeldGradient
-from paceline.runtime.run.member import Member, bad_gradient
+from paceline.runtime.run.member import Member, bad_gradient, smallest, stops
 from paceline.runtime.run.owner_view import OwnerView
 from paceline.runtime.run.peer_start import PeerRun, saved_peers
 from paceline.store.cells import Cells
@@ -130,7 +131,7 @@ class MeetingPlace:
         if message.push is not None:
             self._unreleased.add(member.rank)
             member.settings = message.push.settings or member.settings
-            member.scaled = message.push.scaled
+            member.told(message.push)
         if message.trade is not None:
             answers = self._trade(member.rank, message.trade, message.place)
         elif message.call is not None:
@@ -183,6 +184,7 @@ class MeetingPlace:
         answers: dict[int, m.Met] = {}
         for each in gathered:
             began, now = time.perf_counter(), self._owner.now()
+            check_alike(each, self._run.replicas, self._members)
             if each.kind == "agree":
                 done = dict.fromkeys(each.receivers, m.Met(each.outcome))
             else:
@@ -230,7 +232,7 @@ class MeetingPlace:
         shares, part = zip(replicas, row.values(), strict=True), gathered.part
         summands = [(self._cut.pieces(each.vector(lane), part), share) for each, share in shares]
         norm = self._summing.add_up(summands, [self._cut.pieces(each, part) for each in into])
-        if not isfinite(norm) and like == GRADIENTS and self._owner.stops(row):
+        if not isfinite(norm) and like == GRADIENTS and stops(self._owner.config, self._members, row):
             raise bad_gradient([self._pushed(rank) for rank in row], self._layout)
         missing = frozenset.intersection(*(replica.brought(lane).missing for replica in replicas))
         self._sums += 1
@@ -250,8 +252,10 @@ class MeetingPlace:
         spent = self._run.replicas[min(row)].brought(gathered.lane).spent
         total, norm = store.reduce(parts, None if spent else total)
         if isfinite(norm):
-            store.apply(total, self._members[min(row)].settings, 1.0, norm, self._owner.config.clip_norm)
-        elif self._owner.stops(row):
+            lead = self._members[min(row)]
+            clip = smallest(self._owner.config.clip_norm, lead.clip)
+            store.apply(total, lead.settings, 1.0, norm, clip)
+        elif stops(self._owner.config, self._members, row):
             raise bad_gradient([self._pushed(rank) for rank in row], self._layout)
         return dict.fromkeys(gathered.receivers, m.Met(shared=True, norm=norm))
 
@@ -289,7 +293,7 @@ class MeetingPlace:
         ledger, now = self._run.ledger, self._owner.now()
         self._roll.answered = answered & self._unreleased
         if member is not None and push is not None:
-            member.samples, member.looping, member.wants = push.samples, True, push.want
+            member.looping, member.wants = True, push.want
             self._standing.iterations[member.rank] += 1
             self._longest_s = max(self._longest_s, push.compute_s)
             decision = ledger.push(member.rank, now, push.samples, push.used)
@@ -321,7 +325,7 @@ class MeetingPlace:
             clocks = self._run.ledger.pacer.clocks
             batch = self._draw(member) if member.wants else None
             release = m.Release(
-                clocks.version, clocks.clock(member.rank), batch, over=self._run.ledger.enough
+                clocks.version, clocks.clock(member.rank) - member.again, batch, over=self._run.ledger.enough
             )
         told = {"members": self._meeting.active, "release": release, "until": self._until}
         self._send(member, msgspec.structs.replace(met, **told, save_at=self._keeping.at))
@@ -386,7 +390,8 @@ class MeetingPlace:
                 self._report(member, told)
             else:
                 member.snapshot, self.distance = (now, clocks.version, ledger.samples), told
-            self._send(member, m.Release(clocks.version, clocks.clock(rank), distance=apart))
+            at = clocks.clock(rank) - member.again
+            self._send(member, m.Release(clocks.version, at, distance=apart))
 
     def _mean(self, parameters: Parts, buffers: Parts) -> float:
         """The run's own model, as it stands; how far the replicas are from it."""

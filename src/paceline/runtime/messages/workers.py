@@ -11,7 +11,7 @@ from paceline.protocols.core.meeting import Call
 from paceline.protocols.core.operations import Rule
 from paceline.protocols.core.parts import Part
 from paceline.protocols.paced.psp_distributed import PeerBarrier
-from paceline.store.layout import Layout
+from paceline.store.layout import Layout, Slot
 from paceline.store.optimizers import GroupSettings, OptimizerSpec
 from paceline.store.work.budget import Batch, Source
 
@@ -58,6 +58,14 @@ class Push(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Whether I have looked, and found the gradient finite; if not, the store looks."""
     scaled: bool = False
     """Whether a GradScaler looks after my steps: one that is not finite is skipped."""
+    which: int = 0
+    """Of several optimizers, the one that steps."""
+    again: bool = False
+    """Whether my samples were counted with another optimizer's step."""
+    weigh: int = 0
+    """The samples it counts by in a mean, if these are not the ones to be counted."""
+    clip: float | None = None
+    """The largest norm that the step with my gradient may have, as the script asked."""
 
 
 class BarrierPassed(msgspec.Struct, frozen=True, tag="Passed"):
@@ -173,6 +181,8 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     """I am done."""
 
     values: dict[str, float] | None = None
+    waits: bool = False
+    """Whether I sleep until the run is over, for the model that it saves."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -193,6 +203,20 @@ class Enough(msgspec.Struct, frozen=True, tag=True):
     """Training is over for all: nobody is to get further work."""
 
     why: str
+
+
+class Recall(msgspec.Struct, frozen=True, tag=True):
+    """What does the optimizer remember that steps for all?"""
+
+    weights: bool = False
+    """Whether to show the weights as well, as they are at the same moment."""
+
+
+class Restore(msgspec.Struct, frozen=True, tag=True):
+    """The optimizer that steps for all is to remember this; the memory comes along. Not answered."""
+
+    slots: tuple[Slot, ...]
+    values: dict[str, Any]
 
 
 class Say(msgspec.Struct, frozen=True, tag=True):
@@ -218,8 +242,13 @@ FromWorker = (
     | Failed
     | PlanEpochs
     | Enough
+    | Recall
+    | Restore
     | Say
 )
+
+UNANSWERED = (Leave, Failed, Say, PlanEpochs, Enough, Restore)
+"""After these a worker goes on at once."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
@@ -238,6 +267,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """The epoch to begin with; not 0 when resumed."""
     position: int
     batch: Batch | None
+    agrees: bool = False
+    """Whether your model is the run's own after every step."""
     barrier: PeerBarrier | None = None
     """Where you decide yourself when to go on; the last descriptor is the board of all clocks."""
     ahead: bool = False
@@ -339,6 +370,13 @@ class Elapsed(msgspec.Struct, frozen=True, tag=True):
     compute_s: float
 
 
+class Recalled(msgspec.Struct, frozen=True, tag=True):
+    """What the optimizer remembers: tensors in the memory that comes along, and plain values."""
+
+    slots: tuple[Slot, ...]
+    values: dict[str, Any]
+
+
 class Grant(msgspec.Struct, frozen=True, tag=True):
     """A batch, or (to `Linger`) leave to go on."""
 
@@ -354,7 +392,7 @@ class Halt(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-FromStore = Welcome | Ready | Lend | Added | Release | Met | Stand | Show | Elapsed | Grant | Halt
+FromStore = Welcome | Ready | Lend | Added | Release | Met | Stand | Show | Elapsed | Grant | Recalled | Halt
 
 worker_decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 store_decoder: msgspec.msgpack.Decoder[FromStore] = msgspec.msgpack.Decoder(FromStore)

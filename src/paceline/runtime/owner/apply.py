@@ -9,8 +9,9 @@ from torch import Tensor
 
 from paceline.config import RunConfig
 from paceline.protocols import Decision, Fate, Flush
+from paceline.runtime.alike import different_optimizers
 from paceline.runtime.run.held_gradients import HeldGradient, contributions
-from paceline.runtime.run.member import Member, bad_gradient
+from paceline.runtime.run.member import Member, bad_gradient, smallest
 from paceline.runtime.run.start import Run
 from paceline.store.corrections.correction import Part, Stride
 from paceline.store.parameters import Gradients, clip_factor
@@ -32,7 +33,7 @@ class VerdictApplier:
         scale, stale = 1.0, self._stale(decision)
         if decision.pushed is not None:
             member = self._members[decision.pushed]
-            pushed = HeldGradient(member.rank, member.pushed, decision.weight, member.samples)
+            pushed = HeldGradient(member.rank, member.pushed, decision.weight, member.samples, member.which)
             self._mend(decision, member)
             if decision.fate is Fate.APPLY:
                 scale = self._alone(decision, pushed, [] if decision.flush else stale)
@@ -74,13 +75,24 @@ class VerdictApplier:
         store = self._run.store
         if store.mends:  # it is another one than its worker looked at, in all portions
             return store.reduce([(pushed.gradients, 1.0)])[1]
-        known = self._members[pushed.rank].finite and self._config.clip_norm is None
+        known = self._members[pushed.rank].finite and self._clip([pushed]) is None
         return None if known else store.norm(pushed.gradients)
 
     def _flush(self, decision: Decision, flush: Flush, copies: list[Tensor]) -> float:
         """One step with all that is held."""
         run = self._run
-        parts = run.held.take()
+        held, scale = run.held.take(), 1.0
+        alike = self._alike(held)
+        for number, parts in enumerate(alike, 1):
+            scale = self._flush_alike(decision, flush, parts, copies if number == len(alike) else [])
+        run.held.done(held)
+        return scale
+
+    def _flush_alike(
+        self, decision: Decision, flush: Flush, parts: list[HeldGradient], copies: list[Tensor]
+    ) -> float:
+        """One step of one optimizer."""
+        run = self._run
         batches = run.ledger.batches([part.samples for part in parts])
         share = self._config.step_share(batches, self._active, flush.value)
         scale, mean = decision.lr_scale * share, flush is not Flush.SUM
@@ -92,8 +104,14 @@ class VerdictApplier:
         else:
             total, norm = run.store.reduce(factors)
             self._apply(total, parts, scale, norm, copies)
-        run.held.done(parts)
         return scale
+
+    def _alike(self, held: list[HeldGradient]) -> list[list[HeldGradient]]:
+        """By optimizer: gradients for different ones have no mean. In lockstep all step the same one."""
+        numbers = sorted({part.which for part in held})
+        if len(numbers) > 1 and self._run.ledger.pacer.in_lockstep:
+            raise different_optimizers({part.rank: part.which for part in held})
+        return [[part for part in held if part.which == number] for number in numbers]
 
     def _apply(
         self,
@@ -109,7 +127,11 @@ class VerdictApplier:
             self._skip(sources, copies)
         else:
             settings = self._members[sources[0].rank].settings
-            store.apply(gradients, settings, scale, norm, self._config.clip_norm, copies)
+            store.apply(gradients, settings, scale, norm, self._clip(sources), copies)
+
+    def _clip(self, sources: list[HeldGradient]) -> float | None:
+        """The largest norm the step may have: what the command allows, and the first worker's script."""
+        return smallest(self._config.clip_norm, self._members[sources[0].rank].clip)
 
     def _skip(self, sources: list[HeldGradient], copies: list[Tensor]) -> None:
         """No step: where a GradScaler looks after them its workers are told, else the run ends."""
@@ -119,7 +141,7 @@ class VerdictApplier:
         for member in members:
             member.overflowed = True
         for copy in copies:
-            store.copy_weights(copy)
+            store.hand_out(copy)
 
     def _apply_each(
         self,
@@ -132,11 +154,11 @@ class VerdictApplier:
         """One step, with every gradient through its own worker's momentum."""
         store = self._run.store
         if norm is not None and not math.isfinite(norm):
-            raise bad_gradient(sources, store.layout)
-        stride = stride._replace(factor=clip_factor(norm or 0.0, self._config.clip_norm))
+            return self._skip(sources, copies)
+        stride = stride._replace(factor=clip_factor(norm or 0.0, self._clip(sources)))
         named = zip(sources, factors, strict=True)
         parts = [Part(x.rank, x.gradients, factor, self._members[x.rank].gone) for x, factor in named]
-        store.apply_each(parts, self._members[sources[0].rank].settings, stride, copies)
+        return store.apply_each(parts, self._members[sources[0].rank].settings, stride, copies)
 
     @property
     def _active(self) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from math import isfinite
 from typing import Literal
 
@@ -27,6 +27,8 @@ from paceline.runtime.owner.batches import BatchDispenser
 from paceline.runtime.owner.endings import NEVER_PREPARED, last_remarks, run_ended, save_run
 from paceline.runtime.owner.evaluation import StoreEvaluation
 from paceline.runtime.owner.paced import PacedFamily
+from paceline.runtime.parting import hand_out, turn_away
+from paceline.runtime.recalling import recall
 from paceline.runtime.run.family import Family, NotBegun
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.owner_view import VirtualTime
@@ -72,6 +74,8 @@ class Owner:
         self._stopping: m.Halt | None = None
         self._planned_epochs: int | None = None
         self._skipped = 0
+        self._waiting: list[Member] = []
+        """Who has left, and waits for the model that is saved."""
         self.patience_s = 0.0
         """How much longer than usual workers may take to end once the run is stopped."""
         self.cores = os.cpu_count() or 1
@@ -155,10 +159,11 @@ class Owner:
             self.halt("config" if isinstance(error, ConfigError) else "failed", str(error))
 
     def _dispatch(self, member: Member, message: m.FromWorker, fds: list[int]) -> None:
-        member.asks = not isinstance(message, m.Leave | m.Failed | m.Say | m.PlanEpochs | m.Enough)
+        member.asks = not isinstance(message, m.UNANSWERED)
         match message:
             case m.Leave():
                 self._report(member, message.values)
+                self._waiting += [member] if message.waits else []
                 self._gone(member, "stopped" if self.ending else "finished", "")
             case m.Failed():
                 self._script_failed(member, message)
@@ -172,6 +177,10 @@ class Owner:
                 self._work.answer()
             case _ if self.halted is not None:
                 self.send(member, self.halted)
+            case m.Recall():
+                recall(self._started, member, message, self.send)
+            case m.Restore():
+                self._gathering.restore(self._run, message, fds, self.note)
             case m.Push():
                 self._push(member, message)
             case m.BarrierPassed():
@@ -225,6 +234,7 @@ class Owner:
         self._run = run
         self._gathering.tell_absent(self.trace.write)
         self.family = self._family(run)
+        self._gathering.hand_state(run)
         for text in self._gathering.remarks:
             self.note("info", text)
         run.ledger.plan(self._planned_epochs)
@@ -267,7 +277,8 @@ class Owner:
         gradients = member.pushed
         gradients.missing = frozenset(push.missing)
         member.settings = push.settings or member.settings
-        member.samples, member.finite, member.scaled = push.samples, push.finite, push.scaled
+        member.told(push)
+        run.ledger.again += push.again
         member.looping, member.wants = True, push.want
         trusted = self.config.bad_gradient == "stop" or push.finite or push.scaled
         usable = trusted or isfinite(run.store.norm(gradients))
@@ -308,10 +319,6 @@ class Owner:
         self.send(member, m.Release(version, position, batch, over=over, skipped=skipped))
         self.on_release(member.rank)
 
-    def stops(self, ranks: Iterable[int]) -> bool:
-        """Whether a sum of theirs that is not finite ends the run; a GradScaler has it skipped instead."""
-        return self.config.bad_gradient == "stop" and not any(self.members[r].scaled for r in ranks)
-
     # -- reports, endings, small things -------------------------------------------------------
 
     def _report(self, member: Member, values: dict[str, float] | None) -> None:
@@ -326,7 +333,8 @@ class Owner:
 
     def _gone(self, member: Member, reason: str, detail: str) -> None:
         member.gone = True
-        member.channel.close()
+        if member not in self._waiting:
+            member.channel.close()
         member.lost, member.failed = reason in ("died", "failed"), reason == "failed"
         if self._run is None:
             if member.lost:
@@ -366,17 +374,19 @@ class Owner:
             self.send(member, self.halted)
 
     def close(self) -> None:
-        """Write what remains of the run: weights, a checkpoint if it did not finish, the trace's end."""
-        run, self.halted = self._run, self.last_word
+        """Write what remains of the run, and hand it to those who wait for it."""
+        self.halted = self.last_word
         if self.halted is None and self.members and all(member.lost for member in self.members.values()):
             self.halted = m.Halt("failed", "every worker failed")
         self.keeping.tell(wait=True)
-        if run is not None:
-            self._save(run)
-        else:  # even a run that never began has a trace, so that every reader can say why
+        if self._run is None:  # even a run that never began has a trace, so that every reader can say why
             self.halted = self.halted or m.Halt("config", NEVER_PREPARED)
             self.trace.write(run_not_begun(self.config, self._simulated))
             self._gathering.tell_absent(self.trace.write)
+        else:
+            self._save(self._run)
+        if self.halted is not None:
+            turn_away(self._waiting, self.halted)
         self.trace.write(run_ended(self.now(), self.halted))
         self.trace.close()
 
@@ -385,6 +395,8 @@ class Owner:
         saved, finished = self.family.conclude(lead), self.halted is None
         kept = not finished or any(member.failed for member in self.members.values())
         save_run(self.config, run, lead, saved.peers, whole=saved.whole, kept=kept)
+        if finished:
+            hand_out(run, lead, self._waiting)
         for text in last_remarks(run.ledger, self._skipped, finished):
             self.note("warning", text)
 

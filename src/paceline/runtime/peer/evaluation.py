@@ -22,8 +22,26 @@ class PeerEvaluation(StoppablePeer):
         if self._model is None:
             return
         self._link.away()
+        self._wear(*self._found())
+
+    def _model_now(self) -> dict[str, Tensor]:
+        """The mean of all models, as it would be evaluated and saved."""
+        self._link.away(distance=True)
+        self._wear(*self._found())
+        try:
+            return super()._model_now()
+        finally:
+            self._take_off()
+
+    def _found(self) -> tuple[FlatVector, FlatVector]:
+        """Parameters and buffers of the mean that was taken."""
         mean = answer_parts(self._layout, self._answers[False])
-        self._wear(FlatVector(mean[0]), FlatVector(mean[1]))
+        return FlatVector(mean[0]), FlatVector(mean[1])
+
+    def _take_off(self) -> None:
+        parameters, self._me.buffers[:] = self._aside
+        if parameters is not None:
+            self._me.parameters[:] = parameters
 
     def _wear(self, parameters: FlatVector, buffers: FlatVector) -> None:
         """Be the mean for a while. Where all have one model, only buffers may differ."""
@@ -41,7 +59,5 @@ class PeerEvaluation(StoppablePeer):
     def _back(self, values: dict[str, float], seconds: float) -> None:
         if self._model is None:
             return
-        parameters, self._me.buffers[:] = self._aside
-        if parameters is not None:
-            self._me.parameters[:] = parameters
+        self._take_off()
         self._link.back(values, seconds)

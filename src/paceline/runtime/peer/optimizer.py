@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from paceline.errors import BadGradient
+from paceline.store.together import Together, parts_of
 
 LEAVE_GRADIENTS_ALONE = ("SGD", "Adam", "AdamW")
 """Optimizers of torch whose plain and fused forms only read gradients: these may lie where all read them."""
@@ -12,6 +15,8 @@ LEAVE_GRADIENTS_ALONE = ("SGD", "Adam", "AdamW")
 
 def reads_only(optimizer: torch.optim.Optimizer | None) -> bool:
     """Whether it leaves gradients as they are."""
+    if isinstance(optimizer, Together):
+        return all(reads_only(part) for part in optimizer.optimizers)
     name = type(optimizer).__name__
     if optimizer is None or type(optimizer) is not getattr(torch.optim, name, None):
         return False
@@ -22,18 +27,35 @@ def hasten(optimizer: torch.optim.Optimizer) -> None:
     """Use torch's fused kernels unless the user chose otherwise: on CPU they are several times faster.
 
     As in the store, they may differ from the plain ones in the last bit, and are not for 16-bit weights.
+    What a script saves has its own choice, and what it loads is hastened again.
     """
-    for group in optimizer.param_groups:
+    chosen_here = _hasten(optimizer)
+
+    def as_chosen(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        for number in chosen_here:
+            state["param_groups"][number]["fused"] = None
+
+    optimizer.register_state_dict_post_hook(as_chosen)
+    optimizer.register_load_state_dict_post_hook(lambda optimizer: chosen_here.update(_hasten(optimizer)))
+
+
+def _hasten(optimizer: torch.optim.Optimizer) -> set[int]:
+    """Which groups are stepped by fused kernels from now on."""
+    found = set()
+    for number, group in enumerate(optimizer.param_groups):
         free = "fused" in group and group["fused"] is None
         chosen = group.get("foreach") or group.get("differentiable") or group.get("capturable")
         wide = all(p.dtype in (torch.float32, torch.float64) for p in group["params"])
         if type(optimizer).__module__.startswith("torch.optim") and free and not chosen and wide:
             group["fused"] = True
+            found.add(number)
+    return found
 
 
 def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether somebody wants to be told of its steps."""
-    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+    parts = parts_of(optimizer)
+    return any(bool(p._optimizer_step_pre_hooks or p._optimizer_step_post_hooks) for p in parts)
 
 
 def not_finite(rank: int, parameter: str | None) -> BadGradient:

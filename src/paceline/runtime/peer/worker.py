@@ -45,9 +45,8 @@ from paceline.runtime.peer.evaluation import PeerEvaluation
 from paceline.runtime.peer.memory import Halves, PeerMemory
 from paceline.runtime.peer.optimizer import has_hooks, hasten, not_finite, reads_only
 from paceline.runtime.peer.steps import OptimizerMemory, rates, stepping
-from paceline.runtime.scaling import welcome_scalers
+from paceline.runtime.run.member import smallest
 from paceline.runtime.worker.link import StoreLink
-from paceline.runtime.worker.pace import refuse_state, replace_step
 from paceline.store.compression import matrices
 from paceline.store.cutting import blank, cut_of
 from paceline.store.optimizers import OptimizerSpec, check_suited
@@ -59,6 +58,7 @@ from paceline.store.replicas import (
     is_buffers,
     parameter_parts,
 )
+from paceline.store.together import parts_of
 from paceline.store.vector import FlatVector
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class PeerWorker(PeerEvaluation):
         return OptimizerSpec(type(optimizer).__name__, ())
 
     def _take_over(self, optimizer: torch.optim.Optimizer) -> None:
-        self._plain_step: Callable[[], Any] = optimizer.step
+        self._plain_steps: list[Callable[[], Any]] = [part.step for part in parts_of(optimizer)]
         layout = self._layout = self._binding.layout
         segment, weights = self._ground()
         self._gradient = gradient_parts(layout, segment)
@@ -105,10 +105,10 @@ class PeerWorker(PeerEvaluation):
         self._answers = dict(zip((True, False), answers, strict=False))
         self._shown: dict[int, list[Tensor]] = {}
         if self._shared:
-            optimizer.register_state_dict_pre_hook(self._state_is_elsewhere)
-            optimizer.register_load_state_dict_pre_hook(refuse_state)
+            self._fetch_state(optimizer)
         else:
-            hasten(optimizer)
+            for part in parts_of(optimizer):
+                hasten(part)
         self._repeats.on = self._protocol.probes
         self._memories = PeerMemory(layout, self.rank)
         for place, parts in enumerate((parameters.parts, self._gradient, buffers.parts)):
@@ -123,9 +123,7 @@ class PeerWorker(PeerEvaluation):
         self._packing = Packing(how, self._me, found, wired=wired)
         self._remembered = OptimizerMemory(optimizer, self._binding.trained)
         self._life = life(self._protocol, self._me, self._resume)
-        replace_step(optimizer, self._step)
-        welcome_scalers(optimizer)
-        optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
+        self._replace(optimizer)
         self._connect()
         self._advance(None)
 
@@ -157,7 +155,7 @@ class PeerWorker(PeerEvaluation):
         told, self._me.told = self._me.told, {}
         self._values |= told
         self._record = self._push(compute_s, (), self._changed() if self._shared else None)
-        self._me.samples = 0 if gradient.norm == 0.0 else self._samples
+        self._me.samples = 0 if gradient.norm == 0.0 else self._weigh
         self._advance(gradient)
 
     def _nothing(self) -> FlatVector:
@@ -219,21 +217,15 @@ class PeerWorker(PeerEvaluation):
             return self._refuse()
         if self._shared:
             return None  # the run has, for all
-        clip = self._link.config.clip_norm
+        clip = smallest(self._link.config.clip_norm, self._clip_to)
         if clip is not None and norm > clip:
             gradient = gradient * (clip / (norm + 1e-6))
         missing = gradient.missing | self._cut.others(part)
         self._binding.show_gradients(self._visible(gradient, part), missing)
         with stepping(optimizer, operation):
-            self._plain_step()
+            self._plain_steps[self._which]()
         self._binding.show_gradients(None)
         return None
-
-    def _state_is_elsewhere(self, optimizer: torch.optim.Optimizer) -> None:
-        self._warn(
-            f"rank {self.rank} saved optimizer.state_dict(), which holds no state: one step is for all, "
-            "and momentum and the like are kept there. With --private-weights every worker has its own"
-        )
 
     def _visible(self, gradient: FlatVector, part: Part | None) -> list[Tensor] | None:
         """The gradients that the optimizer is to read; None: those of this worker's segment."""
@@ -289,6 +281,7 @@ class PeerWorker(PeerEvaluation):
         """The run averages and steps for all. Nobody else has to see the mean, and it may take the place of
         gradients in a script that clears them after every step."""
         missing, call = tuple(sorted(vector.missing)), call_of(operation, self._lane)
+        self._cleared &= len(self._since) == 1  # what is left there is another optimizer's
         if self._spent and not self._cleared:
             self._warn(
                 f"rank {self.rank} has not cleared its gradients since its last step, as it had before. What "
@@ -298,9 +291,9 @@ class PeerWorker(PeerEvaluation):
         met = self._meet(Meet(call, GRADIENTS, missing=missing, push=self._told(), spent=self._spent))
         return _answered(vector.parts, met)
 
-    def _zero_grad(self, set_to_none: bool = True) -> None:
+    def _zero_grad(self, which: int, set_to_none: bool = True) -> None:
         self._cleared = True
-        super()._zero_grad(set_to_none)
+        super()._zero_grad(which, set_to_none)
 
     def _start(self, operation: Average | Mix) -> Handle:
         """Send off a copy, so that the worker may go on; the answer gets memory of its own."""
@@ -380,6 +373,9 @@ class PeerWorker(PeerEvaluation):
         return [part.numel() for part in vector.parts] == [part.numel() for part in self._gradient]
 
     # -- the end ------------------------------------------------------------------------------
+
+    def _whose(self) -> str:
+        return "a replica of its own"
 
     def _leave(self) -> None:
         if self._skipped:

@@ -25,6 +25,8 @@ class HeldGradient(NamedTuple):
     gradients: Gradients
     weight: float
     samples: int
+    which: int = 0
+    """Of several optimizers, the one whose gradient it is."""
 
 
 def contributions(parts: Sequence[HeldGradient], mean: bool) -> list[tuple[Gradients, float]]:

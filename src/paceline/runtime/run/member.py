@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
+from paceline.config import RunConfig
 from paceline.errors import BadGradient
 from paceline.fabric.channel import Channel, WorkerLine
 from paceline.fabric.segment import Segment
-from paceline.runtime.messages.workers import Register
+from paceline.runtime.messages.workers import Push, Register
 from paceline.runtime.run.held_gradients import HeldGradient
 from paceline.store.layout import Layout
 from paceline.store.optimizers import GroupSettings
@@ -33,6 +36,12 @@ class Member:
         """Whether it found that gradient finite."""
         self.scaled = False
         """Whether a GradScaler looks after its steps."""
+        self.which = 0
+        """Which of several optimizers that gradient is for."""
+        self.again = 0
+        """How many of its pushes were of further optimizers, with data that were counted already."""
+        self.clip: float | None = None
+        """The largest norm its script allows for the step with that gradient."""
         self.overflowed = False
         """Whether the step with that gradient was skipped, and it has not been told yet."""
         self.draws = False
@@ -53,6 +62,12 @@ class Member:
         self.failed = False
         """Whether its script raised."""
 
+    def told(self, push: Push) -> None:
+        """What it says about the gradient that lies in its segment."""
+        self.samples, self.finite = push.weigh or push.samples, push.finite
+        self.scaled, self.clip, self.which = push.scaled, push.clip, push.which
+        self.again += push.again
+
     @property
     def near(self) -> Channel:
         """The channel of a worker on this machine."""
@@ -69,6 +84,16 @@ class Member:
         """The gradients it announced."""
         assert self.gradients is not None, "a worker pushes only after it was equipped"
         return self.gradients
+
+
+def smallest(*norms: float | None) -> float | None:
+    """Of the norms that are asked for; None if none is."""
+    return min((norm for norm in norms if norm is not None), default=None)
+
+
+def stops(config: RunConfig, members: Mapping[int, Member], ranks: Iterable[int]) -> bool:
+    """Whether a sum of theirs that is not finite ends the run; a GradScaler has it skipped instead."""
+    return config.bad_gradient == "stop" and not any(members[rank].scaled for rank in ranks)
 
 
 def bad_gradient(suspects: list[HeldGradient], layout: Layout) -> BadGradient:

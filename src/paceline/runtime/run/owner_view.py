@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 from paceline.config import RunConfig
@@ -50,9 +50,6 @@ class OwnerView(Protocol):
     @property
     def last_word(self) -> m.Halt | None:
         """What workers are told that ask for more, once the run is over or about to be."""
-
-    def stops(self, ranks: Iterable[int]) -> bool:
-        """Whether a sum of theirs that is not finite ends the run."""
 
     def now(self) -> float:
         """Seconds since training began."""

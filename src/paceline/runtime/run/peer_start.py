@@ -72,6 +72,11 @@ class PeerRun(Run):
         memories: tuple[Tensor, ...] = (weights.bytes, member.segment.bytes, own.bytes)
         self.replicas[member.rank] = Replica(layout, *memories)
 
+    @property
+    def agrees(self) -> bool:
+        """Whether all workers have the run's own model after every step."""
+        return self.shared or self.protocol.agrees
+
     def fds(self, member: Member) -> tuple[int, ...]:
         """What a peer is given: besides, where to connect, or where answers lie."""
         given = super().fds(member)

@@ -24,6 +24,7 @@ from paceline.protocols.core.base import memory, restore
 from paceline.protocols.paced.psp_distributed import PeerBarrier, own_barrier
 from paceline.protocols.settings import make, make_any, resolved
 from paceline.runtime.messages import workers as m
+from paceline.runtime.optimizer_state import State, unpacked
 from paceline.runtime.run.held_gradients import HeldGradients
 from paceline.runtime.run.member import Member
 from paceline.store.checksums import unchecked
@@ -32,6 +33,7 @@ from paceline.store.corrections.correction import memory_bytes
 from paceline.store.disk.checkpoint import VERSION, RunState, SavedRule, Snapshot, load_checkpoint, snapshot
 from paceline.store.layout import Layout
 from paceline.store.ledger import Ledger
+from paceline.store.optimizers import import_state
 from paceline.store.parameters import Gradients, ParameterStore
 from paceline.store.portions import Portion, used_of
 from paceline.store.work.budget import Batch
@@ -55,6 +57,8 @@ class RunStart:
         """What of the store will lie here, if other hosts hold the rest."""
         self._correct: str | None = None
         """What scripts say about stale gradients."""
+        self._remembered: State | None = None
+        """What a script's optimizer remembered when it was prepared."""
         self.remarks: list[str] = []
         """What people should be told once there is a trace to write it to."""
         self.absent: list[WorkerLeft] = []
@@ -211,6 +215,23 @@ class RunStart:
             write(event)
         return Run(ledger, store, weights, shared, board)
 
+    def restore(
+        self, run: Run | None, message: m.Restore, fds: list[int], note: Callable[[Any, str], None]
+    ) -> None:
+        """A script loads what its optimizer remembered; before the run begins, that is kept for then."""
+        self._remembered = unpacked(message.slots, fds[0]), message.values
+        if run is not None:
+            steps = run.ledger.pacer.clocks.version
+            if steps and not run.agrees:
+                note("warning", f"optimizer.load_state_dict() takes effect after {steps} updates of others")
+            self.hand_state(run)
+
+    def hand_state(self, run: Run) -> None:
+        """Let the run's optimizer remember what a script has loaded; a resumed one has its own memories."""
+        if self._remembered is not None and self._config.resume is None:
+            import_state(run.store.optimizer, *self._remembered)
+        self._remembered = None
+
     def equip_late(self, member: Member, run: Run, living: list[Member]) -> None:
         """A worker came, or came back, while the run goes on: give it what the others have."""
         others = [x for x in living if x.segment is not None]
@@ -268,7 +289,7 @@ class Run:
             self.store.hand_out(member.weights.bytes)
         epoch = self.ledger.budget.epoch if self.ledger.budget else 0
         at = self.shared, epoch, self.ledger.position()
-        return m.Ready(*at, batch, self.barrier(member.rank), ahead, self.ledger.rounds)
+        return m.Ready(*at, batch, self.agrees, self.barrier(member.rank), ahead, self.ledger.rounds)
 
     def barrier(self, rank: int) -> PeerBarrier | None:
         """The barrier a worker keeps itself, if any; in a replay one that asks nobody."""
@@ -281,6 +302,11 @@ class Run:
         """Who waits at a barrier of its own."""
         clocks = self.ledger.pacer.clocks
         return [each for each in living if self.board is not None and clocks.is_waiting(each.rank)]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all workers have the run's own model after every step."""
+        return self.ledger.pacer.protocol.lockstep
 
     def idle_cores(self, cores: int, released: int) -> int:
         """Cores on which no worker computes: the released ones sleep until they are told."""
@@ -299,6 +325,7 @@ def run_state(ledger: Ledger, store: ParameterStore, peers: int | None, shared: 
         samples=ledger.samples,
         units=ledger.units - sum(batch.count for batch in ledger.unapplied),
         pushes=ledger.pacer.clocks.pushes,
+        again=ledger.again,
         batches=ledger.batches_pushed,
         rule=_rule(ledger.pacer.at_rest()) if peers is None else SavedRule(*ledger.named, {}),
         adjusted=store.adjusted,
@@ -328,6 +355,7 @@ def _resume(folder: str | None, store: ParameterStore, ledger: Ledger) -> tuple[
             "models of their own. Resume it with the same protocol and number of workers."
         )
     ledger.resume_at(state.version, state.samples, state.units, state.pushes, state.batches)
+    ledger.again = state.again
     protocol = ledger.pacer.protocol
     if state.rule is not None and _same(state.rule, _rule(protocol)):
         if not ledger.warn_if_changed(state.protocol_sha256, f"{CHECKPOINT_HAD}, whose memory is left out"):

@@ -133,7 +133,8 @@ class VirtualLoop:
     def _ask(self, member: Member) -> None:
         """Wait, in real time, for what a released worker says next."""
         message = self._hear(member)
-        if isinstance(message, m.Away | m.Back | m.Say | m.PlanEpochs | m.Enough) and not member.gone:
+        aside = m.Away | m.Back | m.Say | m.PlanEpochs | m.Enough | m.Recall | m.Restore
+        if isinstance(message, aside) and not member.gone:
             self._at(self.now, "ask", member.rank)
 
     def _hear(self, member: Member) -> m.FromWorker | None:

@@ -23,6 +23,7 @@ from paceline.errors import ConfigError
 from paceline.fabric.segment import Segment
 from paceline.runtime.scaling import Scaled
 from paceline.store.layout import describe, named_buffers, named_parameters
+from paceline.store.together import parts_of
 
 
 class Binding:
@@ -39,6 +40,13 @@ class Binding:
         buffers = named_buffers(model)
         self._buffers = [buffers[slot.name] for slot in self.layout.buffers]
         self.index = {id(p): i for i, p in enumerate(self.trained)}
+        self._shares = [
+            sorted(self.index[id(p)] for g in part.param_groups for p in g["params"] if id(p) in self.index)
+            for part in parts_of(optimizer)
+        ]
+        """The trained parameters of each of several optimizers."""
+        self._chosen = self._shares[0]
+        self._aside: list[tuple[Tensor, Tensor]] = []
         self._device = _one_device([*self._parameters, *self._buffers])
         self._staged = self._device.type != "cpu"
         self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
@@ -63,6 +71,9 @@ class Binding:
         self._near_weights = self._stage(weights)
         self._weight_views = self.layout.weight_views(self._near_weights)
         self._gradients = self.layout.gradient_views(self._near_segment)
+        self._quiet = self.layout.gradient_views(self._near_segment)
+        """The same once more: what is written here is not counted as a new gradient."""
+        self._seen = [0] * len(self._gradients)
         self._flats = [region.flat(self._near_segment, region.gradients) for region in self.layout.regions]
         self._bind_weights()
         for parameter, view in zip(self.trained, self._gradients, strict=True):
@@ -84,6 +95,18 @@ class Binding:
             self._segment.bytes.copy_(self._near_segment)
             self._weights.bytes.copy_(self._near_weights)
 
+    def settle(self, sealed: bool) -> None:
+        """What the shared memory holds is the model's, for good; a copy of it where that is `sealed`."""
+        assert self._segment is not None
+        assert self._weights is not None
+        if self._device.type == "cpu":
+            self._near_weights = self._weights.bytes.clone() if sealed else self._weights.bytes
+            self._weight_views = self.layout.weight_views(self._near_weights)
+        else:
+            self._near_weights.copy_(self._weights.bytes)
+            self._near_segment.copy_(self._segment.bytes)
+        self._bind_weights()
+
     def part(self) -> None:
         """Go on with a copy of the weights, which others may change from now on."""
         self._near_weights = self._near_weights.clone()
@@ -102,9 +125,10 @@ class Binding:
                 "a parameter that was frozen when the model was prepared requires a gradient now. Prepare it "
                 "unfrozen: as long as it has no gradient it is not moved, and not decayed."
             )
-        rose = [view._version - seen for view, seen in zip(self._gradients, self._seen, strict=True)]
-        most = max(rose)
-        for i, (parameter, view) in enumerate(zip(self.trained, self._gradients, strict=True)):
+        rose = {i: self._gradients[i]._version - self._seen[i] for i in self._chosen}
+        most = max(rose.values())
+        for i in self._chosen:
+            parameter, view = self.trained[i], self._gradients[i]
             gradient = parameter.grad
             if gradient is view:
                 if rose[i] == most > 0 or (rose[i] and bool(view.any())):
@@ -117,17 +141,31 @@ class Binding:
                 view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
                 self._present.add(i)
             parameter.grad = view
+        self._set_others_aside()
         if scaled is not None:
             scaled.unscale(self._flats)
         if self._staged:
             self._to_host()
-        return tuple(i for i in range(len(rose)) if i not in self._present)
+        there = self._present.intersection(self._chosen)
+        return tuple(i for i in range(len(self.trained)) if i not in there)
+
+    def choose(self, which: int) -> None:
+        """From now on it is about the gradients of this one of several optimizers."""
+        self._chosen = self._shares[which]
+
+    def _set_others_aside(self) -> None:
+        """What other optimizers will step with takes no part now, and is there again afterwards."""
+        chosen = set(self._chosen)
+        others = [view for i, view in enumerate(self._quiet) if i not in chosen]
+        self._aside = [(view, view.clone()) for view in others]
+        for view in others:
+            view.zero_()
 
     def show_gradients(self, views: list[Tensor] | None, missing: frozenset[int] = frozenset()) -> None:
         """Let parameters have these gradients; None: those of the segment."""
         views = self._gradients if views is None else views
-        for i, (parameter, view) in enumerate(zip(self.trained, views, strict=True)):
-            parameter.grad = None if i in missing else view
+        for i in self._chosen:
+            self.trained[i].grad = None if i in missing else views[i]
 
     def finite(self) -> bool:
         """Whether all gradients in the segment are finite; False also when it takes a closer look to tell."""
@@ -161,18 +199,23 @@ class Binding:
     def fresh(self) -> None:
         """New weights have arrived, and gradients begin anew."""
         self.pull()
-        self._seen = [view._version for view in self._gradients]
+        for view, kept in self._aside:
+            view.copy_(kept)
+        self._aside = []
+        for i in self._chosen:
+            self._seen[i] = self._gradients[i]._version
         self._untouched = [p._version for p in self._parameters]
 
-    def zero(self, set_to_none: bool) -> None:
-        """Zero all gradients at once. Unless they become None, they take part in the next step as zeros."""
+    def zero(self, set_to_none: bool, which: int = 0) -> None:
+        """Zero an optimizer's gradients. Unless they become None, they take part in its next step."""
+        share = self._shares[which]
         if set_to_none:
-            self._present.clear()
-        for flat in self._flats:
-            flat.zero_()
-        for i, (parameter, view) in enumerate(zip(self.trained, self._gradients, strict=True)):
-            parameter.grad = view
-            self._seen[i] = view._version
+            self._present.difference_update(share)
+        for memory in self._flats if len(self._shares) == 1 else [self._quiet[i] for i in share]:
+            memory.zero_()
+        for i in share:
+            self.trained[i].grad = self._gradients[i]
+            self._seen[i] = self._gradients[i]._version
 
     def _bind_weights(self) -> None:
         for parameter, view in zip(self._parameters, self._weight_views, strict=True):

@@ -14,6 +14,7 @@ from paceline.fabric.channel import Channel
 from paceline.fabric.segment import Segment
 from paceline.protocols import own
 from paceline.runtime.messages import workers as m
+from paceline.runtime.optimizer_state import State, packed, unpacked
 from paceline.runtime.worker.binding import Binding
 from paceline.runtime.worker.peer_barrier import WorkerBarrier
 from paceline.store.layout import Layout
@@ -154,15 +155,34 @@ class StoreLink:
         """Tell how long the run is going to be."""
         self._send(m.PlanEpochs(epochs))
 
+    @property
+    def reaches_state(self) -> bool:
+        """Whether what steps for all is on this host, as a whole."""
+        return self.config.listen is None and self.config.store_hosts == 1
+
+    def recall(self, weights: bool = False) -> State:
+        """What the optimizer that steps for all remembers; with the weights as `model.` and their names."""
+        self._send(m.Recall(weights))
+        recalled, fds = self._expect(m.Recalled)
+        return unpacked(recalled.slots, fds[0]), recalled.values
+
+    def restore(self, state: State) -> None:
+        """Let it remember this."""
+        slots, memory = packed(state[0])
+        self._send(m.Restore(slots, state[1]), (memory.fd,))
+        memory.close_fd()
+
     def say(self, text: str) -> None:
         """Put a warning on record."""
         self._send(m.Say("warning", text))
 
-    def leave(self, values: dict[str, float] | None) -> None:
-        """Done."""
+    def leave(self, values: dict[str, float] | None, waits: bool = False) -> None:
+        """Done. If it `waits`, what the run saves lies in this worker's memory afterwards."""
         if not self._over:
             self._over = True
-            self._send(m.Leave(values))
+            self._send(m.Leave(values, waits))
+            if waits:
+                self._expect(m.Release)
 
     def fail(self, error: BaseException, text: str) -> None:
         """Tell why the script ended."""

@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +23,12 @@ from torch.utils.data import DataLoader
 from paceline.errors import ConfigError, RunError
 from paceline.protocols.grid import Grid, check_axes
 from paceline.runtime import seat
+from paceline.runtime.optimizer_state import State, state_of
+from paceline.runtime.whole_state import Loaded, Saved, marked, unmarked, write
 from paceline.runtime.worker.partition import Partition
+from paceline.store.layout import Models, plain_name
+from paceline.store.optimizers import group_settings
+from paceline.store.together import Together
 
 Metrics = Mapping[str, float] | float
 
@@ -39,6 +45,13 @@ class Pace(ABC):
         self._optimizer: torch.optim.Optimizer | None = None
         self._values: dict[str, float] = {}
         self._left = self._stopped = False
+        self._waits = False
+        """Whether it left to have the model that is saved."""
+        self._evaluating = False
+        self._schedulers: list[LRScheduler] = []
+        self._models: list[nn.Module] = []
+        self._loaded: Loaded | None = None
+        """What was read and belongs into the objects that will be prepared."""
 
     @property
     def lead(self) -> bool:
@@ -66,21 +79,29 @@ class Pace(ABC):
     def prepare(self, *objects: Any) -> Any:
         """Tie model, optimizer, loader and per-iteration schedulers to the run; returns them in order.
 
+        Several models and optimizers are given together: every optimizer's step is an exchange of its own,
+        and samples are counted once. A model that no optimizer trains stays every worker's own.
         Give it the training loader and the schedulers that you step once per iteration. Whatever
         is stepped once per epoch, and loaders for evaluation, need no preparation.
         """
         if self._model is not None:
             raise ConfigError("prepare was called twice. Call it once, with model, optimizer and loader.")
-        model = _the_one(objects, nn.Module, "model (torch.nn.Module)")
-        optimizer = _the_one(objects, torch.optim.Optimizer, "optimizer (torch.optim.Optimizer)")
+        self._models = _at_least_one(objects, nn.Module, "model (torch.nn.Module)")
+        steps = _at_least_one(objects, torch.optim.Optimizer, "optimizer (torch.optim.Optimizer)")
+        optimizer = steps[0] if len(steps) == 1 else Together(steps)
+        trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        model = self._models[0] if len(self._models) == 1 else Models(self._models, trained)
         loaders = [o for o in objects if isinstance(o, DataLoader)]
         if len(loaders) > 1:
             raise ConfigError(
                 f"prepare takes one training loader, got {len(loaders)}. Leave the others as they are."
             )
         self._model, self._optimizer = model, optimizer
+        self._schedulers = [o for o in objects if isinstance(o, LRScheduler)]
+        if self._loaded is not None:
+            self._loaded.into(model, optimizer, self._schedulers)
         loader = self._prepare(model, optimizer, loaders[0] if loaders else None)
-        for scheduler in (o for o in objects if isinstance(o, LRScheduler)):
+        for scheduler in self._schedulers:
             self._prepare_scheduler(scheduler)
         if self.lead and self.size > 1:
             self._mention_strangers(objects)
@@ -125,7 +146,9 @@ class Pace(ABC):
             return None
         self._away()
         began = time.perf_counter()
+        self._evaluating = True
         values = self._measure(fn)
+        self._evaluating = False
         self._back(values, time.perf_counter() - began)
         return values
 
@@ -157,10 +180,93 @@ class Pace(ABC):
         return self._stopped
 
     def leave(self) -> None:
-        """Take no further part, so that nobody waits for this worker. Ends of scripts do it by themselves."""
+        """Take no further part, and have the model that the run saves: what `weights.safetensors` holds.
+
+        Nobody waits for this worker any more, but it waits until all have left or ended. Ends of scripts
+        leave by themselves, and wait for nobody.
+        """
+        if not self._left:
+            self._left = True
+            self._waits = self._model is not None
+            self._leave()
+
+    def depart(self) -> None:
+        """The script is over: leave, and wait for nobody."""
         if not self._left:
             self._left = True
             self._leave()
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor | None:
+        """Clip what the next `optimizer.step()` steps with to this norm; call it between backward and step.
+
+        Where a round is one step (lockstep, all-reduce) that is the mean of all gradients, as one process
+        with the whole batch would have it; elsewhere a step is one worker's, and so is the norm. Alone it
+        is torch's own, and returns the norm; with several workers nobody knows it yet.
+        """
+        if self._model is None:
+            raise ConfigError("pace.clip_grad_norm_() before pace.prepare(): there is no model yet.")
+        if not max_norm > 0:
+            raise ConfigError(f"pace.clip_grad_norm_() takes a norm above 0, got {max_norm!r}.")
+        return self._clip(float(max_norm))
+
+    def _clip(self, max_norm: float) -> torch.Tensor | None:
+        assert self._optimizer is not None
+        groups = self._optimizer.param_groups
+        return torch.nn.utils.clip_grad_norm_([p for g in groups for p in g["params"]], max_norm)
+
+    def save(self, path: str | Path, **values: Any) -> None:
+        """Write model, optimizer, schedulers and position to a folder: safetensors and JSON, no pickle.
+
+        All workers may call it, the lead writes: the model that would be evaluated now, what its optimizer
+        remembers (among peers the lead's own), and the plain `values` that `load` is to give back.
+        """
+        if self._model is None or self._optimizer is None:
+            raise ConfigError("pace.save() before pace.prepare(): there is no model yet. Prepare first.")
+        if self._left:
+            raise RunError("pace.save() after pace.leave(): this worker takes no part any more. Save before.")
+        if not self.lead or self._idle():
+            return
+        self._evaluating = True  # it is what is evaluated that is taken
+        model, (tensors, remembered) = self._state_now()
+        self._evaluating = False
+        schedulers = [marked(each.state_dict(), type(each).__name__) for each in self._schedulers]
+        saved = Saved(
+            position=self._at(),
+            optimizer=remembered,
+            settings=group_settings(self._optimizer),
+            schedulers=schedulers,
+            values={name: marked(value, f"pace.save({name}=...)") for name, value in values.items()},
+        )
+        write(Path(path), model, {n: t.contiguous() for n, t in tensors.items()}, saved)
+
+    def load(self, path: str | Path) -> dict[str, Any]:
+        """Read what `save` wrote, before `prepare`, which puts it into the objects it is given.
+
+        All workers call it. It returns the values that were saved along. Training begins a new run with
+        them; a run that was stopped goes on exactly where it was with --resume.
+        """
+        if self._model is not None:
+            raise ConfigError("pace.load() after pace.prepare(): others may train already. Load before.")
+        self._loaded = Loaded(Path(path))
+        return {name: unmarked(value) for name, value in self._loaded.saved.values.items()}
+
+    def _at(self) -> int:
+        """Iterations of the run, as a prepared scheduler counts them."""
+        return 0
+
+    def _state_now(self) -> tuple[dict[str, torch.Tensor], State]:
+        """The model, and what the optimizer remembers."""
+        return self._model_now(), self._own_state()
+
+    def _model_now(self) -> dict[str, torch.Tensor]:
+        assert self._model is not None
+        named = self._model.state_dict(keep_vars=True).items()
+        return {plain_name(name): tensor.detach().contiguous().clone() for name, tensor in named}
+
+    def _own_state(self) -> State:
+        assert self._optimizer is not None
+        groups = self._optimizer.param_groups
+        return state_of(self._optimizer, [p for g in groups for p in g["params"] if p.requires_grad])
 
     def _apart(self) -> float:
         return 0.0
@@ -173,7 +279,7 @@ class Pace(ABC):
         try:
             with torch.no_grad():
                 wants_model = bool(inspect.signature(fn).parameters)
-                result = fn(model) if wants_model else fn()
+                result = fn(*self._models) if wants_model else fn()
         finally:
             for part, training in modes:
                 part.training = training
@@ -240,16 +346,6 @@ def follow(scheduler: LRScheduler, missed: Callable[[], int]) -> None:
     scheduler.__class__ = type(kind.__name__, (kind,), named)
 
 
-def refuse_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load no momentum and the like where steps are taken elsewhere: nobody would use it."""
-    if state.get("state"):
-        raise ConfigError(
-            "optimizer.load_state_dict() after prepare: steps are taken for all in one place, which would "
-            "not see this state. Go on from a run's own checkpoint with --resume, or use a protocol whose "
-            "workers have an optimizer each, such as local_sgd."
-        )
-
-
 def replace_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> None:
     """Put another `step` into an optimizer so that LR schedulers, made before or after, accept it."""
 
@@ -261,17 +357,11 @@ def replace_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> 
     optimizer.step = stepped  # type: ignore[method-assign]
 
 
-def _the_one(objects: tuple[Any, ...], kind: type, what: str) -> Any:
+def _at_least_one(objects: tuple[Any, ...], kind: type, what: str) -> list[Any]:
     found = [o for o in objects if isinstance(o, kind)]
-    if len(found) != 1:
-        several = (
-            " Put several models into one (torch.nn.ModuleList), and their parameters into groups of one "
-            "optimizer: a step moves only what has a gradient."
-        )
-        raise ConfigError(
-            f"prepare needs exactly one {what}, got {len(found)}.{several if len(found) > 1 else ''}"
-        )
-    return found[0]
+    if not found:
+        raise ConfigError(f"prepare needs at least one {what}, got none.")
+    return found
 
 
 def _figure(value: Any, where: str) -> float:

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paceline.errors import ConfigError, RunError
+from paceline.runtime.clipping import Watch
+from paceline.runtime.elsewhere import Elsewhere
 from paceline.runtime.messages.workers import Push
+from paceline.runtime.optimizer_state import State, in_order, state_of
+from paceline.runtime.parting import notice_saving
 from paceline.runtime.scaling import taken_from, tell_scaler, welcome_scalers
 from paceline.runtime.worker.binding import Binding
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
 from paceline.runtime.worker.loader import Dispensed, PacedLoader, SampleOrders, StridedLoader, source_of
-from paceline.runtime.worker.pace import Pace, catch_up, follow, refuse_state, replace_step
+from paceline.runtime.worker.pace import Pace, catch_up, follow, replace_step
 from paceline.runtime.worker.partition import Partition
 from paceline.runtime.worker.second_pass import SecondPass
+from paceline.store.disk.checkpoint import model_state
 from paceline.store.optimizers import GroupSettings, OptimizerSpec, describe_optimizer, group_settings
+from paceline.store.together import parts_of
 from paceline.store.work.budget import Batch
 from paceline.store.work.chunks import CHUNKED, arrange
 
@@ -42,18 +49,30 @@ class PacedWorker(Pace):
         self._batch: int | None = None
         self._usual = 1
         """Samples of a full batch, as far as they are known beforehand."""
+        self._which = 0
+        """Which of several optimizers steps."""
+        self._since = [0]
+        """Samples since the last step of each."""
+        self._last = 0
+        self._feeds = False
+        """Whether there is a loader that tells of samples."""
         self._position = 0
         self._resumed = False
         self._shared = False
         """Whether all read the same weights."""
         self._written = False
         """Whether it was said that the script writes to parameters."""
-        self._evaluates = self._told_ahead = False
-        """Whether it evaluates now; whether it was said that the script saves a look-ahead."""
+        self._clip_to: float | None = None
+        """The largest norm the next step may have, as the script asked."""
+        self._ahead = False
+        """Whether this worker computes on a look-ahead, and not on the weights of the store."""
         self._scaled = False
         """Whether a GradScaler looks after this worker's steps."""
         self._overflowed = False
         """Whether the last of them was skipped, here or for all."""
+        self._complete = False
+        """Whether its model is the one that the run evaluates and saves."""
+        self._told_incomplete = False
         self._looks = False
         """Whether to look for NaN here, where gradients are applied one by one: it is one thing less for the
         store. Where they are added up first, the store looks at the sum in the same pass."""
@@ -61,9 +80,11 @@ class PacedWorker(Pace):
     def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Any:
         self._binding = Binding(model, optimizer)
         spec = self._describe(optimizer)
-        if optimizer.state:
-            raise ConfigError("the optimizer has taken steps already. Prepare it fresh, or use --resume.")
+        if optimizer.state and spec.groups:
+            self._hand_over_state(optimizer)
         config = self._link.config
+        self._since, self._feeds = [0] * len(parts_of(optimizer)), loader is not None
+        self._check_several()
         source, sampler, whole = source_of(loader) if loader is not None else (None, None, False)
         source, injection = arrange(source, config)
         self._batch = source.batch if source is not None and config.balance else None
@@ -71,9 +92,12 @@ class PacedWorker(Pace):
         ready = self._link.register(self._binding, spec, source, self.peer)
         self._position, self._resumed, self._shared = ready.position, ready.epoch > 0, ready.shared
         self._looks = not (self.peer or ready.shared) and config.store_hosts == 1
-        if ready.ahead:
-            model.register_state_dict_pre_hook(self._weights_are_ahead)  # type: ignore[no-untyped-call]
+        self._ahead, self._complete = ready.ahead, ready.agrees
+        self._watch = Watch(self._binding.trained)
+        if self._shared or not self.peer:
+            optimizer.state.clear()
         self._take_over(optimizer)
+        notice_saving([model, *self._models], self._mention_incomplete)
         if loader is None:
             self._emulation.begin()
             return None
@@ -84,6 +108,27 @@ class PacedWorker(Pace):
         dispensed = Dispensed(self._link, orders, source, whole, ready.epoch, injection, ready.rounds)
         return PacedLoader(loader, dispensed, self._arrived, self._passed, self._repeats)
 
+    def _check_several(self) -> None:
+        """Refuse what would not be right with several optimizers."""
+        config = self._link.config
+        for flag, on in {
+            "--balance": config.balance,
+            f"--compress {config.compress}": config.compress != "none",
+            f"--store-hosts {config.store_hosts}": config.store_hosts > 1,
+        }.items():
+            if on and len(self._since) > 1:
+                raise ConfigError(f"{flag} does not go with several optimizers, so far. Leave it out.")
+
+    def _hand_over_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """It remembers steps that were taken before, or loaded: the lead's memories are those of the run."""
+        if not self._link.reaches_state:
+            raise ConfigError(
+                "the optimizer has taken steps already, and in a run on several hosts nobody could hand that "
+                "over. Prepare it fresh, or use --resume."
+            )
+        if self.lead:
+            self._link.restore(state_of(optimizer, in_order(optimizer, self._binding.index)))
+
     def _describe(self, optimizer: torch.optim.Optimizer) -> OptimizerSpec:
         """The optimizer as the store is to have it."""
         spec = describe_optimizer(optimizer, self._binding.index)
@@ -92,11 +137,22 @@ class PacedWorker(Pace):
 
     def _take_over(self, optimizer: torch.optim.Optimizer) -> None:
         """From now on steps are taken in the store."""
-        replace_step(optimizer, self._step)
-        welcome_scalers(optimizer)
-        optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
-        optimizer.register_state_dict_pre_hook(self._state_is_elsewhere)
-        optimizer.register_load_state_dict_pre_hook(refuse_state)
+        self._replace(optimizer)
+        self._fetch_state(optimizer)
+
+    def _replace(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have every optimizer's step be an exchange of its own."""
+        for which, part in enumerate(parts_of(optimizer)):
+            replace_step(part, partial(self._step, which))
+            welcome_scalers(part)
+            part.zero_grad = partial(self._zero_grad, which)  # type: ignore[method-assign]
+
+    def _fetch_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """Steps are taken elsewhere, so that is where their memories are."""
+        first = 0
+        for part in parts_of(optimizer):
+            Elsewhere(part, self._binding.index, self._link, self._warn, first)
+            first += len(in_order(part, self._binding.index))
 
     def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
         """Let the scheduler stand where the run's samples (or updates) say, whoever processed them."""
@@ -116,6 +172,8 @@ class PacedWorker(Pace):
         """A batch reached the script."""
         self._fed = True
         self._samples += samples
+        self._last = samples
+        self._since = [each + samples for each in self._since]
         if batch is not None:
             self._used.append(batch)
         self._resumed = False
@@ -124,38 +182,58 @@ class PacedWorker(Pace):
     def _passed(self) -> None:
         """The loader has come to an end."""
 
-    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def _step(self, which: int, closure: Callable[[], Any] | None = None) -> Any:
         if self._left:
             raise RunError("optimizer.step() after pace.leave(): this worker takes no part any more.")
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._which = which
+        self._binding.choose(which)
         compute_s = self._emulation.finish(self._usual_batches())
         self._mention_written()
         self._exchange_gradient(compute_s)
         self._binding.fresh()
-        if not self._fed:
-            self._emulation.begin()  # no prepared loader: compute begins with the release
-        self._used, self._samples, self._fed = [], 0, False
+        if not self._fed or len(self._since) > 1:
+            self._emulation.begin()  # no prepared loader, or another step to come: compute begins now
+        self._since[which] = 0
+        self._used, self._samples, self._fed, self._clip_to = [], 0, False, None
         return loss
 
     def _exchange_gradient(self, compute_s: float) -> None:
         """Unscale it if need be, and carry the iteration out; a scaler hears what it could not see."""
         assert self._optimizer is not None
-        scaled, self._overflowed = taken_from(self._optimizer), False
+        optimizer = parts_of(self._optimizer)[self._which]
+        scaled, self._overflowed = taken_from(optimizer), False
         if scaled is not None and self._link.config.store_hosts > 1:
             raise ConfigError(
                 f"a GradScaler needs a store on one host, but --store-hosts is "
                 f"{self._link.config.store_hosts}. Leave it out, or use bfloat16, which needs no scaler."
             )
         self._scaled |= scaled is not None
+        if self._clip_to is None and self._watch.changed(scaled is not None):
+            self._mention_clipping()
         self._iterate(compute_s, self._binding.collect(scaled))
         elsewhere = scaled is not None and self._overflowed and not scaled.found_inf
-        if elsewhere and not tell_scaler(self._optimizer):
+        if elsewhere and not tell_scaler(optimizer):
             self._warn(
                 f"rank {self.rank}: a step was skipped for an overflow elsewhere, but the scaler that called "
                 "could not be told; its scale may differ from the others'. Use torch.amp.GradScaler"
+            )
+
+    def _clip(self, max_norm: float) -> None:
+        if self._link.config.store_hosts > 1:
+            raise ConfigError("pace.clip_grad_norm_() needs a store on one host. Use --clip-norm instead.")
+        self._clip_to = max_norm
+
+    def _mention_clipping(self) -> None:
+        """Say once, for all, what becomes of gradients that the script changes by itself."""
+        if self.lead:
+            self._warn(
+                "the script changes gradients between backward and step. Every worker changes its own: "
+                "clip_grad_norm_ clips each by its own norm, before they are averaged. Write "
+                "pace.clip_grad_norm_(max_norm) to clip what is stepped with; a constant factor is fine"
             )
 
     def _mention_written(self) -> None:
@@ -201,26 +279,40 @@ class PacedWorker(Pace):
             want=want,
             finite=self._looks and self._binding.finite(),
             scaled=self._scaled,
+            clip=self._clip_to,
+            which=self._which,
+            again=self._again,
+            weigh=self._weigh if len(self._since) > 1 else 0,
         )
 
-    def _zero_grad(self, set_to_none: bool = True) -> None:
-        self._binding.zero(set_to_none)
+    @property
+    def _again(self) -> bool:
+        """Whether another of several optimizers has stepped with these data."""
+        return len(self._since) > 1 and (not self._fed if self._feeds else self._which > 0)
 
-    def _weights_are_ahead(self, model: nn.Module, *_: Any) -> None:
-        """Say once that what the script saves is not the store's weights."""
-        if not (self._evaluates or self._told_ahead):
-            self._told_ahead = True
-            self._warn(
-                f"rank {self.rank} took model.state_dict() between steps: with --correct dana that is where "
-                "this worker computes, ahead of the store's weights. Take it within pace.evaluate, or use "
-                "the run's weights.safetensors"
+    @property
+    def _weigh(self) -> int:
+        """What a gradient counts in a mean: the samples since its optimizer's last step."""
+        return (self._since[self._which] or self._last) if len(self._since) > 1 else self._samples
+
+    def _zero_grad(self, which: int, set_to_none: bool = True) -> None:
+        self._binding.zero(set_to_none, which)
+
+    def _at(self) -> int:
+        return self._position
+
+    def _state_now(self) -> tuple[dict[str, Tensor], State]:
+        """Weights and what the optimizer remembers, both of one moment; buffers are this worker's own."""
+        if not self._link.reaches_state:
+            raise ConfigError(
+                "pace.save() needs the whole run on one host. Use --checkpoint-every, and --resume to go on."
             )
-
-    def _state_is_elsewhere(self, optimizer: torch.optim.Optimizer) -> None:
-        self._warn(
-            f"rank {self.rank} saved optimizer.state_dict(), which holds no state: momentum and the like "
-            "live in the store, and a stopped run's checkpoint has them"
-        )
+        if self.peer:
+            state = self._link.recall() if self._shared else self._own_state()
+            return self._model_now(), state
+        (tensors, values), layout = self._link.recall(weights=True), self._binding.layout
+        views = [tensors.pop(f"model.{slot.name}") for slot in layout.parameters]
+        return model_state(layout, views, self._link.segments[0].bytes), (tensors, values)
 
     def _idle(self) -> bool:
         return self._resumed
@@ -229,19 +321,38 @@ class PacedWorker(Pace):
         if self._model is not None:
             self._link.away()
             self._binding.pull()
-            self._evaluates = True
 
     def _back(self, values: dict[str, float], seconds: float) -> None:
         if self._model is not None:
             self._position = self._link.back(values, seconds).position
             self._binding.pull()
-            self._evaluates = False
 
     def _leave(self) -> None:
         warning = self._emulation.warning()
         if warning:
             self._warn(f"rank {self.rank}: {warning}")
-        self._link.leave(self._reported())
+        waits = self._waits and self._link.config.listen is None
+        if self._waits and not waits and not self._complete:
+            self._warn(
+                f"rank {self.rank} keeps {self._whose()} after pace.leave(): in a run on several hosts the "
+                "model that is saved is handed to nobody. Read weights.safetensors"
+            )
+        self._link.leave(self._reported(), waits)
+        if waits:
+            self._binding.settle(sealed=self._shared)
+            self._complete = True
+
+    def _mention_incomplete(self) -> None:
+        """Say once that what a script saves now is not what the run saves."""
+        if not (self._complete or self._left or self._evaluating or self._told_incomplete):
+            self._told_incomplete = True
+            self._warn(
+                f"rank {self.rank} takes model.state_dict() of {self._whose()}, which is not what the run "
+                "evaluates and saves. Call pace.leave() first, after the last step, or pace.save(path)"
+            )
+
+    def _whose(self) -> str:
+        return "a look-ahead of the store's weights" if self._ahead else "the weights that it read last"
 
     def _plan(self, epochs: int) -> None:
         self._link.plan(epochs)

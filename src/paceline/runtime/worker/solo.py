@@ -28,6 +28,7 @@ from paceline.protocols.rules.compression import check_family
 from paceline.protocols.settings import make_any, resolved
 from paceline.runtime.checkpoints.random_state import RandomState
 from paceline.runtime.checkpoints.writer import CheckpointWriter
+from paceline.runtime.lone_gradients import clip, dense, sums_are_finite
 from paceline.runtime.scaling import Scaled, taken_from
 from paceline.runtime.worker.emulation import Emulation
 from paceline.runtime.worker.loader import count_samples
@@ -45,6 +46,7 @@ from paceline.store.disk.checkpoint import (
 from paceline.store.layout import plain_name
 from paceline.store.ledger import Ledger
 from paceline.store.optimizers import export_state, import_state
+from paceline.store.together import Together, parts_of
 from paceline.trace import TraceWriter, events
 
 FLUSH_S = 0.1
@@ -147,10 +149,9 @@ class RecordedSolo(Solo):
     def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Any:
         if self._config.resume is not None:
             self._restore(model, optimizer)
-        plain = optimizer.step
-        replace_step(optimizer, partial(self._step, plain))
+        for part in parts_of(optimizer):
+            replace_step(part, partial(self._step, part, part.step))
         trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        self._trained = trained
         size = sum(p.numel() * p.element_size() for p in model.parameters())
         gradient = sum(p.numel() * p.element_size() for p in trained)
         self._ledger.write(
@@ -167,6 +168,11 @@ class RecordedSolo(Solo):
         return None if loader is None else _Counted(loader, self)
 
     def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
+        if self._steps and isinstance(self._optimizer, Together):
+            raise ConfigError(
+                "a lone run with several optimizers is not resumed with prepared schedulers: how often each "
+                "was stepped is not on record. Leave schedulers out of prepare, and step them per epoch."
+            )
         catch_up(scheduler, self._steps)
 
     def batches(self, loader: Any) -> Iterator[Any]:
@@ -194,10 +200,12 @@ class RecordedSolo(Solo):
             resumed.stopped.restore(loader)
         yield from batches
 
-    def _step(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _step(
+        self, optimizer: torch.optim.Optimizer, plain: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
         compute_s = self._emulation.finish()
         began = time.perf_counter()
-        usable = self._check()
+        usable = self._check(optimizer)
         result = plain(*args, **kwargs) if usable else None
         spent, now = time.perf_counter() - began, self.now()
         self._taken.append(_Step(now, self._samples, compute_s, spent, usable, self._reported()))
@@ -217,16 +225,18 @@ class RecordedSolo(Solo):
             self._keeping.tell()
         return result
 
-    def _check(self) -> bool:
-        gradients = [_dense(p.grad) for p in self._trained if p.grad is not None]
-        if getattr(self._optimizer, "found_inf", None) is not None:
-            return self._under_scaler(gradients)
-        if self._config.clip_norm is None and _sums_are_finite(gradients):
+    def _check(self, optimizer: torch.optim.Optimizer) -> bool:
+        everything = (p for group in optimizer.param_groups for p in group["params"])
+        trained = [p for p in everything if p.requires_grad]
+        gradients = [dense(p.grad) for p in trained if p.grad is not None]
+        if getattr(optimizer, "found_inf", None) is not None:
+            return self._under_scaler(optimizer, gradients)
+        if self._config.clip_norm is None and sums_are_finite(gradients):
             return True
         norm = torch.nn.utils.get_total_norm(gradients)
         if math.isfinite(norm) or all(bool(torch.isfinite(g).all()) for g in gradients):
             if self._config.clip_norm is not None:
-                torch.nn.utils.clip_grads_with_norm_(self._trained, self._config.clip_norm, norm)
+                torch.nn.utils.clip_grads_with_norm_(trained, self._config.clip_norm, norm)
             return True
         if self._config.bad_gradient == "stop":
             raise BadGradient(
@@ -235,22 +245,21 @@ class RecordedSolo(Solo):
             )
         return False
 
-    def _under_scaler(self, gradients: list[Tensor]) -> bool:
+    def _under_scaler(self, optimizer: torch.optim.Optimizer, gradients: list[Tensor]) -> bool:
         """A fused optimizer unscales and skips by itself; to be clipped, gradients are unscaled before."""
         if self._config.clip_norm is not None:
-            assert self._optimizer is not None
-            scaled = taken_from(self._optimizer)
+            scaled = taken_from(optimizer)
             assert scaled is not None
             if scaled.found_inf:
                 return False
             Scaled(scaled.scale, False).unscale(gradients)
-            torch.nn.utils.clip_grad_norm_(self._trained, self._config.clip_norm)
+            clip(gradients, self._config.clip_norm)
         return True
 
     def _bad_parameter(self) -> str:
         assert self._model is not None
         for name, p in self._model.named_parameters():
-            if p.grad is not None and not bool(torch.isfinite(_dense(p.grad)).all()):
+            if p.grad is not None and not bool(torch.isfinite(dense(p.grad)).all()):
                 return name
         return "?"
 
@@ -311,7 +320,7 @@ class RecordedSolo(Solo):
         if self._skipped:
             self._warn(f"{self._skipped} gradients were not finite and were skipped")
         self._keeping.tell(wait=True)
-        save_weights(self._config.path / "weights.safetensors", self._weights())
+        save_weights(self._config.path / "weights.safetensors", self._model_now())
         if error is None:
             remove_checkpoint(self._config.path / "checkpoint")
         else:
@@ -322,10 +331,8 @@ class RecordedSolo(Solo):
         self._trace.write(events.RunEnded(self.now(), status, text, mistake))  # type: ignore[arg-type]
         self._trace.close()
 
-    def _weights(self) -> dict[str, Tensor]:
-        assert self._model is not None
-        named = self._model.state_dict().items()
-        return {plain_name(name): t.detach().contiguous().clone() for name, t in named}
+    def _at(self) -> int:
+        return self._steps
 
     def _take(self) -> Callable[[], Snapshot]:
         taken = self._snapshot()
@@ -345,7 +352,7 @@ class RecordedSolo(Solo):
             began=self._began,
             stopped=RandomState.now(self._loader),
         )
-        return Snapshot(self._weights(), tensors, "lone.json", msgspec.json.encode(state))
+        return Snapshot(self._model_now(), tensors, "lone.json", msgspec.json.encode(state))
 
     def _restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         folder = Path(self._config.resume or "")
@@ -389,18 +396,6 @@ def _alone(name: str, protocol: Pacing | Peer) -> Pacing:
             "Use --workers 2 or more, or another protocol."
         )
     return BSP()
-
-
-def _dense(gradient: Tensor) -> Tensor:
-    """The numbers of a gradient, be it sparse or not."""
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
-
-
-def _sums_are_finite(gradients: list[Tensor]) -> bool:
-    """Then so is every element. The cheapest look at gradients on a CPU; elsewhere each one has to wait."""
-    if not gradients or gradients[0].device.type != "cpu":
-        return False
-    return math.isfinite(abs(sum([gradient.sum().item() for gradient in gradients])))
 
 
 def _length(loader: Any) -> tuple[int | None, int | None]:

@@ -63,6 +63,8 @@ def _instead(asked: str) -> str:
 
 def _unsuited(spec: OptimizerSpec, layout: Layout) -> str:
     """Why a momentum per worker cannot take this optimizer's place; empty: it can."""
+    if any(group.number for group in spec.groups):
+        return "the script has several optimizers"
     if not _is_real(layout):
         return "some parameters are not real numbers"
     if spec.name in ADAMS:

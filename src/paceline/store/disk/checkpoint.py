@@ -18,6 +18,7 @@ from paceline.store.checksums import SINCE, DamagedCheckpoint, verify, write_man
 from paceline.store.disk.folders import all_saved_in, partial_of, previous_of
 from paceline.store.layout import Layout
 from paceline.store.parameters import ParameterStore
+from paceline.store.together import title
 
 VERSION = SINCE
 T = TypeVar("T")
@@ -48,6 +49,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     pushes: int = 0
     batches: int | None = None
     """Of the loader, in these pushes; None in checkpoints that do not tell."""
+    again: int = 0
+    """Of these pushes, those of further optimizers with the same data."""
     rule: SavedRule | None = None
     peers: int | None = None
     """How many peers have files of their own beside this one; None: there are none."""
@@ -191,7 +194,7 @@ def check_optimizer(
     folder: Path, was: str, optimizer: torch.optim.Optimizer, remembered: dict[str, Tensor]
 ) -> None:
     """What one optimizer remembers is of no use to another; one that remembers nothing may be replaced."""
-    now = type(optimizer).__name__
+    now = title(optimizer)
     if was and was != now and remembered:
         raise TraceError(
             f"the checkpoint at {folder} has the state of {was}, but the script now steps with {now}. "

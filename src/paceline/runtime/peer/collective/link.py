@@ -51,11 +51,11 @@ class CollectiveLink(StoreLink):
             self.meeting = fds[0]
         return []
 
-    def leave(self, values: dict[str, float] | None) -> None:
+    def leave(self, values: dict[str, float] | None, waits: bool = False) -> None:
         """Done; but the others may not be, and go on over all ranks."""
         if self.meeting >= 0 and not self.halted:
             self.meet(m.Meet(carried=m.Carried(rests=True)))
-        super().leave(values)
+        super().leave(values, waits)
 
     def look(self) -> None:
         """Raise if the run is over; what else has arrived is kept for later."""

@@ -86,7 +86,7 @@ class CollectiveWorker(PeerWorker):
         self._collective = Collective(self.rank, self.size, wire.meeting, wire.look, device)
         self._slab = self._new_slab()
         self._answers = {False: self._slab.memory}
-        if self._protocol.overlaps:
+        if self._protocol.overlaps and len(self._since) == 1:
             gradients, fabric = self._binding.gradients, self._collective
             self._buckets = Buckets(
                 self._layout, gradients, self._gradient, fabric, self._slab, self._expected_share
@@ -278,19 +278,16 @@ class CollectiveWorker(PeerWorker):
         kept: FlatVector = vector.clone()
         return kept
 
-    def _zero_grad(self, set_to_none: bool = True) -> None:
+    def _zero_grad(self, which: int, set_to_none: bool = True) -> None:
         if self._buckets is not None:
             self._buckets.spoil()
-        super()._zero_grad(set_to_none)
+        super()._zero_grad(which, set_to_none)
 
-    def _away(self) -> None:
-        """Wear the mean of all models, which was taken while this worker slept."""
-        if self._model is None:
-            return
-        self._link.away()
+    def _found(self) -> tuple[FlatVector, FlatVector]:
+        """The mean of all models, which was taken while this worker slept."""
         slab = self._on_show
         assert slab is not None
-        self._wear(FlatVector(slab.parts()), FlatVector(slab.parts(True)))
+        return FlatVector(slab.parts()), FlatVector(slab.parts(True))
 
     def _apart(self) -> float:
         self._link.away(distance=True)

@@ -1,0 +1,42 @@
+"""Notices that a script changes its gradients between backward and step: by clipping them, most often."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+LOOKED_AT = 2
+"""Parameters whose gradients are watched: what clips, clips all."""
+
+
+class Watch:
+    """Knows what gradients looked like when backward was done with them, until somebody was seen at it."""
+
+    def __init__(self, trained: Sequence[Tensor]) -> None:
+        some = trained[:: max(1, len(trained) - 1)][:LOOKED_AT]
+        self._seen: dict[int, tuple[Tensor, Tensor, int]] = {}
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+            for parameter in some
+        ]
+
+    def _accumulated(self, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            self._seen[id(parameter)] = parameter, parameter.grad, parameter.grad._version
+
+    def changed(self, scaled: bool) -> bool:
+        """Whether a gradient was written to since; told once. `scaled`: a scaler has, once."""
+        seen, self._seen = self._seen, {}
+        if not self._hooks:
+            return False
+        rose = [now.grad._version - was for now, grad, was in seen.values() if now.grad is grad]
+        found = any(each > scaled for each in rose)
+        if found:
+            self._forget()
+        return found
+
+    def _forget(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
