@@ -11,6 +11,7 @@ from paceline.protocols.core.meeting import Call
 from paceline.protocols.core.operations import Rule
 from paceline.protocols.core.parts import Part
 from paceline.protocols.paced.psp_distributed import PeerBarrier
+from paceline.runtime.worker_state import WorkerState
 from paceline.store.layout import Layout
 from paceline.store.optimizers import GroupSettings, OptimizerSpec
 from paceline.store.work.budget import Batch, Source
@@ -52,6 +53,8 @@ class Push(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Whether to grant the next batch along with the release."""
     finite: bool = False
     """Whether I have looked, and found the gradient finite; if not, the store looks."""
+    state: WorkerState | None = None
+    """Where I stand, if I was to tell."""
 
 
 class BarrierPassed(msgspec.Struct, frozen=True, tag="Passed"):
@@ -167,6 +170,8 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     """I am done."""
 
     values: dict[str, float] | None = None
+    state: WorkerState | None = None
+    """Where I stood when the run was stopped."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -236,6 +241,10 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """Where you decide yourself when to go on; the last descriptor is the board of all clocks."""
     rounds: int | None = None
     """How many batches you get per epoch: in lockstep exactly, else on average."""
+    state: WorkerState | None = None
+    """Where you stood when the run was stopped that goes on now."""
+    tell: bool = False
+    """With your first push, tell where you stand."""
 
 
 class Added(msgspec.Struct, frozen=True, tag=True):
@@ -253,6 +262,8 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     """How far apart the replicas of peers are, if you asked."""
     over: bool = False
     """There is no further work."""
+    tell: bool = False
+    """With your next push, tell where you stand: a checkpoint is due."""
 
 
 class Joint(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline.protocols import Decision
+from paceline.runtime.meeting.place import MeetingPlace
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.start import Run
@@ -25,6 +26,15 @@ class StoreEvaluation:
     ) -> None:
         self._run, self._trace, self._now = run, trace, now
         self._follow, self._send, self._simulated = follow, send, simulated
+
+    def handle(self, member: Member, message: m.Away | m.Back, peering: MeetingPlace | None) -> None:
+        """A worker goes to evaluate, or comes back."""
+        if isinstance(message, m.Back):
+            self.back(member, message, None if peering is None else peering.distance)
+        elif peering is not None:
+            peering.away(member, message)
+        else:
+            self.away(member)
 
     def away(self, member: Member) -> None:
         """The lead evaluates what it is given now; outside of lockstep nobody waits for it."""

@@ -26,8 +26,15 @@ from paceline.runtime.meeting.place import MeetingPlace
 from paceline.runtime.messages import workers as m
 from paceline.runtime.owner.apply import VerdictApplier
 from paceline.runtime.owner.batches import BatchDispenser
-from paceline.runtime.owner.endings import NEVER_PREPARED, keep_if_due, last_remarks, run_ended, save_run
+from paceline.runtime.owner.endings import (
+    NEVER_PREPARED,
+    keep_if_due,
+    last_remarks,
+    run_ended,
+    save_run,
+)
 from paceline.runtime.owner.evaluation import StoreEvaluation
+from paceline.runtime.releasing import ready, release
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.peer_start import PeerRun, assemble
 from paceline.runtime.run.start import Run, RunStart
@@ -139,6 +146,7 @@ class Owner:
         match message:
             case m.Leave():
                 self._report(member, message.values)
+                self._gathering.told(member, message.state, self._run)
                 self._gone(member, "stopped" if self.ending else "finished", "")
             case m.Failed():
                 self._script_failed(member, message)
@@ -167,13 +175,8 @@ class Owner:
             case m.Linger():
                 member.lingers = message.epoch
                 self._work.answer()
-            case m.Away() if self.peering is not None:
-                self.peering.away(member, message)
-            case m.Away():
-                self.evaluating.away(member)
-            case m.Back():
-                distance = None if self.peering is None else self.peering.distance
-                self.evaluating.back(member, message, distance)
+            case m.Away() | m.Back():
+                self.evaluating.handle(member, message, self.peering)
             case m.Hello():
                 if self._run is None:
                     self._gathering.hello(member, message)
@@ -223,9 +226,7 @@ class Owner:
                 self._follow(joined)
         for member in members:
             batch = self._work.draw(member)
-            epoch = run.ledger.budget.epoch if run.ledger.budget else 0
-            place = run.ledger.position(), batch, run.barrier(member.rank), run.ledger.rounds
-            self.send(member, m.Ready(run.shared, epoch, *place), run.fds(member))
+            self.send(member, ready(run, self.keeping, member.rank, batch), run.fds(member))
             self.on_release(member.rank)
         self.trace.flush()
 
@@ -249,12 +250,12 @@ class Owner:
         member.samples, member.finite = push.samples, push.finite
         member.looping, member.wants = True, push.want
         usable = self.config.bad_gradient == "stop" or push.finite or isfinite(run.store.norm(gradients))
+        self._gathering.told(member, push.state, run)
         now = self.now()
         decision = run.ledger.push(member.rank, now, push.samples, push.used, usable=usable)
         scale = self._carry_out(decision)
         spent = time.perf_counter() - began if self.virtual is None else self.virtual.exchange_s(member.rank)
-        if not usable:
-            self._skipped += 1
+        self._skipped += not usable
         run.ledger.pushed(decision, now, push.samples, push.compute_s, spent, scale, skipped=not usable)
         self._report(member, push.values)
         for each in run.at_barriers([member]):
@@ -289,10 +290,8 @@ class Owner:
         if self._stopping is not None:
             self.send(member, self._stopping)
             return
-        run = self._started
-        version = run.ledger.pacer.clocks.version
         batch = self._work.draw(member) if member.wants else None
-        self.send(member, m.Release(version, run.ledger.position(), batch, over=run.ledger.enough))
+        self.send(member, release(self._started, self.keeping, batch))
         self.on_release(member.rank)
 
     # -- reports, endings, small things -------------------------------------------------------

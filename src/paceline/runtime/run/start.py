@@ -24,6 +24,7 @@ from paceline.protocols.settings import make, make_any, resolved
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.held_gradients import HeldGradients
 from paceline.runtime.run.member import Member
+from paceline.runtime.worker_state import WorkerState, restored, saved
 from paceline.store.disk.checkpoint import RunState, SavedRule, Snapshot, load_checkpoint, snapshot
 from paceline.store.layout import Layout
 from paceline.store.ledger import Ledger
@@ -73,6 +74,11 @@ class RunStart:
             layout = message.layout
             member.initial = Segment(fds[0], layout.weights_bytes + layout.segment_bytes)
             member.initial.close_fd()
+
+    def told(self, member: Member, state: WorkerState | None, run: Run | None) -> None:
+        """A worker has told where it stands, for a checkpoint."""
+        if state is not None and run is not None:
+            run.ledger.told[member.rank] = state
 
     def begin(self, members: list[Member], write: Callable[[Event], None], simulated: bool) -> Run:
         """Everybody is here: check, lay out, equip."""
@@ -194,6 +200,7 @@ def run_state(ledger: Ledger, store: ParameterStore, peers: int | None, shared: 
         budget=ledger.budget.state(ledger.unapplied) if ledger.budget else None,
         optimizer={},
         stepped_by=store.stepped_by,
+        workers=saved(ledger.told),
     )
 
 
@@ -213,6 +220,7 @@ def _resume(folder: str | None, store: ParameterStore, ledger: Ledger) -> dict[s
         store.adjusted = dict(state.adjusted)
     if ledger.budget is not None and state.budget is not None:
         ledger.budget.load(state.budget)
+    ledger.found = restored(state.workers)
     return buffers
 
 

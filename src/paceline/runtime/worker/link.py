@@ -15,6 +15,7 @@ from paceline.fabric.segment import Segment
 from paceline.runtime.messages import workers as m
 from paceline.runtime.worker.binding import Binding
 from paceline.runtime.worker.peer_barrier import WorkerBarrier
+from paceline.runtime.worker_state import WorkerState
 from paceline.store.layout import Layout
 from paceline.store.optimizers import OptimizerSpec
 from paceline.store.replicas import answer_bytes
@@ -143,11 +144,11 @@ class StoreLink:
         """Put a warning on record."""
         self._send(m.Say("warning", text))
 
-    def leave(self, values: dict[str, float] | None) -> None:
+    def leave(self, values: dict[str, float] | None, state: WorkerState | None = None) -> None:
         """Done."""
         if not self._over:
             self._over = True
-            self._send(m.Leave(values))
+            self._send(m.Leave(values, state))
 
     def fail(self, error: BaseException, text: str) -> None:
         """Tell why the script ended."""

@@ -82,8 +82,11 @@ class Dispensed(Sampler[Any]):
         first: int,
         injection: Injection | None = None,
         length: int | None = None,
+        about_to: Callable[[Batch], None] = lambda batch: None,
     ) -> None:
-        """`first`: the epoch to begin with; `length`: how many batches this worker gets per epoch."""
+        """`first`: the epoch to begin with; `length`: how many batches this worker gets per epoch; `about_to`
+        is told of a batch before it is loaded."""
+        self._about_to = about_to
         self._injection = injection
         self._link = link
         self._orders = orders
@@ -108,6 +111,7 @@ class Dispensed(Sampler[Any]):
             order = self._orders[batch.epoch][batch.first : batch.first + count]
             indices = order[0] if self._whole_batches else order
             self._handed.append((batch, len(indices) if batch.count else 0))
+            self._about_to(batch)
             alone = self._injection is None or not batch.count
             yield indices if alone else self._filled_up(batch, indices)
         self._epoch = epoch + 1  # not reached by a loop that breaks off: the next one goes on here

@@ -207,6 +207,11 @@ def catch_up(scheduler: LRScheduler, steps: int) -> None:
         scheduler.step()
 
 
+def steps_of(scheduler: LRScheduler) -> int:
+    """How often it was stepped, as it says itself."""
+    return int(getattr(scheduler, "last_epoch", 0))
+
+
 def follow(scheduler: LRScheduler, missed: Callable[[], int]) -> None:
     """Let each step be as many as were missed.
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from paceline.errors import ConfigError, RunError
+from paceline.errors import ConfigError, RunError, RunStopped
+from paceline.runtime.checkpoints.random_state import RandomState
 from paceline.runtime.messages.workers import Push
 from paceline.runtime.worker.binding import Binding
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
@@ -18,6 +19,7 @@ from paceline.runtime.worker.loader import Dispensed, PacedLoader, SampleOrders,
 from paceline.runtime.worker.pace import Pace, catch_up, follow, refuse_state, replace_step
 from paceline.runtime.worker.partition import Partition
 from paceline.runtime.worker.second_pass import SecondPass
+from paceline.runtime.worker_state import WorkerState, standing, steps_to_take
 from paceline.store.optimizers import GroupSettings, OptimizerSpec, describe_optimizer, group_settings
 from paceline.store.work.budget import Batch
 from paceline.store.work.chunks import CHUNKED, arrange
@@ -47,6 +49,18 @@ class PacedWorker(Pace):
         """Whether all read the same weights."""
         self._written = False
         """Whether it was said that the script writes to parameters."""
+        self._random: RandomState | None = None
+        """Where random numbers stood when the run was stopped that goes on; None once they stand there."""
+        self._epoch = -1
+        self._schedules: list[int] = []
+        """How often each prepared scheduler was stepped."""
+        self._stepped: list[int] | None = None
+        """The same by the checkpoint that the run goes on from, of those not prepared yet."""
+        self._began = 0
+        """Where schedulers were to stand when the iteration under way began."""
+        self._tells = False
+        self._halted: WorkerState | None = None
+        """Where this worker stood when it heard that the run is stopped."""
         self._looks = False
         """Whether to look for NaN here, where gradients are applied one by one: it is one thing less for the
         store. Where they are added up first, the store looks at the sum in the same pass."""
@@ -64,15 +78,21 @@ class PacedWorker(Pace):
         ready = self._link.register(self._binding, spec, source, self.peer)
         self._position, self._resumed, self._shared = ready.position, ready.epoch > 0, ready.shared
         self._looks = not (self.peer or ready.shared) and config.store_hosts == 1
+        self._tells = ready.tell
+        if ready.state is not None:
+            self._find(ready.state)
         self._take_over(optimizer)
         if loader is None:
+            self._passed()
             self._emulation.begin()
             return None
         if source is None:
             rank, size = (0, 1) if isinstance(loader.dataset, Partition) else (self.rank, self.size)
             return StridedLoader(loader, rank, size, self._arrived, self._repeats, lambda: self.stopped)
         orders = SampleOrders(sampler, source.units, config.seed, fixed=config.shards in CHUNKED)
-        dispensed = Dispensed(self._link, orders, source, whole, ready.epoch, injection, ready.rounds)
+        dispensed = Dispensed(
+            self._link, orders, source, whole, ready.epoch, injection, ready.rounds, self._load
+        )
         return PacedLoader(loader, dispensed, self._arrived, self._passed, self._repeats)
 
     def _describe(self, optimizer: torch.optim.Optimizer) -> OptimizerSpec:
@@ -92,27 +112,49 @@ class PacedWorker(Pace):
         """Let the scheduler stand where the run's samples (or updates) say, whoever processed them."""
         if isinstance(scheduler, ReduceLROnPlateau):
             raise ConfigError("ReduceLROnPlateau is stepped with a metric; leave it out of prepare.")
-        catch_up(scheduler, self._position)
-        done = self._position
+        done = steps_to_take(self._stepped.pop(0) if self._stepped else None, self._position)
+        catch_up(scheduler, done)
+        schedules, number = self._schedules, len(self._schedules)
+        schedules.append(done)
 
         def missed() -> int:
-            nonlocal done
-            steps, done = max(self._position - done, 0), max(self._position, done)
-            return steps
+            done = schedules[number]
+            schedules[number] = max(self._position, done)
+            return schedules[number] - done
 
         follow(scheduler, missed)
+
+    def _find(self, state: WorkerState) -> None:
+        """The run goes on, and this worker where it stood."""
+        self._random, self._epoch, self._stepped = state.random, state.epoch, list(state.schedules)
+
+    def _stand(self) -> WorkerState:
+        schedules = tuple(standing(steps, self._began) for steps in self._schedules)
+        return WorkerState(RandomState.now(), self._epoch, schedules)
+
+    # A loader draws a random number at the beginning of each pass. Resumed, a script begins passes again that
+    # are behind it: what these draw is taken back, but not what a pass draws that is really new.
+
+    def _load(self, batch: Batch) -> None:
+        """A batch is about to be loaded."""
+        if self._random is not None and batch.epoch == self._epoch:
+            self._random.restore()
+        self._random = None
 
     def _arrived(self, samples: int, batch: Batch | None = None) -> None:
         """A batch reached the script."""
         self._fed = True
         self._samples += samples
         if batch is not None:
+            self._epoch = batch.epoch
             self._used.append(batch)
         self._resumed = False
         self._emulation.begin()
 
     def _passed(self) -> None:
         """The loader has come to an end."""
+        if self._random is not None:
+            self._random.restore()
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         if self._left:
@@ -121,6 +163,7 @@ class PacedWorker(Pace):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._began = self._position
         compute_s = self._emulation.finish(self._usual_batches())
         self._mention_written()
         self._iterate(compute_s, self._binding.collect())
@@ -147,8 +190,13 @@ class PacedWorker(Pace):
 
     def _iterate(self, compute_s: float, missing: tuple[int, ...]) -> None:
         """The gradient is complete: push it, and sleep until released."""
-        release = self._link.push(self._push(compute_s, missing, self._changed()))
-        self._position = release.position
+        push = self._push(compute_s, missing, self._changed())
+        try:
+            release = self._link.push(push)
+        except RunStopped:
+            self._halted = self._stand()
+            raise
+        self._position, self._tells = release.position, release.tell
 
     def _changed(self) -> list[GroupSettings] | None:
         """The optimizer's settings, if a scheduler has changed them."""
@@ -172,6 +220,7 @@ class PacedWorker(Pace):
             self._reported(),
             want=want,
             finite=self._looks and self._binding.finite(),
+            state=self._stand() if self._tells else None,
         )
 
     def _zero_grad(self, set_to_none: bool = True) -> None:
@@ -200,7 +249,7 @@ class PacedWorker(Pace):
         warning = self._emulation.warning()
         if warning:
             self._warn(f"rank {self.rank}: {warning}")
-        self._link.leave(self._reported())
+        self._link.leave(self._reported(), self._halted)
 
     def _plan(self, epochs: int) -> None:
         self._link.plan(epochs)

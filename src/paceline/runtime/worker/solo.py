@@ -30,7 +30,8 @@ from paceline.runtime.checkpoints.random_state import RandomState
 from paceline.runtime.checkpoints.writer import CheckpointWriter
 from paceline.runtime.worker.emulation import Emulation
 from paceline.runtime.worker.loader import count_samples
-from paceline.runtime.worker.pace import Pace, catch_up, replace_step
+from paceline.runtime.worker.pace import Pace, catch_up, replace_step, steps_of
+from paceline.runtime.worker_state import standing, steps_to_take
 from paceline.store.disk.checkpoint import (
     Snapshot,
     other_model,
@@ -59,6 +60,8 @@ class LoneState(msgspec.Struct, frozen=True, kw_only=True):
     began: RandomState | None
     """When the last pass began, so that a shuffled loader gives the same order again."""
     stopped: RandomState
+    schedules: tuple[int, ...] | None = None
+    """How often each prepared scheduler was stepped; None in checkpoints that do not tell."""
 
 
 class _Step(NamedTuple):
@@ -128,6 +131,8 @@ class RecordedSolo(Solo):
         self._repeats = False
         self._steps = self._skipped = 0
         self._taken: list[_Step] = []
+        self._schedulers: list[tuple[LRScheduler, int]] = []
+        self._stepped: tuple[int, ...] = ()
         self._stop = False
         self._keeping = CheckpointWriter(config, self._trace, self.now)
         signal.signal(signal.SIGTERM, lambda *_: self._ask_to_stop())
@@ -159,7 +164,10 @@ class RecordedSolo(Solo):
         return None if loader is None else _Counted(loader, self)
 
     def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
-        catch_up(scheduler, self._steps)
+        found = self._stepped[len(self._schedulers) :]
+        began = steps_of(scheduler)
+        catch_up(scheduler, steps_to_take(found[0] if found else None, self._steps))
+        self._schedulers.append((scheduler, began))
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """The loader's own batches, counted; what a resumed run has done is passed over."""
@@ -321,6 +329,7 @@ class RecordedSolo(Solo):
             optimizer=values,
             began=self._began,
             stopped=RandomState.now(self._loader),
+            schedules=tuple(standing(steps_of(s) - began, self._steps - 1) for s, began in self._schedulers),
         )
         return Snapshot(self._weights(), tensors, "lone.json", msgspec.json.encode(state))
 
@@ -335,6 +344,7 @@ class RecordedSolo(Solo):
                 tensor.copy_(weights[name])
         import_state(optimizer, tensors, state.optimizer)
         self._resumed, self._repeats, self._steps = state, True, state.steps
+        self._stepped = state.schedules or ()
         self._ledger.resume_at(state.version, state.samples, 0, state.steps)
 
 

@@ -54,6 +54,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """Whether these have one model and optimizer for all, which are here and not in their files."""
     adjusted: dict[str, float] = {}
     """Factors on the optimizer's settings that the protocol asked for."""
+    workers: dict[str, dict[str, Any]] = {}
+    """Where each worker of a paced run stood itself, by rank: random numbers and schedulers."""
 
 
 def model_state(layout: Layout, weights: list[Tensor], segment: Tensor | None) -> dict[str, Tensor]:
