@@ -18,6 +18,7 @@ import torch
 
 from paceline.errors import ConfigError, PacelineError, RunError, RunStopped
 from paceline.runtime import seat as seats
+from paceline.runtime.environment import hint_for, tell_environment
 from paceline.runtime.join import joined
 from paceline.runtime.messages.workers import Failed, Hello
 from paceline.runtime.seat import Seat
@@ -38,6 +39,8 @@ def run_script(seat: Seat, threads: int, conducted: bool = True) -> int:
     faulthandler.enable()
     torch.set_num_threads(threads)
     _seed(config.seed + seat.rank)
+    if conducted:  # else torchrun has told
+        tell_environment(seat)
     seats.take(seat)
     sys.argv = [config.script, *config.args]
     sys.path.insert(0, str(Path(config.script).resolve().parent))
@@ -121,6 +124,7 @@ def _leave_a_trace(seat: Seat, error: BaseException, text: str) -> None:
 
 def _one_line(error: BaseException) -> str:
     message = shorten(str(error), LONGEST, placeholder=" ... (see the log)")
+    message += hint_for(str(error))
     return message if isinstance(error, PacelineError) else f"{type(error).__name__}: {message}".rstrip(": ")
 
 

@@ -55,7 +55,8 @@ class Result(msgspec.Struct, frozen=True):
     seed: int
     status: str
     seconds: float
-    samples: int
+    samples: int | None
+    """Null where nobody counts them: without a prepared loader, unless the script says them."""
     samples_per_s: float | None
     loss: float | None
     accuracy: float | None
@@ -84,6 +85,8 @@ class Result(msgspec.Struct, frozen=True):
     where the store decides."""
     barrier_questions: int | None = None
     """Clocks they asked for in these looks."""
+    iterations: int | None = None
+    """Of all workers: gradients that were pushed or stepped with."""
 
 
 class Tally:
@@ -175,7 +178,7 @@ class Tally:
             seed=start.seed,
             status=self.end.status if self.end else "running",
             seconds=self.now,
-            samples=self.samples,
+            samples=self.samples if self.samples or not self.pushes else None,
             samples_per_s=self.samples / self.now if self.now > 0 and self.samples else None,
             loss=self.loss,
             accuracy=self.accuracy,
@@ -195,6 +198,7 @@ class Tally:
             fabric=start.fabric,
             barrier_looks=self._looks[0] if self._looks else None,
             barrier_questions=self._looks[1] if self._looks else None,
+            iterations=self.pushes,
         )
 
     def _moved(self) -> tuple[int | None, int | None]:

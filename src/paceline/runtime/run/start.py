@@ -274,6 +274,11 @@ def check_same(lead: Member, members: list[Member]) -> None:
             raise ConfigError(
                 f"ranks 0 and {member.rank} have different models: {where}. Build the same on all."
             )
+        if mine.source and theirs.source and mine.source.order != theirs.source.order:
+            raise ConfigError(
+                f"the loader's generator does not stand at the same place on ranks 0 and {member.rank}, so "
+                "their epochs would have different orders. Seed it alike on all, or give the loader none."
+            )
         if (mine.optimizer.name, mine.source) != (theirs.optimizer.name, theirs.source):
             raise ConfigError(
                 f"ranks 0 and {member.rank} have different optimizers or loaders. Build the same."

@@ -15,7 +15,8 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler
 
 from paceline.errors import ConfigError
-from paceline.runtime.checkpoints.random_state import RandomState, seed
+from paceline.runtime.checkpoints.random_state import digest
+from paceline.runtime.orders import SampleOrders
 from paceline.runtime.worker.link import StoreLink
 from paceline.runtime.worker.second_pass import SecondPass
 from paceline.store.work.budget import Batch, Source
@@ -32,42 +33,6 @@ COPIED = (
     "prefetch_factor",
     "persistent_workers",
 )
-
-
-class SampleOrders:
-    """The order of every epoch: what the user's sampler gives under the epoch's seed."""
-
-    def __init__(self, sampler: Any, units: int, seed: int, fixed: bool = False) -> None:
-        """`fixed`: that of the first epoch is that of every epoch."""
-        self._sampler = sampler
-        self._fixed = fixed
-        self._units = units
-        self._seed = seed
-        self._cache: dict[int, list[Any]] = {}
-
-    def __getitem__(self, epoch: int) -> list[Any]:
-        epoch = 0 if self._fixed else epoch
-        if epoch not in self._cache:
-            for old in [e for e in self._cache if e < epoch - 1]:
-                del self._cache[old]
-            self._cache[epoch] = self._draw(epoch)
-        return self._cache[epoch]
-
-    def _draw(self, epoch: int) -> list[Any]:
-        kept = RandomState.now(self._sampler)
-        seed((self._seed * 1_000_003 + epoch) & 0x7FFF_FFFF, self._sampler)
-        try:
-            if hasattr(self._sampler, "set_epoch"):
-                self._sampler.set_epoch(epoch)
-            order = list(self._sampler)
-        finally:
-            kept.restore(self._sampler)
-        if len(order) < self._units:
-            raise ConfigError(
-                f"the loader's sampler gave {len(order)} of the {self._units} it has by its length, in epoch "
-                f"{epoch}. Let its __len__ tell the truth."
-            )
-        return order
 
 
 class Dispensed(Sampler[Any]):
@@ -200,10 +165,11 @@ def source_of(loader: DataLoader[Any]) -> tuple[Source | None, Any, bool]:
         )
     if type(batches) is BatchSampler:
         units = len(batches.sampler)  # type: ignore[arg-type]
-        return Source(units, batches.batch_size, batches.drop_last), batches.sampler, False
+        order = digest(batches.sampler)
+        return Source(units, batches.batch_size, batches.drop_last, order=order), batches.sampler, False
     if batches is None:
         raise ConfigError("a loader with batch_size=None yields no batches. Give it a batch size.")
-    return Source(len(batches), 1, whole=True), batches, True  # type: ignore[arg-type]
+    return Source(len(batches), 1, whole=True, order=digest(batches)), batches, True  # type: ignore[arg-type]
 
 
 def count_samples(batch: Any) -> int:

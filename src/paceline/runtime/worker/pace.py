@@ -98,7 +98,10 @@ class Pace(ABC):
         yield from takewhile(lambda _: not self.stopped, range(count))
 
     def report(self, **values: float) -> None:
-        """Tell the run a loss or whatever else is worth a line in the trace."""
+        """Tell the run a loss or whatever else is worth a line in the trace.
+
+        Without a prepared loader, `samples` are those of the batch at hand: they count as the run's.
+        """
         self._values |= {name: _figure(value, f"pace.report({name}=...)") for name, value in values.items()}
 
     def evaluate(self, fn: Callable[..., Metrics]) -> Mapping[str, float] | None:

@@ -7,15 +7,17 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paceline.errors import ConfigError, RunError, RunStopped
-from paceline.runtime.checkpoints.random_state import RandomState
+from paceline.runtime.checkpoints.random_state import RandomState, seed_apart
 from paceline.runtime.messages.workers import Push
+from paceline.runtime.orders import SampleOrders
 from paceline.runtime.worker.binding import Binding
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
-from paceline.runtime.worker.loader import Dispensed, PacedLoader, SampleOrders, StridedLoader, source_of
+from paceline.runtime.worker.loader import Dispensed, PacedLoader, StridedLoader, source_of
 from paceline.runtime.worker.pace import Pace, catch_up, follow, refuse_state, replace_step
 from paceline.runtime.worker.partition import Partition
 from paceline.runtime.worker.second_pass import SecondPass
@@ -56,6 +58,10 @@ class PacedWorker(Pace):
         """How often each prepared scheduler was stepped."""
         self._stepped: list[int] | None = None
         """The same by the checkpoint that the run goes on from, of those not prepared yet."""
+        self._said: set[str] = set()
+        """What was warned of: once is enough."""
+        self._counted = False
+        """Whether a loader tells how many samples there are."""
         self._began = 0
         """Where schedulers were to stand when the iteration under way began."""
         self._tells = False
@@ -66,6 +72,11 @@ class PacedWorker(Pace):
         store. Where they are added up first, the store looks at the sum in the same pass."""
 
     def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Any:
+        if isinstance(model, DistributedDataParallel):
+            raise ConfigError(
+                "the model is a DistributedDataParallel, which averages gradients itself. Prepare the model "
+                "inside of it (model.module), and leave out init_process_group."
+            )
         self._binding = Binding(model, optimizer)
         spec = self._describe(optimizer)
         if optimizer.state:
@@ -82,18 +93,29 @@ class PacedWorker(Pace):
         if ready.state is not None:
             self._find(ready.state)
         self._take_over(optimizer)
+        seed_apart(config.seed, self.rank)
+        self._counted = loader is not None
         if loader is None:
+            self._mention_no_loader()
             self._passed()
             self._emulation.begin()
             return None
         if source is None:
             rank, size = (0, 1) if isinstance(loader.dataset, Partition) else (self.rank, self.size)
             return StridedLoader(loader, rank, size, self._arrived, self._repeats, lambda: self.stopped)
-        orders = SampleOrders(sampler, source.units, config.seed, fixed=config.shards in CHUNKED)
+        orders = SampleOrders(sampler, source.units, config.seed, config.shards in CHUNKED, loader)
         dispensed = Dispensed(
             self._link, orders, source, whole, ready.epoch, injection, ready.rounds, self._load
         )
         return PacedLoader(loader, dispensed, self._arrived, self._passed, self._repeats)
+
+    def _mention_no_loader(self) -> None:
+        if self.lead:
+            self._warn(
+                "prepare was given no loader: every worker draws its own batches, by random numbers of its "
+                "own from here on, and nobody shares data out among them. The run counts samples if the "
+                "script says pace.report(samples=...) before each step; to share data, prepare a DataLoader"
+            )
 
     def _describe(self, optimizer: torch.optim.Optimizer) -> OptimizerSpec:
         """The optimizer as the store is to have it."""
@@ -263,5 +285,12 @@ class PacedWorker(Pace):
             raise ConfigError("pace.stop() before pace.prepare(): there is no training yet. Prepare first.")
         self._link.end_work(why)
 
+    def report(self, **values: float) -> None:
+        if not self._counted and "samples" in values:
+            self._samples += int(values.pop("samples"))
+        super().report(**values)
+
     def _warn(self, text: str) -> None:
-        self._link.say(text)
+        if text not in self._said:
+            self._said.add(text)
+            self._link.say(text)

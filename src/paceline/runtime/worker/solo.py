@@ -276,6 +276,11 @@ class RecordedSolo(Solo):
         self._write_down()
         self._ledger.end_work(0, self.now(), why)
 
+    def report(self, **values: float) -> None:
+        if self._loader is None and "samples" in values:
+            self._samples += int(values.pop("samples"))
+        super().report(**values)
+
     def _warn(self, text: str) -> None:
         self._write_down()
         self._trace.write(events.Note(self.now(), "warning", text))
