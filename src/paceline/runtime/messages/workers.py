@@ -182,6 +182,14 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
+class Give(msgspec.Struct, frozen=True, tag=True):
+    """These bytes are for everybody. I take no part until I have those of all."""
+
+    data: bytes
+    more: bool
+    """Whether more is to follow, for which I will come again at once."""
+
+
 class PlanEpochs(msgspec.Struct, frozen=True, tag="Plan"):
     """How many epochs my script means to run."""
 
@@ -215,6 +223,7 @@ FromWorker = (
     | Computed
     | Leave
     | Failed
+    | Give
     | PlanEpochs
     | Enough
     | Say
@@ -344,6 +353,12 @@ class Grant(msgspec.Struct, frozen=True, tag=True):
     """There is no further work, in this epoch or a later one."""
 
 
+class Given(msgspec.Struct, frozen=True, tag=True):
+    """What all gave, by rank."""
+
+    parts: dict[int, bytes]
+
+
 class Halt(msgspec.Struct, frozen=True, tag=True):
     """The run is over, whatever you were about to do."""
 
@@ -351,7 +366,7 @@ class Halt(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-FromStore = Welcome | Ready | Added | Release | Met | Stand | Show | Elapsed | Grant | Halt
+FromStore = Welcome | Ready | Added | Release | Met | Stand | Show | Elapsed | Grant | Given | Halt
 
 worker_decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 store_decoder: msgspec.msgpack.Decoder[FromStore] = msgspec.msgpack.Decoder(FromStore)

@@ -21,6 +21,7 @@ from paceline.errors import ConfigError, PacelineError, RunError, WorkerFailed
 from paceline.fabric.channel import WorkerLine
 from paceline.protocols import Decision
 from paceline.runtime.checkpoints.writer import CheckpointWriter
+from paceline.runtime.exchanging import Exchanging
 from paceline.runtime.meeting.collective import NO_MORE_PEERS, make_meeting
 from paceline.runtime.meeting.place import MeetingPlace
 from paceline.runtime.messages import workers as m
@@ -77,6 +78,7 @@ class Owner:
         self.patience_s = 0.0
         """How much longer than usual workers may take to end once the run is stopped."""
         self.cores = os.cpu_count() or 1
+        self._exchanging = Exchanging(self)
 
     # -- membership ---------------------------------------------------------------------------
 
@@ -99,6 +101,7 @@ class Owner:
         """A worker died without a word."""
         if not member.gone:
             self._guarded(lambda: self._gone(member, "stopped" if self.ending else "died", detail))
+            self.look()
 
     @property
     def living(self) -> list[Member]:
@@ -132,8 +135,8 @@ class Owner:
 
     def look(self) -> None:
         """See whether peers sleep that have been waited for, and all is here that was."""
-        if self.peering is not None and self.halted is None:
-            self._guarded(self.peering.look)
+        for each in (self.peering, self._exchanging) if self.halted is None else ():
+            self._guarded(each.look if each is not None else lambda: None)
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:
@@ -169,12 +172,10 @@ class Owner:
             case m.Meet() if self.peering is not None:
                 self.peering.meet(member, message, fds)
                 self._work.answer()
-            case m.Draw():
-                member.draws = True
-                self._work.answer()
-            case m.Linger():
-                member.lingers = message.epoch
-                self._work.answer()
+            case m.Draw() | m.Linger():
+                self._work.ask(member, message)
+            case m.Give():
+                self._exchanging.give(member, message)
             case m.Away() | m.Back():
                 self.evaluating.handle(member, message, self.peering)
             case m.Hello():

@@ -131,6 +131,11 @@ class StoreLink:
         self._send(m.Back(values, seconds))
         return self._expect(m.Release)[0]
 
+    def exchange(self, data: bytes, more: bool) -> dict[int, bytes]:
+        """Give bytes, and get those of all."""
+        self._send(m.Give(data, more))
+        return self._expect(m.Given)[0].parts
+
     def end_work(self, why: str) -> None:
         """Nobody is to get further work."""
         self.enough = True

@@ -145,6 +145,9 @@ class StridedLoader:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
+    def __len__(self) -> int:
+        return len(range(self._rank, len(self._loader), self._size))
+
     def __iter__(self) -> Iterator[Any]:
         for batch in islice(self._loader, self._rank, None, self._size):
             if self._stopped():

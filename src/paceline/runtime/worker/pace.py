@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from paceline.errors import ConfigError, RunError
 from paceline.runtime import seat
+from paceline.runtime.gathered import gather
 from paceline.runtime.worker.partition import Partition
 
 Metrics = Mapping[str, float] | float
@@ -53,8 +54,11 @@ class Pace(ABC):
         """Tie model, optimizer, loader and per-iteration schedulers to the run; returns them in order.
 
         Give it the training loader and the schedulers that you step once per iteration. Whatever
-        is stepped once per epoch, and loaders for evaluation, need no preparation.
+        is stepped once per epoch, and loaders for evaluation, need no preparation. A scheduler that
+        is built from the length of the prepared loader is prepared later: `pace.prepare(scheduler)`.
         """
+        if self._model is not None and objects and all(isinstance(o, LRScheduler) for o in objects):
+            return self._prepare_later(objects)
         if self._model is not None:
             raise ConfigError("prepare was called twice. Call it once, with model, optimizer and loader.")
         model = _the_one(objects, nn.Module, "model (torch.nn.Module)")
@@ -67,11 +71,22 @@ class Pace(ABC):
         self._model, self._optimizer = model, optimizer
         loader = self._prepare(model, optimizer, loaders[0] if loaders else None)
         for scheduler in (o for o in objects if isinstance(o, LRScheduler)):
+            self._mention_misfit(scheduler)
             self._prepare_scheduler(scheduler)
         if self.lead and self.size > 1:
             self._mention_strangers(objects)
         results = tuple(loader if o in loaders else o for o in objects)
         return results[0] if len(results) == 1 else results
+
+    def _prepare_later(self, schedulers: tuple[LRScheduler, ...]) -> Any:
+        """Schedulers that were built from the length of the prepared loader."""
+        for scheduler in schedulers:
+            self._prepare_scheduler(scheduler)
+        return schedulers[0] if len(schedulers) == 1 else schedulers
+
+    def _mention_misfit(self, scheduler: LRScheduler) -> None:
+        """Say so if a schedule has another length than the run; alone they are the same."""
+        return
 
     def _mention_strangers(self, objects: tuple[Any, ...]) -> None:
         for each in objects:
@@ -129,6 +144,19 @@ class Pace(ABC):
         if self._left:
             raise RunError("pace.consensus() after pace.leave(): this worker takes no part any more.")
         return self._apart()
+
+    def gather(self, x: Any) -> torch.Tensor:
+        """The rows of all workers' `x`, by rank: tensors joined along the first dimension, or numbers.
+
+        All workers that are left have to call this, and all get the result; meanwhile nobody waits for them.
+        Under a protocol without a store, after equally many iterations. Alone it is `x` itself.
+        """
+        if self._left:
+            raise RunError("pace.gather() after pace.leave(): this worker takes no part any more.")
+        return gather(x, self._swap)
+
+    def _swap(self, data: bytes, more: bool) -> dict[int, bytes]:
+        return {self.rank: data}
 
     def stop(self, why: str = "") -> None:
         """End training for all workers, as a last epoch would: loaders and `epochs` come to their end.

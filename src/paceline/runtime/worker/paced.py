@@ -14,6 +14,7 @@ from paceline.errors import ConfigError, RunError, RunStopped
 from paceline.runtime.checkpoints.random_state import RandomState, seed_apart
 from paceline.runtime.messages.workers import Push
 from paceline.runtime.orders import SampleOrders
+from paceline.runtime.schedules import misfit
 from paceline.runtime.worker.binding import Binding
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
@@ -62,6 +63,9 @@ class PacedWorker(Pace):
         """What was warned of: once is enough."""
         self._counted = False
         """Whether a loader tells how many samples there are."""
+        self._lengths = (0, 0)
+        """Of the loader before and after prepare, as far as they are known."""
+        self._in_pass = 0
         self._began = 0
         """Where schedulers were to stand when the iteration under way began."""
         self._tells = False
@@ -95,6 +99,7 @@ class PacedWorker(Pace):
         self._take_over(optimizer)
         seed_apart(config.seed, self.rank)
         self._counted = loader is not None
+        self._lengths = 0 if source is None else source.batches, ready.rounds or 0
         if loader is None:
             self._mention_no_loader()
             self._passed()
@@ -146,6 +151,18 @@ class PacedWorker(Pace):
 
         follow(scheduler, missed)
 
+    def _mention_misfit(self, scheduler: LRScheduler) -> None:
+        before, now = self._lengths
+        if self.lead and before and now and self._link.config.schedule == "samples":
+            said = misfit(scheduler, before, now, self.size)
+            if said is not None:
+                self._warn(said)
+
+    def _swap(self, data: bytes, more: bool) -> dict[int, bytes]:
+        if self._model is None:
+            raise ConfigError("pace.gather() before pace.prepare(): the run has not begun. Prepare first.")
+        return self._link.exchange(data, more)
+
     def _find(self, state: WorkerState) -> None:
         """The run goes on, and this worker where it stood."""
         self._random, self._epoch, self._stepped = state.random, state.epoch, list(state.schedules)
@@ -166,6 +183,7 @@ class PacedWorker(Pace):
     def _arrived(self, samples: int, batch: Batch | None = None) -> None:
         """A batch reached the script."""
         self._fed = True
+        self._in_pass += 1
         self._samples += samples
         if batch is not None:
             self._epoch = batch.epoch
@@ -175,6 +193,13 @@ class PacedWorker(Pace):
 
     def _passed(self) -> None:
         """The loader has come to an end."""
+        length, batches, self._in_pass = self._lengths[1], self._in_pass, 0
+        if self._used and batches != length:
+            self._warn(
+                f"rank {self.rank} ended a pass with gradients of {len(self._used)} batches that it has not "
+                f"stepped with. It had {batches} batches, and len(loader) is {length}: under this protocol "
+                "that is an average, so `i + 1 == len(loader)` misses the end. Step after the loop, too"
+            )
         if self._random is not None:
             self._random.restore()
 
