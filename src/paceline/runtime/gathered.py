@@ -26,7 +26,7 @@ class Kind(msgspec.Struct, frozen=True):
     @property
     def size_bytes(self) -> int:
         """Of its contents."""
-        return math.prod(self.shape) * getattr(torch, self.dtype).itemsize
+        return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
 
 
 def as_rows(value: Any) -> Tensor:
