@@ -21,7 +21,7 @@ from support.tight import TIGHT, every_model
 
 SAMPLES, BATCH, EPOCHS = 50, 4, 3
 SIZES = ("--samples", SAMPLES, "--batch", BATCH, "--epochs", EPOCHS)
-"""Thirteen batches an epoch, the last one short: rounds span epochs, and the last is not full."""
+"""Thirteen batches an epoch, the last one short: the last round of each is not full."""
 COLLECTIVE = sorted(name for name in PEERS if not PEERS[name]().free)
 """The others exchange one-sidedly, which needs memory that all see."""
 every_collective = pytest.mark.parametrize("protocol", COLLECTIVE)

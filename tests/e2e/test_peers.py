@@ -20,7 +20,7 @@ from support.tight import TIGHT, every_model, every_repeating
 def test_allreduce_equals_one_process_with_the_batches_of_a_round_as_one(
     lab: Lab, name: str, workers: int
 ) -> None:
-    """Fifty samples in fours: an epoch's last batch is short, rounds span epochs, the last is not full."""
+    """Fifty samples in fours: an epoch's last batch is short, and its last round is not full."""
     sizes = ("--samples", 50, "--batch", BATCH, "--epochs", EPOCHS)
     run = lab.trained("train.py", name, *sizes, workers=workers, protocol="allreduce")
     rounds = in_rounds(50, BATCH, workers, EPOCHS)

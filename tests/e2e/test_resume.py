@@ -48,8 +48,7 @@ def test_bsp_stopped_and_resumed_equals_bsp_uninterrupted_bit_for_bit(
 ) -> None:
     """Momentum and second moments included.
 
-    Some of the stops fall on a round that spans two epochs: one worker is done with the first of
-    them, and waits at its end in case the other one dies over its last batch.
+    Some of the stops fall on the last round of an epoch, in which one worker has nothing to do.
     """
     dials = {"workers": workers, "protocol": "bsp", "seed": 3}
     first, second = in_two_parts(lab, name, "--shuffle", before=before, waiting=waiting, **dials)

@@ -192,7 +192,7 @@ class Trainer:
                 f"{self._shared['script']} reports no accuracy to compare. Call pace.evaluate(fn) with a "
                 "function that returns it."
             )
-        self._work = self._work or result.samples
+        self._work = self._work or result.samples or 0
         return nan if result.accuracy is None else result.accuracy, result.seconds
 
     def _say(self, text: str) -> None:

@@ -109,5 +109,5 @@ def launch_service(kind: str, order: bytes) -> tuple[subprocess.Popen[bytes], st
 
 def plain_environment() -> dict[str, str]:
     """Ours, without what a launcher told its workers, for processes that are none of them."""
-    launchers = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_", "OMP_NUM_THREADS")
+    launchers = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "TORCHELASTIC_", "OMP_NUM_THREADS")
     return {key: value for key, value in os.environ.items() if not key.startswith(launchers)}

@@ -180,6 +180,7 @@ class RayEngine:
                 meeting=store.meeting,
                 rank=rank,
                 threads=threads,
+                local=(sum(other == node for other, _, _ in places[:rank]), neighbours[node]),
                 beside=beside,
                 folder=os.getcwd(),
             )

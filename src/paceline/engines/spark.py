@@ -218,11 +218,14 @@ def work(told: bytes, rows: Iterable[Any]) -> Iterator[tuple[int, str, int]]:
     """A task: run one worker, and pass on what it prints. Called by Spark, in an executor."""
     from pyspark import BarrierTaskContext
 
-    task, rank = msgspec.json.decode(told, type=SparkTask), BarrierTaskContext.get().partitionId()
+    context = BarrierTaskContext.get()
+    task, rank = msgspec.json.decode(told, type=SparkTask), context.partitionId()
+    hosts = [info.address.rpartition(":")[0] for info in context.getTaskInfos()]
+    local = hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
     meeting = task.order.meeting
     home = call_home(task.logs, meeting.secret, rank, meeting.trust)
     with home, spooled(rows, task.data) as partition:
-        order = msgspec.structs.replace(task.order, rank=rank, partition=partition)
+        order = msgspec.structs.replace(task.order, rank=rank, partition=partition, local=local)
         yield rank, socket.gethostname(), run_worker(order, home.sendall)
 
 

@@ -31,6 +31,8 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     meeting: MeetingPoint
     rank: int
     threads: int = 1
+    local: tuple[int, int] | None = None
+    """Its place among the workers of its host, and how many they are; None: all are on one."""
     beside: bool = False
     """Whether the store is on the same host."""
     folder: str = ""
@@ -107,7 +109,7 @@ def _work(order: WorkerOrder, config: RunConfig) -> int:
     except PacelineError as error:
         print(error, file=sys.stderr)
         return 0 if isinstance(error, RunStopped) else 1
-    seat.partition = order.partition
+    seat.partition, seat.local = order.partition, order.local
     return run_script(seat, order.threads)
 
 

@@ -94,8 +94,9 @@ class RunProcesses:
                 channel = Channel(mine)
             else:
                 mine.close()
-        threads = max(1, (os.cpu_count() or 1) // max(1, len(pairs or [()])))
-        return run_script(Seat(rank, self.config, channel), threads)
+        here = len(pairs or [()])
+        threads = max(1, (os.cpu_count() or 1) // max(1, here))
+        return run_script(Seat(rank, self.config, channel, local=(place, here)), threads)
 
     def _owner(self, pairs: list[tuple[socket.socket, socket.socket]], pids: tuple[int, ...]) -> int:
         from paceline.runtime.serve import host, serve

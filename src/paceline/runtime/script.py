@@ -18,6 +18,7 @@ import torch
 
 from paceline.errors import ConfigError, PacelineError, RunError, RunStopped
 from paceline.runtime import seat as seats
+from paceline.runtime.environment import hint_for, tell_environment
 from paceline.runtime.join import joined
 from paceline.runtime.messages.workers import Failed, Hello
 from paceline.runtime.seat import Seat
@@ -39,6 +40,8 @@ def run_script(seat: Seat, threads: int, conducted: bool = True) -> int:
     faulthandler.enable()
     torch.set_num_threads(threads)
     _seed(config.seed + (0 if config.mesh else seat.rank))  # parts of one model are drawn as one
+    if conducted:  # else torchrun has told
+        tell_environment(seat)
     seats.take(seat)
     if seat.channel is None:
         claim(config.path, os.getpid())
@@ -127,6 +130,7 @@ def _leave_a_trace(seat: Seat, error: BaseException, text: str) -> None:
 
 def _one_line(error: BaseException) -> str:
     message = shorten(str(error), LONGEST, placeholder=" ... (see the log)")
+    message += hint_for(str(error))
     return message if isinstance(error, PacelineError) else f"{type(error).__name__}: {message}".rstrip(": ")
 
 

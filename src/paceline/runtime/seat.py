@@ -18,6 +18,8 @@ class Seat:
     """The way to the store; None for a lone worker, which needs none."""
     partition: int | None = None
     """An open file with the rows that its engine has for this worker alone."""
+    local: tuple[int, int] | None = None
+    """Its place among the workers of its host, and how many they are; None: all are on one."""
 
 
 _seat: Seat | None = None

@@ -97,6 +97,10 @@ class Ledger:
         self._unapplied: dict[int, list[tuple[Batch, ...]]] = {}
         self._orphaned: list[Batch] = []
         self._last_epoch = -1
+        self.told: dict[int, Any] = {}
+        """Where workers stand themselves, as they told for the next checkpoint."""
+        self.found: dict[int, Any] = {}
+        """Where they stood by the checkpoint that the run goes on from."""
         self.on_member: Callable[[int, int | None], None] = lambda worker, clock: None
         """Told of everyone who begins to take part, and at which clock; None: who no longer does."""
         write(run_started(config, *self.named, simulated))

@@ -55,7 +55,8 @@ class Result(msgspec.Struct, frozen=True):
     seed: int
     status: str
     seconds: float
-    samples: int
+    samples: int | None
+    """Null where nobody counts them: without a prepared loader, unless the script says them."""
     samples_per_s: float | None
     loss: float | None
     accuracy: float | None
@@ -90,6 +91,8 @@ class Result(msgspec.Struct, frozen=True):
     """The axes of the grid that the workers of a split model form; null where it is not split."""
     bytes_by_axis: dict[str, int] | None = None
     """What its workers sent along each of them."""
+    iterations: int | None = None
+    """Of all workers: gradients that were pushed or stepped with."""
 
 
 class Tally:
@@ -187,7 +190,7 @@ class Tally:
             seed=start.seed,
             status=self.end.status if self.end else "interrupted" if self.interrupted else "running",
             seconds=self.now,
-            samples=self.samples,
+            samples=self.samples if self.samples or not self.pushes else None,
             samples_per_s=self.samples / self.now if self.now > 0 and self.samples else None,
             loss=self.loss,
             accuracy=self.accuracy,
@@ -210,6 +213,7 @@ class Tally:
             barrier_questions=self._looks[1] if self._looks else None,
             mesh=start.mesh or None,
             bytes_by_axis={axis: self.bytes_by_axis[axis] for axis in start.mesh} if start.mesh else None,
+            iterations=self.pushes,
         )
 
     def _moved(self) -> tuple[int | None, int | None]:

@@ -14,7 +14,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.errors import ConfigError
-from paceline.runtime.worker.loader import COPIED, SampleOrders
+from paceline.runtime.orders import SampleOrders
 
 Indices = list[Any]
 

@@ -19,6 +19,7 @@ from paceline.errors import ConfigError
 from paceline.protocols.core.parts import Part
 from paceline.protocols.core.peer import Me
 from paceline.runtime.checkpoints.random_state import RandomState
+from paceline.runtime.worker_state import WorkerState
 from paceline.store.disk.checkpoint import check_optimizer, read_files
 from paceline.store.optimizers import export_state, import_state
 from paceline.store.together import title
@@ -38,10 +39,12 @@ class PeerState(msgspec.Struct, frozen=True, kw_only=True):
     stepped_by: str = ""
     """The optimizer's class; empty where it has none of its own."""
     random: RandomState
+    schedules: tuple[int, ...] = ()
+    """How often its prepared schedulers were stepped."""
 
 
 def save_peer(
-    folder: Path, me: Me, optimizer: torch.optim.Optimizer | None, buffers: list[Tensor], epoch: int
+    folder: Path, me: Me, optimizer: torch.optim.Optimizer | None, buffers: list[Tensor], stand: WorkerState
 ) -> None:
     """Write a worker's files, at the end of an iteration and with nothing under way.
 
@@ -61,19 +64,20 @@ def save_peer(
     save_file(moments, folder / f"rank{me.rank}.optimizer.safetensors")
     state = PeerState(
         count=me.count,
-        epoch=epoch,
+        epoch=stand.epoch,
         memory=memory,
         optimizer=values,
         stepped_by="" if optimizer is None else title(optimizer),
-        random=RandomState.now(),
+        random=stand.random,
+        schedules=stand.schedules,
     )
     (folder / f"rank{me.rank}.json").write_bytes(msgspec.json.encode(state))
 
 
 def load_peer(
     folder: Path, me: Me, optimizer: torch.optim.Optimizer | None, buffers: list[Tensor]
-) -> tuple[RandomState, int]:
-    """Put everything back, once the protocol has started; where random numbers stood, in which epoch."""
+) -> WorkerState:
+    """Put everything back, once the protocol has started; where the worker itself stood."""
     state, tensors, moments = read_files(folder, f"rank{me.rank}", PeerState)
     me.count = state.count
     if optimizer is not None:
@@ -85,7 +89,7 @@ def load_peer(
     for kind, space in _namespaces(me).items():
         for name, value in state.memory[kind].items():
             _restore(space, name, _unpacked(value, f"{kind}.{name}", tensors))
-    return state.random, state.epoch
+    return WorkerState(state.random, state.epoch, state.schedules)
 
 
 def _namespaces(me: Me) -> dict[str, SimpleNamespace]:

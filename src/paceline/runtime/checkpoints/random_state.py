@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from hashlib import sha256
 from typing import Any, cast
 
 import msgspec
@@ -27,7 +28,7 @@ class RandomState(msgspec.Struct, frozen=True):
             _bytes(torch.get_rng_state()),
             random.getstate(),
             (kind, tuple(keys.tolist()), place, has_gauss, gauss),
-            tuple(_bytes(generator.get_state()) for generator in _generators(loader)),
+            tuple(_bytes(generator.get_state()) for generator in generators(loader)),
         )
 
     def restore(self, loader: Any = None) -> None:
@@ -36,7 +37,7 @@ class RandomState(msgspec.Struct, frozen=True):
         random.setstate(self.python)
         kind, keys, place, has_gauss, gauss = self.numpy
         np.random.set_state((kind, np.array(keys, dtype=np.uint32), place, has_gauss, gauss))
-        for generator, state in zip(_generators(loader), self.own, strict=False):
+        for generator, state in zip(generators(loader), self.own, strict=False):
             generator.set_state(_tensor(state))
 
 
@@ -45,11 +46,29 @@ def seed(number: int, loader: Any = None) -> None:
     torch.default_generator.manual_seed(number)
     random.seed(number)
     np.random.seed(number)
-    for generator in _generators(loader):
+    for generator in generators(loader):
         generator.manual_seed(number)
 
 
-def _generators(loader: Any) -> list[torch.Generator]:
+def digest(loader: Any) -> str:
+    """Tells apart where generators stand that a loader, or its sampler, was given; empty: it has none."""
+    states = [_bytes(generator.get_state()) for generator in generators(loader)]
+    return sha256(b"".join(states)).hexdigest() if states else ""
+
+
+def seed_apart(number: int, rank: int) -> None:
+    """Let this worker draw other numbers than the others do, though all may have run the same seeds.
+
+    The first one's stay as they are, so that it draws what a script alone would."""
+    if rank:
+        mixed = (torch.initial_seed() + number * 1_000_003 + rank * 7_368_787) & 0x7FFF_FFFF
+        torch.manual_seed(mixed)
+        random.seed(mixed)
+        np.random.seed(mixed)
+
+
+def generators(loader: Any) -> list[torch.Generator]:
+    """Those that a loader, or its sampler, was given."""
     batches = getattr(loader, "batch_sampler", None)
     places = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
     found = [getattr(place, "generator", None) for place in places]

@@ -11,6 +11,7 @@ from paceline.protocols.core.meeting import Call
 from paceline.protocols.core.operations import Rule
 from paceline.protocols.core.parts import Part
 from paceline.protocols.paced.psp_distributed import PeerBarrier
+from paceline.runtime.worker_state import WorkerState
 from paceline.store.layout import Layout, Slot
 from paceline.store.optimizers import GroupSettings, OptimizerSpec
 from paceline.store.work.budget import Batch, Source
@@ -66,6 +67,8 @@ class Push(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """The samples it counts by in a mean, if these are not the ones to be counted."""
     clip: float | None = None
     """The largest norm that the step with my gradient may have, as the script asked."""
+    state: WorkerState | None = None
+    """Where I stand, if I was to tell."""
 
 
 class BarrierPassed(msgspec.Struct, frozen=True, tag="Passed"):
@@ -183,6 +186,8 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     values: dict[str, float] | None = None
     waits: bool = False
     """Whether I sleep until the run is over, for the model that it saves."""
+    state: WorkerState | None = None
+    """Where I stood when the run was stopped."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -191,6 +196,14 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     kind: Literal["config", "error", "fatal"]
     """`fatal`: nobody is to go on without me."""
     text: str
+
+
+class Give(msgspec.Struct, frozen=True, tag=True):
+    """These bytes are for everybody. I take no part until I have those of all."""
+
+    data: bytes
+    more: bool
+    """Whether more is to follow, for which I will come again at once."""
 
 
 class PlanEpochs(msgspec.Struct, frozen=True, tag="Plan"):
@@ -240,6 +253,7 @@ FromWorker = (
     | Computed
     | Leave
     | Failed
+    | Give
     | PlanEpochs
     | Enough
     | Recall
@@ -275,6 +289,10 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """Whether you compute on a look-ahead, and not on the store's own weights."""
     rounds: int | None = None
     """How many batches you get per epoch: in lockstep exactly, else on average."""
+    state: WorkerState | None = None
+    """Where you stood when the run was stopped that goes on now."""
+    tell: bool = False
+    """With your first push, tell where you stand."""
 
 
 class Lend(msgspec.Struct, frozen=True, tag=True):
@@ -298,6 +316,8 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     """There is no further work."""
     skipped: bool = False
     """The step with your gradient in it was skipped: it was not finite, and a GradScaler expects that."""
+    tell: bool = False
+    """With your next push, tell where you stand: a checkpoint is due."""
 
 
 class Joint(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -385,6 +405,12 @@ class Grant(msgspec.Struct, frozen=True, tag=True):
     """There is no further work, in this epoch or a later one."""
 
 
+class Given(msgspec.Struct, frozen=True, tag=True):
+    """What all gave, by rank."""
+
+    parts: dict[int, bytes]
+
+
 class Halt(msgspec.Struct, frozen=True, tag=True):
     """The run is over, whatever you were about to do."""
 
@@ -392,7 +418,9 @@ class Halt(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-FromStore = Welcome | Ready | Lend | Added | Release | Met | Stand | Show | Elapsed | Grant | Recalled | Halt
+FromStore = (
+    Welcome | Ready | Lend | Added | Release | Met | Stand | Show | Elapsed | Grant | Recalled | Given | Halt
+)
 
 worker_decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 store_decoder: msgspec.msgpack.Decoder[FromStore] = msgspec.msgpack.Decoder(FromStore)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from paceline.runtime.messages.workers import Draw, Linger
 from paceline.runtime.run.member import Member
 from paceline.store.ledger import Ledger
 from paceline.store.work.budget import Batch
@@ -29,6 +30,14 @@ class BatchDispenser:
         """The member's next batch; None when the store does not know the work, or there is none left."""
         budget = self._ledger.budget
         return None if budget is None or self._ledger.enough else budget.draw(member.rank)
+
+    def ask(self, member: Member, message: Draw | Linger) -> None:
+        """A member needs a batch, or has come to the end of an epoch."""
+        if isinstance(message, Draw):
+            member.draws = True
+        else:
+            member.lingers = message.epoch
+        self.answer()
 
     def answer(self) -> None:
         """Look again who of those that ask can be answered; called after everything that happens."""

@@ -10,6 +10,7 @@ from paceline.runtime.checkpoints.writer import CheckpointWriter
 from paceline.runtime.messages.workers import Halt
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.start import Run
+from paceline.runtime.worker_state import all_told
 from paceline.store.disk.checkpoint import (
     model_state,
     remove_checkpoint,
@@ -45,13 +46,21 @@ def keep_if_due(keeping: CheckpointWriter, run: Run, members: Iterable[Member]) 
     With no gradient held, so that every sample counted is in the weights; and with the buffers of the
     first worker that sleeps, since those of others may be changing.
     """
-    clocks = run.ledger.pacer.clocks
+    ledger, clocks = run.ledger, run.ledger.pacer.clocks
     if clocks.held or not keeping.due(clocks.version):
         return
+    if ledger.pacer.protocol.lockstep and not all_told(ledger.told, clocks.active):
+        return  # after the next round: all are asked to tell where they stand
     there = (each for each in members if each.asks and not each.gone and each.segment is not None)
     lead = min(there, key=lambda each: each.rank, default=None)
     if lead is not None:
         keeping.keep(clocks.version, run.ledger.samples, lambda: run.take(lead))
+        ledger.told = {}
+
+
+def has_to_tell(keeping: CheckpointWriter, ledger: Ledger) -> bool:
+    """Whether workers are to tell where they stand with their next push: in lockstep, for a checkpoint."""
+    return ledger.pacer.protocol.lockstep and keeping.due(ledger.pacer.clocks.version + 1)
 
 
 def last_remarks(ledger: Ledger, skipped: int, finished: bool) -> Iterator[str]:

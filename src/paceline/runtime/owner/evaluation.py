@@ -47,6 +47,14 @@ class StoreEvaluation:
         member.evaluates = False
         self._refresh(member, copy=distance is None)
 
+    def step_aside(self, member: Member) -> None:
+        """Let nobody wait for it, until it steps in again."""
+        self._follow(self._run.ledger.leave(member.rank, self._now(), "away"))
+
+    def step_in(self, member: Member) -> None:
+        """It takes part again."""
+        self._follow(self._run.ledger.join(member.rank, self._now(), member.pid))
+
     def unmarked(self, member: Member, message: m.FromWorker) -> bool:
         """Whether this is of an evaluation that leaves no mark on record: in lockstep nobody steps aside."""
         pacer = self._run.ledger.pacer

@@ -21,6 +21,7 @@ from paceline.errors import ConfigError, PacelineError, RunError
 from paceline.fabric.channel import WorkerLine
 from paceline.protocols import Decision
 from paceline.runtime.checkpoints.writer import CheckpointWriter
+from paceline.runtime.exchanging import Exchanging
 from paceline.runtime.meeting.place import MeetingPlace
 from paceline.runtime.messages import workers as m
 from paceline.runtime.owner.batches import BatchDispenser
@@ -29,6 +30,7 @@ from paceline.runtime.owner.evaluation import StoreEvaluation
 from paceline.runtime.owner.paced import PacedFamily
 from paceline.runtime.parting import hand_out, turn_away
 from paceline.runtime.recalling import recall
+from paceline.runtime.releasing import ready, release
 from paceline.runtime.run.family import Family, NotBegun
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.owner_view import VirtualTime
@@ -79,6 +81,7 @@ class Owner:
         self.patience_s = 0.0
         """How much longer than usual workers may take to end once the run is stopped."""
         self.cores = os.cpu_count() or 1
+        self._exchanging = Exchanging(self)
 
     # -- membership ---------------------------------------------------------------------------
 
@@ -101,6 +104,7 @@ class Owner:
         """A worker died without a word."""
         if not member.gone:
             self._guarded(lambda: self._gone(member, "stopped" if self.ending else "died", detail))
+            self.look()
 
     def do_without(self, member: Member, left: events.WorkerLeft) -> None:
         """Begin without a worker that was lost before training began in the run that is replayed."""
@@ -151,6 +155,8 @@ class Owner:
         """See whether peers sleep that have been waited for, and all is here that was."""
         if self.halted is None:
             self._guarded(self.family.look)
+        if self.halted is None:
+            self._guarded(self._exchanging.look)
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:
@@ -164,6 +170,7 @@ class Owner:
             case m.Leave():
                 self._report(member, message.values)
                 self._waiting += [member] if message.waits else []
+                self._gathering.told(member, message.state, self._run)
                 self._gone(member, "stopped" if self.ending else "finished", "")
             case m.Failed():
                 self._script_failed(member, message)
@@ -190,12 +197,10 @@ class Owner:
             case m.Meet():
                 self.family.meet(member, message, fds)
                 self._work.answer()
-            case m.Draw():
-                member.draws = True
-                self._work.answer()
-            case m.Linger():
-                member.lingers = message.epoch
-                self._work.answer()
+            case m.Draw() | m.Linger():
+                self._work.ask(member, message)
+            case m.Give():
+                self._exchanging.give(member, message)
             case m.Away():
                 self.family.away(member, message)
             case m.Back():
@@ -256,7 +261,7 @@ class Owner:
                 self._follow(joined)
         for member in members:
             batch = self._work.draw(member)
-            self.send(member, run.ready(member, batch), run.fds(member))
+            self.send(member, ready(run, self.keeping, member, batch), run.fds(member))
             self.on_release(member.rank)
         self.trace.flush()
 
@@ -282,12 +287,12 @@ class Owner:
         member.looping, member.wants = True, push.want
         trusted = self.config.bad_gradient == "stop" or push.finite or push.scaled
         usable = trusted or isfinite(run.store.norm(gradients))
+        self._gathering.told(member, push.state, run)
         now = self.now()
         decision = run.ledger.push(member.rank, now, push.samples, push.used, usable=usable)
         scale = self._carry_out(decision)
         spent = time.perf_counter() - began if self.virtual is None else self.virtual.exchange_s(member.rank)
-        if not usable:
-            self._skipped += 1
+        self._skipped += not usable
         run.ledger.pushed(decision, now, push.samples, push.compute_s, spent, scale, skipped=not usable)
         self._report(member, push.values)
         for each in run.at_barriers([member]):
@@ -311,12 +316,8 @@ class Owner:
         if self._stopping is not None:
             self.send(member, self._stopping)
             return
-        run = self._started
-        version = run.ledger.pacer.clocks.version
         batch = self._work.draw(member) if member.wants else None
-        skipped, member.overflowed = member.overflowed, False
-        position, over = run.ledger.position(), run.ledger.enough
-        self.send(member, m.Release(version, position, batch, over=over, skipped=skipped))
+        self.send(member, release(self._started, self.keeping, member, batch))
         self.on_release(member.rank)
 
     # -- reports, endings, small things -------------------------------------------------------

@@ -17,12 +17,10 @@ from paceline.protocols.core.meeting import SETTLING
 from paceline.protocols.core.operations import Operation
 from paceline.protocols.core.peer import Done, Me, Peer, settles
 from paceline.runtime.checkpoints.peer_files import load_peer, save_peer
-from paceline.runtime.checkpoints.random_state import RandomState
 from paceline.runtime.messages.workers import Meet, Met
 from paceline.runtime.worker.link import StoreLink
 from paceline.runtime.worker.paced import PacedWorker
 from paceline.store.disk.folders import partial_of
-from paceline.store.work.budget import Batch
 
 
 class StoppablePeer(PacedWorker):
@@ -38,8 +36,8 @@ class StoppablePeer(PacedWorker):
         self._until: int | None = None
         self._save_at: int | None = None
         self._saved = False
-        self._random: RandomState | None = None
-        self._epoch = -1
+        self._before = 0
+        """Iterations before the run was stopped that goes on."""
 
     def _carry_out(self, operation: Operation | Done) -> Any:
         raise NotImplementedError
@@ -85,7 +83,7 @@ class StoppablePeer(PacedWorker):
         assert self._optimizer is not None
         folder = partial_of(self._link.config.path / "checkpoint")
         own = None if self._shared else self._optimizer
-        save_peer(folder, self._me, own, self._all_buffers(), self._epoch)
+        save_peer(folder, self._me, own, self._all_buffers(), self._stand())
 
     def _save_and_wait(self) -> None:
         """A checkpoint on the way: go on once all have saved theirs, or somebody could not."""
@@ -100,21 +98,8 @@ class StoppablePeer(PacedWorker):
         """Begin where a stopped run ended."""
         folder, own = self._link.config.resume, None if self._shared else self._optimizer
         if folder is not None:
-            self._random, self._epoch = load_peer(Path(folder), self._me, own, self._all_buffers())
+            self._find(load_peer(Path(folder), self._me, own, self._all_buffers()))
+            self._before = self._position = self._me.count
 
     def _all_buffers(self) -> Any:
         return self._binding.layout.buffer_views(self._link.segments[0].bytes)
-
-    # A loader draws a random number at the beginning of each pass. Resumed, a script begins passes again that
-    # are behind it: what these draw is taken back, but not what a pass draws that is really new.
-
-    def _arrived(self, samples: int, batch: Batch | None = None) -> None:
-        epoch = self._epoch if batch is None else batch.epoch
-        if self._random is not None and epoch == self._epoch:
-            self._random.restore()
-        self._random, self._epoch = None, epoch
-        super()._arrived(samples, batch)
-
-    def _passed(self) -> None:
-        if self._random is not None:
-            self._random.restore()

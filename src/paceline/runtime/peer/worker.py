@@ -345,7 +345,7 @@ class PeerWorker(PeerEvaluation):
         self._me.members = met.members
         self._until, self._save_at = met.until, met.save_at
         if met.release is not None:
-            self._position = met.release.position
+            self._position = self._before + met.release.position
         return met
 
     def _told(self) -> Push | None:

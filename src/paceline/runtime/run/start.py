@@ -27,6 +27,7 @@ from paceline.runtime.messages import workers as m
 from paceline.runtime.optimizer_state import State, unpacked
 from paceline.runtime.run.held_gradients import HeldGradients
 from paceline.runtime.run.member import Member
+from paceline.runtime.worker_state import WorkerState, restored, saved
 from paceline.store.checksums import unchecked
 from paceline.store.corrections.choice import Choice, choose
 from paceline.store.corrections.correction import memory_bytes
@@ -36,7 +37,6 @@ from paceline.store.ledger import Ledger
 from paceline.store.optimizers import import_state
 from paceline.store.parameters import Gradients, ParameterStore
 from paceline.store.portions import Portion, used_of
-from paceline.store.work.budget import Batch
 from paceline.trace.events import Event, WorkerLeft
 
 CHECKPOINT_HAD = "the checkpoint was made with another"
@@ -170,6 +170,11 @@ class RunStart:
         initial, self._initial = self._initial, None
         return initial
 
+    def told(self, member: Member, state: WorkerState | None, run: Run | None) -> None:
+        """A worker has told where it stands, for a checkpoint."""
+        if state is not None and run is not None:
+            run.ledger.told[member.rank] = state
+
     def begin(self, members: list[Member], write: Callable[[Event], None], simulated: bool) -> Run:
         """Everybody is here: check, lay out, equip."""
         lead = members[0]
@@ -282,15 +287,6 @@ class Run:
         given = member.segment.fd, (member.weights or self.weights).fd
         return given if self.board is None else (*given, self.board.fd)
 
-    def ready(self, member: Member, batch: Batch | None) -> m.Ready:
-        """What a worker is told when it may begin; its memory has what it is to compute on."""
-        ahead = self.store.looks_ahead and member.weights is not None
-        if ahead and member.weights is not None:
-            self.store.hand_out(member.weights.bytes)
-        epoch = self.ledger.budget.epoch if self.ledger.budget else 0
-        at = self.shared, epoch, self.ledger.position()
-        return m.Ready(*at, batch, self.agrees, self.barrier(member.rank), ahead, self.ledger.rounds)
-
     def barrier(self, rank: int) -> PeerBarrier | None:
         """The barrier a worker keeps itself, if any; in a replay one that asks nobody."""
         barrier = own_barrier(self.ledger.pacer.protocol, rank)
@@ -334,6 +330,7 @@ def run_state(ledger: Ledger, store: ParameterStore, peers: int | None, shared: 
         stepped_by=store.stepped_by,
         protocol_sha256=own.digest(ledger.named[0]),
         correct=store.corrected_by,
+        workers=saved(ledger.told),
     )
 
 
@@ -363,6 +360,7 @@ def _resume(folder: str | None, store: ParameterStore, ledger: Ledger) -> tuple[
         store.adjusted = dict(state.adjusted)
     if ledger.budget is not None and state.budget is not None:
         ledger.budget.load(state.budget)
+    ledger.found = restored(state.workers)
     return buffers, state.correct
 
 
@@ -416,6 +414,11 @@ def check_same(lead: Member, members: list[Member]) -> None:
             where = mine.layout.difference(theirs.layout)
             raise ConfigError(
                 f"ranks 0 and {member.rank} have different models: {where}. Build the same on all."
+            )
+        if mine.source and theirs.source and mine.source.order != theirs.source.order:
+            raise ConfigError(
+                f"the loader's generator does not stand at the same place on ranks 0 and {member.rank}, so "
+                "their epochs would have different orders. Seed it alike on all, or give the loader none."
             )
         if (mine.optimizer.name, mine.source) != (theirs.optimizer.name, theirs.source):
             raise ConfigError(

@@ -17,6 +17,7 @@ from paceline.runtime.messages import workers as m
 from paceline.runtime.optimizer_state import State, packed, unpacked
 from paceline.runtime.worker.binding import Binding
 from paceline.runtime.worker.peer_barrier import WorkerBarrier
+from paceline.runtime.worker_state import WorkerState
 from paceline.store.layout import Layout
 from paceline.store.optimizers import OptimizerSpec
 from paceline.store.replicas import answer_bytes
@@ -146,6 +147,11 @@ class StoreLink:
         self._send(m.Back(values, seconds))
         return self._expect(m.Release)[0]
 
+    def exchange(self, data: bytes, more: bool) -> dict[int, bytes]:
+        """Give bytes, and get those of all."""
+        self._send(m.Give(data, more))
+        return self._expect(m.Given)[0].parts
+
     def end_work(self, why: str) -> None:
         """Nobody is to get further work."""
         self.enough = True
@@ -176,11 +182,13 @@ class StoreLink:
         """Put a warning on record."""
         self._send(m.Say("warning", text))
 
-    def leave(self, values: dict[str, float] | None, waits: bool = False) -> None:
+    def leave(
+        self, values: dict[str, float] | None, waits: bool = False, state: WorkerState | None = None
+    ) -> None:
         """Done. If it `waits`, what the run saves lies in this worker's memory afterwards."""
         if not self._over:
             self._over = True
-            self._send(m.Leave(values, waits))
+            self._send(m.Leave(values, waits, state))
             if waits:
                 self._expect(m.Release)
 

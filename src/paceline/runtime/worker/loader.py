@@ -15,7 +15,8 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler
 
 from paceline.errors import ConfigError
-from paceline.runtime.checkpoints.random_state import RandomState, seed
+from paceline.runtime.checkpoints.random_state import digest
+from paceline.runtime.orders import SampleOrders
 from paceline.runtime.worker.link import StoreLink
 from paceline.runtime.worker.second_pass import SecondPass
 from paceline.store.work.budget import Batch, Source
@@ -34,42 +35,6 @@ COPIED = (
 )
 
 
-class SampleOrders:
-    """The order of every epoch: what the user's sampler gives under the epoch's seed."""
-
-    def __init__(self, sampler: Any, units: int, seed: int, fixed: bool = False) -> None:
-        """`fixed`: that of the first epoch is that of every epoch."""
-        self._sampler = sampler
-        self._fixed = fixed
-        self._units = units
-        self._seed = seed
-        self._cache: dict[int, list[Any]] = {}
-
-    def __getitem__(self, epoch: int) -> list[Any]:
-        epoch = 0 if self._fixed else epoch
-        if epoch not in self._cache:
-            for old in [e for e in self._cache if e < epoch - 1]:
-                del self._cache[old]
-            self._cache[epoch] = self._draw(epoch)
-        return self._cache[epoch]
-
-    def _draw(self, epoch: int) -> list[Any]:
-        kept = RandomState.now(self._sampler)
-        seed((self._seed * 1_000_003 + epoch) & 0x7FFF_FFFF, self._sampler)
-        try:
-            if hasattr(self._sampler, "set_epoch"):
-                self._sampler.set_epoch(epoch)
-            order = list(self._sampler)
-        finally:
-            kept.restore(self._sampler)
-        if len(order) < self._units:
-            raise ConfigError(
-                f"the loader's sampler gave {len(order)} of the {self._units} it has by its length, in epoch "
-                f"{epoch}. Let its __len__ tell the truth."
-            )
-        return order
-
-
 class Dispensed(Sampler[Any]):
     """A batch sampler that asks the store. One pass over it is one epoch."""
 
@@ -82,8 +47,11 @@ class Dispensed(Sampler[Any]):
         first: int,
         injection: Injection | None = None,
         length: int | None = None,
+        about_to: Callable[[Batch], None] = lambda batch: None,
     ) -> None:
-        """`first`: the epoch to begin with; `length`: how many batches this worker gets per epoch."""
+        """`first`: the epoch to begin with; `length`: how many batches this worker gets per epoch; `about_to`
+        is told of a batch before it is loaded."""
+        self._about_to = about_to
         self._injection = injection
         self._link = link
         self._orders = orders
@@ -108,6 +76,7 @@ class Dispensed(Sampler[Any]):
             order = self._orders[batch.epoch][batch.first : batch.first + count]
             indices = order[0] if self._whole_batches else order
             self._handed.append((batch, len(indices) if batch.count else 0))
+            self._about_to(batch)
             alone = self._injection is None or not batch.count
             yield indices if alone else self._filled_up(batch, indices)
         self._epoch = epoch + 1  # not reached by a loop that breaks off: the next one goes on here
@@ -176,6 +145,9 @@ class StridedLoader:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
+    def __len__(self) -> int:
+        return len(range(self._rank, len(self._loader), self._size))
+
     def __iter__(self) -> Iterator[Any]:
         for batch in islice(self._loader, self._rank, None, self._size):
             if self._stopped():
@@ -196,10 +168,11 @@ def source_of(loader: DataLoader[Any]) -> tuple[Source | None, Any, bool]:
         )
     if type(batches) is BatchSampler:
         units = len(batches.sampler)  # type: ignore[arg-type]
-        return Source(units, batches.batch_size, batches.drop_last), batches.sampler, False
+        order = digest(batches.sampler)
+        return Source(units, batches.batch_size, batches.drop_last, order=order), batches.sampler, False
     if batches is None:
         raise ConfigError("a loader with batch_size=None yields no batches. Give it a batch size.")
-    return Source(len(batches), 1, whole=True), batches, True  # type: ignore[arg-type]
+    return Source(len(batches), 1, whole=True, order=digest(batches)), batches, True  # type: ignore[arg-type]
 
 
 def count_samples(batch: Any) -> int:

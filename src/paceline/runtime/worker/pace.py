@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from paceline.errors import ConfigError, RunError
 from paceline.protocols.grid import Grid, check_axes
 from paceline.runtime import seat
+from paceline.runtime.gathered import gather
 from paceline.runtime.optimizer_state import State, state_of
 from paceline.runtime.whole_state import Loaded, Saved, marked, unmarked, write
 from paceline.runtime.worker.partition import Partition
@@ -82,8 +83,11 @@ class Pace(ABC):
         Several models and optimizers are given together: every optimizer's step is an exchange of its own,
         and samples are counted once. A model that no optimizer trains stays every worker's own.
         Give it the training loader and the schedulers that you step once per iteration. Whatever
-        is stepped once per epoch, and loaders for evaluation, need no preparation.
+        is stepped once per epoch, and loaders for evaluation, need no preparation. A scheduler that
+        is built from the length of the prepared loader is prepared later: `pace.prepare(scheduler)`.
         """
+        if self._model is not None and objects and all(isinstance(o, LRScheduler) for o in objects):
+            return self._prepare_later(objects)
         if self._model is not None:
             raise ConfigError("prepare was called twice. Call it once, with model, optimizer and loader.")
         self._models = _at_least_one(objects, nn.Module, "model (torch.nn.Module)")
@@ -102,11 +106,23 @@ class Pace(ABC):
             self._loaded.into(model, optimizer, self._schedulers)
         loader = self._prepare(model, optimizer, loaders[0] if loaders else None)
         for scheduler in self._schedulers:
+            self._mention_misfit(scheduler)
             self._prepare_scheduler(scheduler)
         if self.lead and self.size > 1:
             self._mention_strangers(objects)
         results = tuple(loader if o in loaders else o for o in objects)
         return results[0] if len(results) == 1 else results
+
+    def _prepare_later(self, schedulers: tuple[LRScheduler, ...]) -> Any:
+        """Schedulers that were built from the length of the prepared loader."""
+        self._schedulers += schedulers
+        for scheduler in schedulers:
+            self._prepare_scheduler(scheduler)
+        return schedulers[0] if len(schedulers) == 1 else schedulers
+
+    def _mention_misfit(self, scheduler: LRScheduler) -> None:
+        """Say so if a schedule has another length than the run; alone they are the same."""
+        return
 
     def _mention_strangers(self, objects: tuple[Any, ...]) -> None:
         for each in objects:
@@ -133,7 +149,10 @@ class Pace(ABC):
         yield from takewhile(lambda _: not self.stopped, range(count))
 
     def report(self, **values: float) -> None:
-        """Tell the run a loss or whatever else is worth a line in the trace."""
+        """Tell the run a loss or whatever else is worth a line in the trace.
+
+        Without a prepared loader, `samples` are those of the batch at hand: they count as the run's.
+        """
         self._values |= {name: _figure(value, f"pace.report({name}=...)") for name, value in values.items()}
 
     def evaluate(self, fn: Callable[..., Metrics]) -> Mapping[str, float] | None:
@@ -163,6 +182,19 @@ class Pace(ABC):
         if self._left:
             raise RunError("pace.consensus() after pace.leave(): this worker takes no part any more.")
         return self._apart()
+
+    def gather(self, x: Any) -> torch.Tensor:
+        """The rows of all workers' `x`, by rank: tensors joined along the first dimension, or numbers.
+
+        All workers that are left have to call this, and all get the result; meanwhile nobody waits for them.
+        Under a protocol without a store, after equally many iterations. Alone it is `x` itself.
+        """
+        if self._left:
+            raise RunError("pace.gather() after pace.leave(): this worker takes no part any more.")
+        return gather(x, self._swap)
+
+    def _swap(self, data: bytes, more: bool) -> dict[int, bytes]:
+        return {self.rank: data}
 
     def stop(self, why: str = "") -> None:
         """End training for all workers, as a last epoch would: loaders and `epochs` come to their end.
@@ -329,6 +361,11 @@ def catch_up(scheduler: LRScheduler, steps: int) -> None:
         scheduler.optimizer._opt_called = True  # type: ignore[attr-defined]
     for _ in range(steps):
         scheduler.step()
+
+
+def steps_of(scheduler: LRScheduler) -> int:
+    """How often it was stepped, as it says itself."""
+    return int(getattr(scheduler, "last_epoch", 0))
 
 
 def follow(scheduler: LRScheduler, missed: Callable[[], int]) -> None:

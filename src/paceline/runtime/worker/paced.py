@@ -8,22 +8,27 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from paceline.errors import ConfigError, RunError
+from paceline.errors import ConfigError, RunError, RunStopped
+from paceline.runtime.checkpoints.random_state import RandomState, seed_apart
 from paceline.runtime.clipping import Watch
 from paceline.runtime.elsewhere import Elsewhere
 from paceline.runtime.messages.workers import Push
 from paceline.runtime.optimizer_state import State, in_order, state_of
+from paceline.runtime.orders import SampleOrders
 from paceline.runtime.parting import notice_saving
 from paceline.runtime.scaling import taken_from, tell_scaler, welcome_scalers
+from paceline.runtime.schedules import misfit
 from paceline.runtime.worker.binding import Binding
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
-from paceline.runtime.worker.loader import Dispensed, PacedLoader, SampleOrders, StridedLoader, source_of
+from paceline.runtime.worker.loader import Dispensed, PacedLoader, StridedLoader, source_of
 from paceline.runtime.worker.pace import Pace, catch_up, follow, replace_step
 from paceline.runtime.worker.partition import Partition
 from paceline.runtime.worker.second_pass import SecondPass
+from paceline.runtime.worker_state import WorkerState, standing, steps_to_take
 from paceline.store.disk.checkpoint import model_state
 from paceline.store.optimizers import GroupSettings, OptimizerSpec, describe_optimizer, group_settings
 from paceline.store.together import parts_of
@@ -73,11 +78,35 @@ class PacedWorker(Pace):
         self._complete = False
         """Whether its model is the one that the run evaluates and saves."""
         self._told_incomplete = False
+        self._random: RandomState | None = None
+        """Where random numbers stood when the run was stopped that goes on; None once they stand there."""
+        self._epoch = -1
+        self._schedules: list[int] = []
+        """How often each prepared scheduler was stepped."""
+        self._stepped: list[int] | None = None
+        """The same by the checkpoint that the run goes on from, of those not prepared yet."""
+        self._said: set[str] = set()
+        """What was warned of: once is enough."""
+        self._counted = False
+        """Whether a loader tells how many samples there are."""
+        self._lengths = (0, 0)
+        """Of the loader before and after prepare, as far as they are known."""
+        self._in_pass = 0
+        self._began = 0
+        """Where schedulers were to stand when the iteration under way began."""
+        self._tells = False
+        self._halted: WorkerState | None = None
+        """Where this worker stood when it heard that the run is stopped."""
         self._looks = False
         """Whether to look for NaN here, where gradients are applied one by one: it is one thing less for the
         store. Where they are added up first, the store looks at the sum in the same pass."""
 
     def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Any:
+        if isinstance(model, DistributedDataParallel):
+            raise ConfigError(
+                "the model is a DistributedDataParallel, which averages gradients itself. Prepare the model "
+                "inside of it (model.module), and leave out init_process_group."
+            )
         self._binding = Binding(model, optimizer)
         spec = self._describe(optimizer)
         if optimizer.state and spec.groups:
@@ -96,16 +125,26 @@ class PacedWorker(Pace):
         self._watch = Watch(self._binding.trained)
         if self._shared or not self.peer:
             optimizer.state.clear()
+        self._tells = ready.tell
+        if ready.state is not None:
+            self._find(ready.state)
         self._take_over(optimizer)
         notice_saving([model, *self._models], self._mention_incomplete)
+        seed_apart(config.seed, self.rank)
+        self._counted = loader is not None
+        self._lengths = 0 if source is None else source.batches, ready.rounds or 0
         if loader is None:
+            self._mention_no_loader()
+            self._passed()
             self._emulation.begin()
             return None
         if source is None:
             rank, size = (0, 1) if isinstance(loader.dataset, Partition) else (self.rank, self.size)
             return StridedLoader(loader, rank, size, self._arrived, self._repeats, lambda: self.stopped)
-        orders = SampleOrders(sampler, source.units, config.seed, fixed=config.shards in CHUNKED)
-        dispensed = Dispensed(self._link, orders, source, whole, ready.epoch, injection, ready.rounds)
+        orders = SampleOrders(sampler, source.units, config.seed, config.shards in CHUNKED, loader)
+        dispensed = Dispensed(
+            self._link, orders, source, whole, ready.epoch, injection, ready.rounds, self._load
+        )
         return PacedLoader(loader, dispensed, self._arrived, self._passed, self._repeats)
 
     def _check_several(self) -> None:
@@ -128,6 +167,14 @@ class PacedWorker(Pace):
             )
         if self.lead:
             self._link.restore(state_of(optimizer, in_order(optimizer, self._binding.index)))
+
+    def _mention_no_loader(self) -> None:
+        if self.lead:
+            self._warn(
+                "prepare was given no loader: every worker draws its own batches, by random numbers of its "
+                "own from here on, and nobody shares data out among them. The run counts samples if the "
+                "script says pace.report(samples=...) before each step; to share data, prepare a DataLoader"
+            )
 
     def _describe(self, optimizer: torch.optim.Optimizer) -> OptimizerSpec:
         """The optimizer as the store is to have it."""
@@ -158,29 +205,71 @@ class PacedWorker(Pace):
         """Let the scheduler stand where the run's samples (or updates) say, whoever processed them."""
         if isinstance(scheduler, ReduceLROnPlateau):
             raise ConfigError("ReduceLROnPlateau is stepped with a metric; leave it out of prepare.")
-        catch_up(scheduler, self._position)
-        done = self._position
+        done = steps_to_take(self._stepped.pop(0) if self._stepped else None, self._position)
+        catch_up(scheduler, done)
+        schedules, number = self._schedules, len(self._schedules)
+        schedules.append(done)
 
         def missed() -> int:
-            nonlocal done
-            steps, done = max(self._position - done, 0), max(self._position, done)
-            return steps
+            done = schedules[number]
+            schedules[number] = max(self._position, done)
+            return schedules[number] - done
 
         follow(scheduler, missed)
+
+    def _mention_misfit(self, scheduler: LRScheduler) -> None:
+        before, now = self._lengths
+        if self.lead and before and now and self._link.config.schedule == "samples":
+            said = misfit(scheduler, before, now, self.size)
+            if said is not None:
+                self._warn(said)
+
+    def _swap(self, data: bytes, more: bool) -> dict[int, bytes]:
+        if self._model is None:
+            raise ConfigError("pace.gather() before pace.prepare(): the run has not begun. Prepare first.")
+        return self._link.exchange(data, more)
+
+    def _find(self, state: WorkerState) -> None:
+        """The run goes on, and this worker where it stood."""
+        self._random, self._epoch, self._stepped = state.random, state.epoch, list(state.schedules)
+
+    def _stand(self) -> WorkerState:
+        schedules = tuple(standing(steps, self._began) for steps in self._schedules)
+        return WorkerState(RandomState.now(), self._epoch, schedules)
+
+    # A loader draws a random number at the beginning of each pass. Resumed, a script begins passes again that
+    # are behind it: what these draw is taken back, but not what a pass draws that is really new.
+
+    def _load(self, batch: Batch) -> None:
+        """A batch is about to be loaded."""
+        if self._random is not None and batch.epoch == self._epoch:
+            self._random.restore()
+        self._random = None
 
     def _arrived(self, samples: int, batch: Batch | None = None) -> None:
         """A batch reached the script."""
         self._fed = True
+        self._in_pass += 1
         self._samples += samples
         self._last = samples
         self._since = [each + samples for each in self._since]
         if batch is not None:
+            self._epoch = batch.epoch
             self._used.append(batch)
         self._resumed = False
         self._emulation.begin()
 
     def _passed(self) -> None:
         """The loader has come to an end."""
+        length, batches, self._in_pass = self._lengths[1], self._in_pass, 0
+        if self._used and batches != length:
+            self._warn(
+                f"rank {self.rank} ended a pass with gradients of {len(self._used)} batches that it has not "
+                f"stepped with. It had {batches} batches, and len(loader) is {length}: under this protocol "
+                "that is an average, so `i + 1 == len(loader)` misses the end. Step after the loop, too"
+            )
+        if self._random is not None:
+            self._random.restore()
 
     def _step(self, which: int, closure: Callable[[], Any] | None = None) -> Any:
         if self._left:
@@ -191,6 +280,7 @@ class PacedWorker(Pace):
                 loss = closure()
         self._which = which
         self._binding.choose(which)
+        self._began = self._position
         compute_s = self._emulation.finish(self._usual_batches())
         self._mention_written()
         self._exchange_gradient(compute_s)
@@ -253,8 +343,14 @@ class PacedWorker(Pace):
 
     def _iterate(self, compute_s: float, missing: tuple[int, ...]) -> None:
         """The gradient is complete: push it, and sleep until released."""
-        release = self._link.push(self._push(compute_s, missing, self._changed()))
-        self._position, self._overflowed = release.position, release.skipped
+        push = self._push(compute_s, missing, self._changed())
+        try:
+            release = self._link.push(push)
+        except RunStopped:
+            self._halted = self._stand()
+            raise
+        self._position, self._tells = release.position, release.tell
+        self._overflowed = release.skipped
 
     def _changed(self) -> list[GroupSettings] | None:
         """The optimizer's settings, if a scheduler has changed them."""
@@ -283,6 +379,7 @@ class PacedWorker(Pace):
             which=self._which,
             again=self._again,
             weigh=self._weigh if len(self._since) > 1 else 0,
+            state=self._stand() if self._tells else None,
         )
 
     @property
@@ -337,7 +434,7 @@ class PacedWorker(Pace):
                 f"rank {self.rank} keeps {self._whose()} after pace.leave(): in a run on several hosts the "
                 "model that is saved is handed to nobody. Read weights.safetensors"
             )
-        self._link.leave(self._reported(), waits)
+        self._link.leave(self._reported(), waits, self._halted)
         if waits:
             self._binding.settle(sealed=self._shared)
             self._complete = True
@@ -366,5 +463,12 @@ class PacedWorker(Pace):
             raise ConfigError("pace.stop() before pace.prepare(): there is no training yet. Prepare first.")
         self._link.end_work(why)
 
+    def report(self, **values: float) -> None:
+        if not self._counted and "samples" in values:
+            self._samples += int(values.pop("samples"))
+        super().report(**values)
+
     def _warn(self, text: str) -> None:
-        self._link.say(text)
+        if text not in self._said:
+            self._said.add(text)
+            self._link.say(text)

@@ -32,7 +32,8 @@ from paceline.runtime.lone_gradients import clip, dense, sums_are_finite
 from paceline.runtime.scaling import Scaled, taken_from
 from paceline.runtime.worker.emulation import Emulation
 from paceline.runtime.worker.loader import count_samples
-from paceline.runtime.worker.pace import Pace, catch_up, replace_step
+from paceline.runtime.worker.pace import Pace, catch_up, replace_step, steps_of
+from paceline.runtime.worker_state import standing, steps_to_take
 from paceline.store.checksums import unchecked
 from paceline.store.disk.checkpoint import (
     VERSION,
@@ -65,6 +66,8 @@ class LoneState(msgspec.Struct, frozen=True, kw_only=True):
     began: RandomState | None
     """When the last pass began, so that a shuffled loader gives the same order again."""
     stopped: RandomState
+    schedules: tuple[int, ...] | None = None
+    """How often each prepared scheduler was stepped; None in checkpoints that do not tell."""
 
 
 class _Step(NamedTuple):
@@ -138,6 +141,8 @@ class RecordedSolo(Solo):
         self._repeats = False
         self._steps = self._skipped = 0
         self._taken: list[_Step] = []
+        self._follows: list[tuple[LRScheduler, int]] = []
+        self._stepped: tuple[int, ...] = ()
         self._stop = False
         self._keeping = CheckpointWriter(config, self._trace, self.now)
         signal.signal(signal.SIGTERM, lambda *_: self._ask_to_stop())
@@ -173,7 +178,10 @@ class RecordedSolo(Solo):
                 "a lone run with several optimizers is not resumed with prepared schedulers: how often each "
                 "was stepped is not on record. Leave schedulers out of prepare, and step them per epoch."
             )
-        catch_up(scheduler, self._steps)
+        found = self._stepped[len(self._follows) :]
+        began = steps_of(scheduler)
+        catch_up(scheduler, steps_to_take(found[0] if found else None, self._steps))
+        self._follows.append((scheduler, began))
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """The loader's own batches, counted; what a resumed run has done is passed over."""
@@ -299,6 +307,11 @@ class RecordedSolo(Solo):
         self._write_down()
         self._ledger.end_work(0, self.now(), why)
 
+    def report(self, **values: float) -> None:
+        if self._loader is None and "samples" in values:
+            self._samples += int(values.pop("samples"))
+        super().report(**values)
+
     def _warn(self, text: str) -> None:
         self._write_down()
         self._trace.write(events.Note(self.now(), "warning", text))
@@ -351,6 +364,7 @@ class RecordedSolo(Solo):
             optimizer=values,
             began=self._began,
             stopped=RandomState.now(self._loader),
+            schedules=tuple(standing(steps_of(s) - began, self._steps - 1) for s, began in self._follows),
         )
         return Snapshot(self._model_now(), tensors, "lone.json", msgspec.json.encode(state))
 
@@ -367,6 +381,7 @@ class RecordedSolo(Solo):
         self._resumed, self._repeats, self._steps = state, True, state.steps
         for text in unchecked(str(folder)):
             self._ledger.write(events.Note(0.0, "info", text))
+        self._stepped = state.schedules or ()
         self._ledger.resume_at(state.version, state.samples, 0, state.steps)
 
 

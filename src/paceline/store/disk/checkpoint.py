@@ -62,6 +62,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """Factors on the optimizer's settings that the protocol asked for."""
     protocol_sha256: str = ""
     """Of the file of a protocol of one's own."""
+    workers: dict[str, dict[str, Any]] = {}
+    """Where each worker of a paced run stood itself, by rank: random numbers and schedulers."""
 
 
 def model_state(layout: Layout, weights: list[Tensor], segment: Tensor | None) -> dict[str, Tensor]:

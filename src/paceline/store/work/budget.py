@@ -60,6 +60,8 @@ class Source(msgspec.Struct, frozen=True):
     drop_last: bool = False
     whole: bool = False
     """Whether units are whole batches, of whatever size."""
+    order: str = ""
+    """What tells the states of the sampler's own generators apart; empty: it has none."""
 
     @property
     def samples(self) -> int | None:

@@ -188,6 +188,8 @@ class RunProgress:
             return f"{100 * share:.0f} % of {figures.count(self.total_samples)}"
         per_epoch = self.tally.model.samples_per_epoch if self.tally.model else None
         epoch = f"epoch {self.samples // per_epoch + 1} · " if per_epoch else ""
+        if self.tally.pushes and not self.samples:  # nobody counts them
+            return f"{figures.count(self.tally.pushes)} iterations"
         return f"{epoch}{figures.count(self.samples)} samples"
 
     def _time_words(self) -> str:

@@ -95,11 +95,9 @@ def _cell(value: str) -> Text:
 
 def _facts(result: Result) -> list[tuple[str, str]]:
     known = figures.known
+    rate = known(result.samples_per_s, figures.rate)
     facts = [
-        (
-            "samples",
-            f"{figures.count(result.samples)} at {known(result.samples_per_s, figures.rate)} per second",
-        ),
+        ("samples", f"{known(result.samples, figures.count)} at {rate} per second"),
         ("updates", figures.count(result.updates)),
         ("loss", known(result.loss, figures.number)),
         ("accuracy", known(result.accuracy, figures.accuracy) + _target(result)),

@@ -18,6 +18,7 @@ from paceline.fabric.collective import LOOK_S, PATIENCE_S, Torn
 from paceline.fabric.segment import Segment
 from paceline.runtime.messages import workers as m
 from paceline.runtime.worker.link import StoreLink
+from paceline.runtime.worker_state import WorkerState
 from paceline.store.layout import Layout
 
 T = TypeVar("T")
@@ -51,11 +52,13 @@ class CollectiveLink(StoreLink):
             self.meeting = fds[0]
         return []
 
-    def leave(self, values: dict[str, float] | None, waits: bool = False) -> None:
+    def leave(
+        self, values: dict[str, float] | None, waits: bool = False, state: WorkerState | None = None
+    ) -> None:
         """Done; but the others may not be, and go on over all ranks."""
         if self.meeting >= 0 and not self.halted:
             self.meet(m.Meet(carried=m.Carried(rests=True)))
-        super().leave(values, waits)
+        super().leave(values, waits, state)
 
     def look(self) -> None:
         """Raise if the run is over; what else has arrived is kept for later."""

@@ -1,0 +1,33 @@
+"""The environment that scripts written for torchrun look at: who am I, among how many, on this host too.
+
+MASTER_ADDR and MASTER_PORT are not set. Workers are tied together by `pace.prepare`; a script that calls
+`torch.distributed.init_process_group` besides would average gradients twice, so it is told at once.
+"""
+
+from __future__ import annotations
+
+import os
+
+from paceline.runtime.seat import Seat
+
+
+def tell_environment(seat: Seat) -> None:
+    """Set what torchrun sets, for a worker that was started by something else."""
+    place, size = seat.local or (seat.rank, seat.config.workers)
+    told = {
+        "RANK": seat.rank,
+        "WORLD_SIZE": seat.config.workers,
+        "LOCAL_RANK": place,
+        "LOCAL_WORLD_SIZE": size,
+    }
+    os.environ.update({name: str(number) for name, number in told.items()})
+
+
+def hint_for(message: str) -> str:
+    """What else to say about a script's own error, if it comes from what is not set."""
+    if "MASTER_ADDR" in message or "MASTER_PORT" in message:
+        return (
+            " Paceline ties workers together itself: leave out init_process_group and "
+            "DistributedDataParallel, and give pace.prepare the plain model; or start the script by torchrun."
+        )
+    return ""
