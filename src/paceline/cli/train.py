@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -20,9 +20,6 @@ from paceline.cli.common import (
     print_json,
 )
 from paceline.cli.engines import check_engine, open_engine
-
-if TYPE_CHECKING:
-    from paceline.config import RunConfig
 
 
 def train(
@@ -51,6 +48,7 @@ def train(
     compress: o.Compress = "none",
     bad_gradient: o.BadGradient = "stop",
     on_failure: o.OnFailure = "continue",
+    stuck_after: o.StuckAfter = None,
     checkpoint_every: o.CheckpointEvery = None,
     private_weights: o.PrivateWeights = False,
     engine: o.Engine = "local",
@@ -116,6 +114,7 @@ def train(
             "compress": compress,
             "bad_gradient": bad_gradient,
             "on_failure": on_failure,
+            "stuck_after": stuck_after,
             "checkpoint_every": checkpoint_every,
             "private_weights": private_weights,
             "slow": parse_slow(slow or []),
@@ -204,22 +203,12 @@ def _was_typed(context: typer.Context, name: str) -> bool:
 
 def _as_before(run: Path, asked: dict[str, Any], typed: set[str]) -> dict[str, Any]:
     """A resumed run keeps its configuration, but for what was typed."""
+    from paceline.config import config_of
+
     checkpoint = find_checkpoint(run)
-    old = _config_of(run if (run / "config.json").is_file() else checkpoint.parent)
+    old = config_of(run if (run / "config.json").is_file() else checkpoint.parent)
     kept = {field: getattr(old, field) for field in asked if field not in typed}
     return asked | kept | {"resume": str(checkpoint)}
-
-
-def _config_of(run: Path) -> RunConfig:
-    import msgspec
-
-    from paceline.config import RunConfig
-    from paceline.errors import TraceError
-
-    try:
-        return msgspec.json.decode((run / "config.json").read_bytes(), type=RunConfig)
-    except (OSError, msgspec.DecodeError) as error:
-        raise TraceError(f"cannot read the configuration of {run}: {error}.") from None
 
 
 def make_config(asked: dict[str, Any], runs: Path) -> Any:
@@ -293,10 +282,11 @@ def find_checkpoint(run: Path) -> Path:
 
 def _began_with(run: Path) -> Path | None:
     """The checkpoint that a run went on from, if it was killed before it took one of its own."""
+    from paceline.config import config_of
     from paceline.store.disk.folders import is_checkpoint
 
     ended = (run / "weights.safetensors").exists() or not (run / "config.json").is_file()
-    resumed = None if ended else _config_of(run).resume
+    resumed = None if ended else config_of(run).resume
     return Path(resumed) if resumed is not None and is_checkpoint(Path(resumed)) else None
 
 

@@ -21,6 +21,7 @@ from paceline.runtime import seat as seats
 from paceline.runtime.join import joined
 from paceline.runtime.messages.workers import Failed, Hello
 from paceline.runtime.seat import Seat
+from paceline.runtime.stacks import be_ready
 from paceline.runtime.worker.link import StoreLink
 from paceline.runtime.worker.paced import PacedWorker
 from paceline.runtime.worker.solo import RecordedSolo
@@ -37,6 +38,7 @@ def run_script(seat: Seat, threads: int, conducted: bool = True) -> int:
     config = seat.config
     assert config.script is not None
     faulthandler.enable()
+    be_ready(config.path, f"rank{seat.rank}")
     torch.set_num_threads(threads)
     _seed(config.seed + seat.rank)
     seats.take(seat)

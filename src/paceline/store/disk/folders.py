@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
+from paceline.config import RunConfig
 from paceline.errors import ConfigError
 
 
@@ -36,6 +38,13 @@ def saved_in(run: Path) -> Path | None:
     """The newest checkpoint of a run that is whole; a run killed between two renames has the one before."""
     places = (run / "checkpoint", previous_of(run / "checkpoint"))
     return next((each for each in places if is_checkpoint(each)), None)
+
+
+def resume_command(config: RunConfig) -> str | None:
+    """What goes on from the checkpoint of a run; None: it left none."""
+    if saved_in(config.path) is None:
+        return None
+    return shlex.join(["paceline", "train", str(config.script), "--resume", str(config.path)])
 
 
 def is_checkpoint(folder: Path) -> bool:
