@@ -269,8 +269,10 @@ class RealLoop:
         self._arrived = arrived
 
     def _drop(self, member: Member, detail: str) -> None:
-        """Leave a worker behind that is stuck; one of another host is left to that host."""
+        """Leave a worker behind that is stuck; that of another host is ended there."""
         fd = None if member.far else member.near.fileno()
+        if isinstance(member.channel, RemoteWorker):
+            member.channel.end()
         self._owner.lost(member, detail)
         if fd is not None:
             with contextlib.suppress(ProcessLookupError):
