@@ -19,7 +19,7 @@ _files: list[IO[str]] = []
 
 def stack_file(folder: Path, name: str) -> Path:
     """Where a process of a run writes its stacks."""
-    return folder / "stacks" / f"{name}.txt"
+    return folder / "logs" / f"{name}.stack"
 
 
 def be_ready(folder: Path, name: str) -> None:
