@@ -9,13 +9,16 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from paceline.corrections import parse_correction
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, TraceError
 from paceline.protocols.grid import check_workers
 from paceline.protocols.rules.compression import parse_compression
 
 Weighting = Literal["mean", "sum"] | float
 MOST_WORKERS = 10_000
 """Each is a process; more are a slip of the finger."""
+
+
+STUCK_ACTIONS = ("warn", "drop", "stop")
 
 
 class Every(NamedTuple):
@@ -119,6 +122,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How often a checkpoint is taken while the run goes on: 500 (updates), 60s, 10m or 1h; None: never."""
     keep: int = 2
     """How many checkpoints are kept: the newest, and those before it in case it is damaged."""
+    stuck_after: str | None = None
+    """How long a worker may be silent, and what then: 5m:warn, 5m:drop (go on without it) or 5m:stop. None:
+    it is named after 10 s, or several times what it usually takes."""
     cluster: dict[str, Any] | None = None
     """In an exact simulation: the cluster in whose virtual time the run takes place."""
 
@@ -179,6 +185,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"at least 1 checkpoint is kept, got --keep {self.keep}.")
         if self.checkpoint_every is not None:
             self._check_checkpoints(self.checkpoint_every)
+        if self.stuck_after is not None:
+            self._check_stuck(self.stuck_after)
         if not 0 <= self.jitter < 1:
             raise ConfigError(f"jitter must be in [0, 1), got {self.jitter:g}.")
         if self.target is not None and not math.isfinite(self.target):
@@ -195,6 +203,13 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                     f"--checkpoint-every {every} needs all of the run's state in one place, but {why}. "
                     f"Leave --checkpoint-every or {other} out."
                 )
+
+    def _check_stuck(self, text: str) -> None:
+        action = parse_stuck(text)[1]
+        if action != "warn" and self.workers == 1 and self.listen is None:
+            raise ConfigError(
+                f"--stuck-after {text} is for a worker that others go on without; here is only 1."
+            )
 
     def _check_tls(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -278,6 +293,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         return each if flush == "sum" else each * batches
 
 
+def config_of(run: Path) -> RunConfig:
+    """The configuration of a run's folder."""
+    try:
+        return msgspec.json.decode((run / "config.json").read_bytes(), type=RunConfig)
+    except (OSError, msgspec.DecodeError) as error:
+        raise TraceError(f"cannot read the configuration of {run}: {error}.") from None
+
+
 def parse_every(text: str) -> Every:
     """`500`: updates; `60s`, `10m`, `1h`: time."""
     number, unit = text[:-1], {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
@@ -291,6 +314,22 @@ def parse_every(text: str) -> Every:
             f"got {text!r}."
         )
     return every
+
+
+def parse_stuck(text: str) -> tuple[float, str]:
+    """`5m:drop`: seconds, and what is done then; `5m` alone only warns."""
+    time, _, action = text.partition(":")
+    unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(time[-1:], 0.0)
+    try:
+        seconds = float(time[:-1]) * unit
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf or action not in ("", *STUCK_ACTIONS):
+        raise ConfigError(
+            "--stuck-after takes a time and what to do then, such as 90s:warn, 5m:drop or 1h:stop, got "
+            f"{text!r}."
+        )
+    return seconds, action or "warn"
 
 
 def parse_injection(text: str) -> tuple[float, float]:

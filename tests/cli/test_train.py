@@ -46,9 +46,12 @@ def test_a_run_is_a_folder_with_config_trace_result_weights_and_logs(shell: Shel
         "trace.jsonl",
         "result.json",
         "weights.safetensors",
+        "owner.json",
         "logs",
     }
-    assert {path.name for path in (folder / "logs").iterdir()} == {"rank0.log", "rank1.log", "store.log"}
+    processes = ("rank0", "rank1", "store")
+    logs = {f"{name}.{kind}" for name in processes for kind in ("log", "stack")}
+    assert {path.name for path in (folder / "logs").iterdir()} == logs
     config = msgspec.json.decode((folder / "config.json").read_bytes(), type=RunConfig)
     assert (config.seed, config.workers, config.slow, config.device_time_s) == (4, 2, {1: 2.0}, 0.002)
     assert msgspec.json.decode((folder / "result.json").read_bytes()) == done.json
@@ -168,7 +171,8 @@ def test_ctrl_c_saves_the_run_and_the_command_it_names_finishes_it(
     assert (command.returncode, out) == (1, "")
     [line] = error_lines(errors)
     stopped = (tmp_path / "runs" / "latest").resolve()
-    assert line.startswith("error: interrupted. Go on with: paceline train ")
+    named = f"Its checkpoint is runs/{stopped.name}/checkpoint. Go on with: paceline train "
+    assert line.startswith(f"error: interrupted. {named}")
     _, _, words = line.partition("Go on with: paceline ")
     resumed = run_command(*words.split(), "--json", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from random import Random
@@ -90,6 +92,20 @@ def test_a_worker_killed_on_another_host_is_named_and_the_others_do_its_work(
     assert run.used() == once(EPOCHS, SAMPLES)
     assert [failure.worker for failure in run.result.failures] == [3]
     assert "on host" in run.result.failures[0].detail
+
+
+def test_a_worker_stuck_on_another_host_is_dropped_and_ended_there(lab: Lab, elsewhere: LocalEngine) -> None:
+    dials = DIALS | {"protocol": "bsp", "stuck_after": "1s:drop"}
+    apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, here=2, **dials)
+    apart.host(2)
+    apart.running.until_training()
+    os.kill(apart.pids[3], signal.SIGSTOP)
+    run = apart.finish()
+    assert run.result.status == "finished", run.end.detail
+    assert run.used() == once(EPOCHS, SAMPLES)
+    assert run.died == {3}
+    assert "(--stuck-after 1s:drop)" in run.result.failures[0].detail
+    assert apart.statuses[3] == -signal.SIGKILL
 
 
 def test_workers_that_could_not_read_each_others_clocks_are_refused_with_what_to_use(

@@ -108,7 +108,8 @@ def parent_of(pid: int) -> int:
 def test_a_failing_script_is_reported_with_rank_host_and_log(ray: OnRay, lab: Lab) -> None:
     script = lab.script("print('so far')\n1 / 0\n")
     [error] = error_lines(ray.end(ray.start(script, "--workers", 2), status=1))
-    told = re.search(r"rank (\d) failed before training began: ZeroDivisionError", error)
+    assert "every worker failed; ZeroDivisionError: division by zero (before training began)" in error
+    told = re.search(r"Rank (\d) was on host", error)
     assert told is not None, error
     log = ray.latest.resolve() / "logs" / f"rank{told[1]}.log"
     assert f"Rank {told[1]} was on host {socket.gethostname()}; read runs/{log.parts[-3]}/" in error

@@ -16,6 +16,7 @@ from paceline.trace import Result, TraceTail
 from paceline.trace.events import Planned
 from paceline.trace.files import LineTail
 from paceline.trace.life import write_result
+from paceline.trace.waits import NOTICES
 from paceline.view.terminal.progress import RunProgress, live
 
 __all__ = ["conduct", "write_result"]
@@ -43,10 +44,13 @@ def _see_through(engine: Engine, config: RunConfig, secret: str) -> Ended:
     with live(progress):
         engine.launch(config, secret)
         ended, door, stopping = None, LineTail(folder / "address"), False
+        notices = LineTail(folder / NOTICES)
         while ended is None:
             try:
                 ended = engine.wait(LOOK_S)
                 _show(progress, trace, output)
+                for notice in _new_text(notices):
+                    progress.print(f"warning: {notice}", "yellow")
                 for address in _new_text(door) if config.near < config.workers else ():
                     progress.print(_invitation(config, address))
             except KeyboardInterrupt:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 import sys
 import time
@@ -10,7 +9,7 @@ import time
 from paceline.config import RunConfig
 from paceline.engines.control import Ended
 from paceline.errors import ConfigError, RunError, RunStopped, TraceError
-from paceline.store.disk.folders import saved_in
+from paceline.store.disk.folders import resume_command, saved_in
 from paceline.store.ledger import run_not_begun
 from paceline.trace import Result, Tally, read_trace, tally
 from paceline.trace.files import LineTail
@@ -75,11 +74,8 @@ def check_ranks(config: RunConfig, result: Result) -> None:
 
 def go_on(config: RunConfig) -> str:
     """How to, if there is a checkpoint to go on from."""
-    saved = saved_in(config.path)
-    if saved is None:
-        return ""
-    command = shlex.join(["paceline", "train", str(config.script), "--resume", str(config.path)])
-    return f" Its checkpoint is {saved}. Go on with: {command}"
+    command = resume_command(config)
+    return "" if command is None else f" Its checkpoint is {saved_in(config.path)}. Go on with: {command}"
 
 
 def _write_down(config: RunConfig, detail: str, status: str = "failed") -> None:

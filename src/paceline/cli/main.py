@@ -20,6 +20,7 @@ from paceline.cli.replay import replay
 from paceline.cli.report import report
 from paceline.cli.simulate import simulate
 from paceline.cli.train import train
+from paceline.cli.why import why
 
 app = typer.Typer(
     add_completion=False,
@@ -64,7 +65,7 @@ class Scripted(TyperCommand):
             raise
 
 
-for command in (train, host, compare, simulate, replay, protocols, report, bench, doctor):
+for command in (train, host, compare, simulate, replay, protocols, report, why, bench, doctor):
     app.command(cls=Scripted if command in (train, compare, simulate) else None)(command)
 app.add_typer(advise.app, name="advise")
 app.add_typer(tune.app, name="tune")

@@ -206,6 +206,17 @@ OnFailure = Annotated[
     ),
     Dial("continue"),
 ]
+StuckAfter = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME[:warn|drop|stop]",
+        help="A worker has said nothing for so long (90s, 5m, 1h) and others wait for it: name it, go on "
+        "without it as if it had died, or save and stop. Choose more than an iteration or evaluation takes. "
+        "Default: name it after 10 s, or after several times what it usually takes.",
+        rich_help_panel=TROUBLE,
+    ),
+    Dial(None),
+]
 CheckpointEvery = Annotated[
     str | None,
     typer.Option(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -22,9 +22,6 @@ from paceline.cli.dials import Dials, takes
 from paceline.cli.engines import check_engine, open_engine
 from paceline.cli.mesh import check_split, is_split, resolved_mesh
 from paceline.engines import ENGINES
-
-if TYPE_CHECKING:
-    from paceline.config import RunConfig
 
 LARGE_BYTES = 1 << 30
 """Checking so much takes seconds, so it is told."""
@@ -177,23 +174,13 @@ def _was_typed(context: typer.Context, name: str) -> bool:
 
 def _as_before(run: Path, asked: dict[str, Any], typed: set[str]) -> dict[str, Any]:
     """A resumed run keeps its configuration, but for what was typed."""
+    from paceline.config import config_of
+
     checkpoint = find_checkpoint(run)
-    old = _config_of(run if (run / "config.json").is_file() else checkpoint.parent)
+    old = config_of(run if (run / "config.json").is_file() else checkpoint.parent)
     kept = {field: getattr(old, field) for field in asked if field not in typed}
     asked = asked | kept | {"resume": str(checkpoint)}
     return asked | {"protocol_sha256": checked_protocol(asked["protocol"], asked["settings"])[1]}
-
-
-def _config_of(run: Path) -> RunConfig:
-    import msgspec
-
-    from paceline.config import RunConfig
-    from paceline.errors import TraceError
-
-    try:
-        return msgspec.json.decode((run / "config.json").read_bytes(), type=RunConfig)
-    except (OSError, msgspec.DecodeError) as error:
-        raise TraceError(f"cannot read the configuration of {run}: {error}.") from None
 
 
 def make_config(asked: dict[str, Any], runs: Path) -> Any:
@@ -302,11 +289,12 @@ def _newest_sound(run: Path) -> Path | None:
 
 def _began_with(run: Path) -> Path | None:
     """The checkpoint that a run went on from, if it did not come to its end without one of its own."""
+    from paceline.config import config_of
     from paceline.store.disk.folders import is_checkpoint, saved_in
 
     ended = (run / "weights.safetensors").exists() and saved_in(run) is None
     known = not ended and (run / "config.json").is_file()
-    resumed = _config_of(run).resume if known else None
+    resumed = config_of(run).resume if known else None
     return Path(resumed) if resumed is not None and is_checkpoint(Path(resumed)) else None
 
 

@@ -22,6 +22,7 @@ from paceline.runtime.environment import hint_for, tell_environment
 from paceline.runtime.join import joined
 from paceline.runtime.messages.workers import Failed, Hello
 from paceline.runtime.seat import Seat
+from paceline.runtime.stacks import be_ready
 from paceline.runtime.worker.link import StoreLink
 from paceline.runtime.worker.paced import PacedWorker
 from paceline.runtime.worker.solo import RecordedSolo
@@ -38,6 +39,7 @@ def run_script(seat: Seat, threads: int, conducted: bool = True) -> int:
     config = seat.config
     assert config.script is not None
     faulthandler.enable()
+    be_ready(config.path, f"rank{seat.rank}")
     torch.set_num_threads(threads)
     _seed(config.seed + (0 if config.mesh else seat.rank))  # parts of one model are drawn as one
     if conducted:  # else torchrun has told

@@ -25,6 +25,7 @@ from paceline.runtime.owner.owner import Owner
 from paceline.runtime.portions.orders import Coordinator
 from paceline.runtime.portions.owner import PortionOwner
 from paceline.runtime.portions.share import HostShare
+from paceline.runtime.stacks import be_ready
 from paceline.runtime.virtual.loop import VirtualLoop
 from paceline.runtime.virtual.meeting import VirtualMeeting
 from paceline.runtime.virtual.replay import ReplayLoop
@@ -89,6 +90,7 @@ def serve_strangers(
 
 def _see_through(owner: Owner, loop: RealLoop | VirtualLoop | ReplayLoop) -> int:
     claim(owner.config.path, os.getpid())
+    be_ready(owner.config.path, "store")
     try:
         loop.run()
     except BaseException as error:  # a bug of ours, or a torch error: the workers must not wait for ever

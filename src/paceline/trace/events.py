@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from paceline.trace.waits import waiting_words
+
 SCHEMA = 1
 
 # JSON has no NaN: a loss that diverged is written as null, and read back as NaN.
@@ -220,6 +222,47 @@ class Note(Event, frozen=True, gc=False, tag="note"):
     text: str
 
 
+class Silent(Event, frozen=True, gc=False, tag="silent"):
+    """A worker has not been heard of for longer than usual."""
+
+    worker: int
+    seconds: float
+    """Since its last word, or since it was last answered."""
+    waiting: tuple[int, ...] = ()
+    """Who waits for it."""
+    clock: int = 0
+    """Iterations it has completed."""
+    state: str = "computing"
+    """What it was to do: computing, evaluating or preparing."""
+    folder: str = ""
+    """Of the run."""
+    apart: bool = False
+    """Whether workers exchange among themselves: then some may wait without the store's knowledge."""
+
+    @property
+    def text(self) -> str:
+        """The same for people."""
+        where = "" if self.state == "preparing" else f" after iteration {self.clock:,}"
+        if not self.waiting and self.apart:
+            who = "others may wait for it in an exchange"
+        else:
+            who = waiting_words(self.waiting)
+        ask = f" To see where it is: paceline why {self.folder}" if self.folder else ""
+        return f"rank {self.worker} is silent for {self.seconds:.0f} s, {self.state}{where}; {who}.{ask}"
+
+
+class Heard(Event, frozen=True, gc=False, tag="heard"):
+    """A worker is back that was silent."""
+
+    worker: int
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """The same for people."""
+        return f"rank {self.worker} is back after {self.seconds:.0f} s"
+
+
 class Kept(Event, frozen=True, gc=False, tag="kept"):
     """A checkpoint was taken at `t` and is on the disk now; written when it is, so its `t` lies before."""
 
@@ -287,6 +330,8 @@ AnyEvent = (
     | Reported
     | Evaluated
     | Note
+    | Silent
+    | Heard
     | Kept
     | Progress
     | Totals

@@ -113,6 +113,8 @@ class Tally:
         self.failures: list[Failure] = []
         self.evaluations: list[Evaluated] = []
         self.clock: dict[int, int] = {}
+        self.pids: dict[int, int] = {}
+        """Processes of the workers that take part, as far as they are known."""
         self.waiting_since: dict[int, float] = {}
         self.wait_s: dict[int, float] = {}
         self.present_s: dict[int, float] = {}
@@ -163,6 +165,8 @@ class Tally:
                 self.evaluations.append(event)
             case WorkerJoined():
                 self._since[event.worker] = event.t
+                if event.pid is not None:
+                    self.pids[event.worker] = event.pid
             case WorkerLeft():
                 self._left(event)
             case Progress():
@@ -251,6 +255,8 @@ class Tally:
 
     def _left(self, event: WorkerLeft) -> None:
         rank = event.worker
+        if event.reason != "away":
+            self.pids.pop(rank, None)
         if rank in self._since:
             self.present_s[rank] = self.present_s.get(rank, 0.0) + event.t - self._since.pop(rank)
         since = self.waiting_since.pop(rank, None)

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.errors import ConfigError
 from paceline.runtime.orders import SampleOrders
+from paceline.runtime.worker.loader import COPIED
 
 Indices = list[Any]
 

@@ -175,6 +175,14 @@ class Meeting:
             self._check(rank)
         return done
 
+    def missing(self, rank: int) -> list[int] | None:
+        """Whom a worker waits for that sleeps in an operation; None: it is in none."""
+        signature = self._asleep.get(rank)
+        if signature is None:
+            return None
+        here = self._calls[signature]
+        return sorted(self._needed(here[rank], rank) - here.keys())
+
     def _complete(self, signature: Signature, rank: int) -> list[Gathered]:
         here = self._calls.get(signature, {})
         if rank not in here:

@@ -15,6 +15,7 @@ import os
 import secrets
 import select
 import shutil
+import signal
 import socket
 import tempfile
 import threading
@@ -44,6 +45,7 @@ from paceline.runtime.messages.hosts import (
     Belongs,
     Copy,
     Dismissed,
+    End,
     Equip,
     Fetch,
     Fetched,
@@ -326,6 +328,9 @@ class Relay:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             keep(self._folder / "resume", worker.rank, order.kind, memoryview(worker.offered.map))
             worker.offered = None
+        elif isinstance(order, End):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)
         elif isinstance(order, Dismissed):
             worker.dismissed = True
             os.eventfd_write(self._wake, 1)

@@ -15,7 +15,17 @@ from paceline.runtime.hosts.file_transfer import files_of, keep
 from paceline.runtime.hosts.host_wire import HostWire
 from paceline.runtime.hosts.remote_peer import RemotePeer
 from paceline.runtime.messages import workers as m
-from paceline.runtime.messages.hosts import HOST, SHARED, WORKER, Belongs, Dismissed, Equip, Fetched, Offer
+from paceline.runtime.messages.hosts import (
+    HOST,
+    SHARED,
+    WORKER,
+    Belongs,
+    Dismissed,
+    End,
+    Equip,
+    Fetched,
+    Offer,
+)
 from paceline.runtime.messages.memories import INITIAL, SEGMENT, STAGED, WEIGHTS
 from paceline.runtime.messages.portions import PortionPlan
 from paceline.store.disk.folders import partial_of
@@ -75,6 +85,10 @@ class RemoteWorker:
         if not self.closed:
             self.closed = True
             self.host.session.send(self.lane, _encoder.encode(Dismissed()), HOST)
+
+    def end(self) -> None:
+        """Have its host end this worker, which is stuck."""
+        self.host.session.send(self.lane, _encoder.encode(End()), HOST)
 
     def _equip(self, ready: m.Ready, fds: tuple[int, ...]) -> bool:
         """Its memory, at this end; whether it waits in the queue of what its host's workers share."""

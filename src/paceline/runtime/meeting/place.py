@@ -113,6 +113,10 @@ class MeetingPlace:
         """Peers carry out by themselves what the books say."""
         return 1.0
 
+    def missing(self, rank: int) -> list[int] | None:
+        """Who has not come to the meeting that this worker waits in; None: it waits in none."""
+        return self._meeting.missing(rank)
+
     # -- meeting ------------------------------------------------------------------------------
 
     def meet(self, member: Member, message: m.Meet, fds: list[int]) -> None:

@@ -95,11 +95,17 @@ class Dismissed(msgspec.Struct, frozen=True, tag=True):
     """The store has no more to say to this worker."""
 
 
+class End(msgspec.Struct, frozen=True, tag=True):
+    """This worker is stuck, and the run goes on without it: end its process."""
+
+
 class Over(msgspec.Struct, frozen=True, tag=True):
     """The run is over; it is of no use to come back."""
 
 
 FromHost = Offer | Belongs | Gone | Lend | Fetched | VectorStaged
-ToHost = Equip | Offer | Belongs | Fetch | Copy | VectorStaged | SumVectors | Dismissed | Over | PortionPlan
+ToHost = (
+    Equip | Offer | Belongs | Fetch | Copy | VectorStaged | SumVectors | Dismissed | End | Over | PortionPlan
+)
 host_decoder: msgspec.msgpack.Decoder[FromHost] = msgspec.msgpack.Decoder(FromHost)
 guest_decoder: msgspec.msgpack.Decoder[ToHost] = msgspec.msgpack.Decoder(ToHost)

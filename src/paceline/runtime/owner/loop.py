@@ -21,6 +21,7 @@ from paceline.runtime.messages.hosts import Fetched
 from paceline.runtime.messages.workers import worker_decoder
 from paceline.runtime.owner.owner import Owner
 from paceline.runtime.run.member import Member
+from paceline.runtime.vigil import Vigil
 
 FLUSH_S = 0.1
 """How long a trace event may stay unwritten."""
@@ -68,6 +69,7 @@ class RealLoop:
         self._give_up_at = None if listener is None else time.monotonic() + GATHER_S
         if listener is not None:
             self._epoll.register(listener.fileno(), select.EPOLLIN)
+        self._vigil = Vigil(owner, self._drop)
         self._flush_at = 0.0
         self._kill_at: float | None = None
         self._ended_at = math.inf
@@ -123,13 +125,13 @@ class RealLoop:
     def _patience(self) -> float:
         """Sleep until somebody speaks, unless there is something to write, to ask or to end."""
         busy = self._owner.trace.pending or self._owner.ending or self._owner.keeping.busy
-        waits = [FLUSH_S] if busy else []
+        waits = [FLUSH_S if busy else self._vigil.due_s]
         if self._owner.ask_at is not None:
             waits.append(max(0.0, self._owner.ask_at - self._owner.now()))
         if self._give_up_at is not None and self._owner.expecting:
             waits.append(max(0.0, self._give_up_at - time.monotonic()))
         overdue = self._guests.overdue() if self._guests is not None else None
-        return min(waits if overdue is None else [*waits, overdue], default=-1)
+        return min(waits if overdue is None else [*waits, overdue])
 
     def _hear(self, heard: Heard) -> None:
         """A worker of another host spoke, or is gone."""
@@ -250,6 +252,7 @@ class RealLoop:
         if self._give_up_at is not None and self._owner.expecting and now >= self._give_up_at:
             came, workers = len(self._owner.members), self._owner.config.workers
             self._owner.halt("failed", f"{came} of {workers} workers came within {GATHER_S:g} s.")
+        self._vigil.look(now)
         if self._owner.ending:
             self._be_patient(now)
             if self._kill_at is not None and now >= self._kill_at:
@@ -263,6 +266,17 @@ class RealLoop:
         if self._kill_at is None or (arrived > self._arrived and now < self._ended_at + LONGEST_GRACE_S):
             self._kill_at = now + GRACE_S + self._owner.patience_s
         self._arrived = arrived
+
+    def _drop(self, member: Member, detail: str) -> None:
+        """Leave a worker behind that is stuck; that of another host is ended there."""
+        fd = None if member.far else member.near.fileno()
+        if isinstance(member.channel, RemoteWorker):
+            member.channel.end()
+        self._owner.lost(member, detail)
+        if fd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member.pid, signal.SIGKILL)
+            self._forget(member, fd)
 
     def _end(self, member: Member) -> None:
         """It had its time."""

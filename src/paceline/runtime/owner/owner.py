@@ -106,11 +106,6 @@ class Owner:
             self._guarded(lambda: self._gone(member, "stopped" if self.ending else "died", detail))
             self.look()
 
-    def do_without(self, member: Member, left: events.WorkerLeft) -> None:
-        """Begin without a worker that was lost before training began in the run that is replayed."""
-        member.gone = member.lost = True
-        self._gathering.absent.append(left)
-
     @property
     def living(self) -> list[Member]:
         """Members that are still there, by rank."""
@@ -148,6 +143,7 @@ class Owner:
 
     def handle(self, member: Member, message: m.FromWorker, fds: list[int]) -> None:
         """Act on one message; an error ends the run, not the owner."""
+        member.speaks(message)
         self._guarded(lambda: self._dispatch(member, message, fds))
         self.look()
 
@@ -217,9 +213,8 @@ class Owner:
                     self._join_late(member, self._run)
 
     def _maybe_begin(self) -> None:
-        complete = len(self.members) == self.config.workers and all(x.registered for x in self.living)
-        begins = complete and self.living and self._run is None and self.halted is None
-        if begins and self._gathering.complete(self.living, self.send):
+        here = self._run is None and self.halted is None and len(self.members) == self.config.workers
+        if here and self._gathering.complete(self.living, self.send):
             self._begin()
 
     def _join_late(self, member: Member, run: Run) -> None:
@@ -429,4 +424,4 @@ class Owner:
         """Answer; if the worker is gone its death is noticed elsewhere."""
         with contextlib.suppress(OSError):
             member.channel.send(message, fds)
-        member.asks = False
+        member.asks, member.since_s = False, time.monotonic()

@@ -49,6 +49,10 @@ class PacedFamily:
         """On weights that stand still for it."""
         self._evaluate(member)
 
+    def missing(self, rank: int) -> list[int] | None:
+        """Nobody meets: the protocol knows who waits."""
+        return None
+
     def look(self) -> None:
         """Nothing is waited for: every push is answered when it comes."""
 

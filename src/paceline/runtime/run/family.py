@@ -38,6 +38,9 @@ class Family(Protocol):
     def away(self, member: Member, message: m.Away) -> None:
         """A worker wants to evaluate."""
 
+    def missing(self, rank: int) -> list[int] | None:
+        """Who has not come to the meeting that this worker waits in; None: it waits in none."""
+
     def look(self) -> None:
         """See whether something that was waited for has come."""
 
@@ -69,6 +72,10 @@ class NotBegun:
     def away(self, member: Member, message: m.Away) -> None:
         """There is no model yet."""
         raise RunError("a worker evaluated before it was ready. Call prepare before training.")
+
+    def missing(self, rank: int) -> list[int] | None:
+        """Nobody meets."""
+        return None
 
     def look(self) -> None:
         """Nothing is waited for."""

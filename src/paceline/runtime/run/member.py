@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 
 from paceline.config import RunConfig
 from paceline.errors import BadGradient
 from paceline.fabric.channel import Channel, WorkerLine
 from paceline.fabric.segment import Segment
-from paceline.runtime.messages.workers import Push, Register
+from paceline.runtime.messages.workers import FromWorker, Meet, Push, Register
 from paceline.runtime.run.held_gradients import HeldGradient
 from paceline.store.layout import Layout
 from paceline.store.optimizers import GroupSettings
 from paceline.store.parameters import Gradients
+
+PUSHES = (Push, Meet)
+"""What comes after a gradient was computed."""
 
 
 class Member:
@@ -61,6 +66,27 @@ class Member:
         """Whether it died or failed."""
         self.failed = False
         """Whether its script raised."""
+        self.said: FromWorker | None = None
+        """Its last word."""
+        self.since_s = time.monotonic()
+        """When it last spoke or was answered."""
+        self.first_s: float | None = None
+        """How long its first iteration took, which may be longer than all others."""
+        self.longest_s = 0.0
+        self.spells: deque[float] = deque(maxlen=32)
+        """How long it was silent before its last pushes; `longest_s` before any word but the first push."""
+
+    def speaks(self, message: FromWorker) -> None:
+        """It is about to be heard: note how long it was silent, unless it was asleep."""
+        now = time.monotonic()
+        spell, pushes = now - self.since_s, isinstance(message, PUSHES)
+        if not self.asks and self.first_s is not None:
+            self.longest_s = max(self.longest_s, spell)
+            if pushes:
+                self.spells.append(spell)
+        elif not self.asks and pushes:
+            self.first_s = spell
+        self.said, self.since_s = message, now
 
     def told(self, push: Push) -> None:
         """What it says about the gradient that lies in its segment."""

@@ -156,8 +156,10 @@ class RunStart:
             write(event)
 
     def complete(self, living: list[Member], send: Callable[[Member, m.FromStore], None]) -> bool:
-        """Whether all that the living need is here. If rank 0 was lost with its initial values, somebody else
-        is asked for its own."""
+        """Whether all who are left have registered, and what they need is here. If rank 0 was lost with its
+        initial values, somebody else is asked for its own."""
+        if not living or not all(each.registered for each in living):
+            return False
         if self._initial is None and any(left.worker == 0 for left in self.absent) and living[0].asks:
             send(living[0], m.Lend())
             return False

@@ -84,7 +84,8 @@ class ReplayLoop:
         for event in self._record:
             if isinstance(event, WorkerLeft) and event.worker not in joined and event.detail:
                 member = self._owner.members[event.worker]
-                self._owner.do_without(member, event)
+                member.gone = member.lost = True
+                self._owner._gathering.absent.append(event)
                 self._kill(member, event.detail)
 
     def _carry_out(self, event: AnyEvent, seen: set[int]) -> None:

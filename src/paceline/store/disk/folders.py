@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
+from paceline.config import RunConfig
 from paceline.errors import ConfigError
 
 
@@ -44,6 +46,13 @@ def all_saved_in(run: Path) -> list[Path]:
 def saved_in(run: Path) -> Path | None:
     """The newest of them."""
     return next(iter(all_saved_in(run)), None)
+
+
+def resume_command(config: RunConfig) -> str | None:
+    """What goes on from the checkpoint of a run; None: it left none."""
+    if saved_in(config.path) is None:
+        return None
+    return shlex.join(["paceline", "train", str(config.script), "--resume", str(config.path)])
 
 
 def is_checkpoint(folder: Path) -> bool:

@@ -11,11 +11,13 @@ from paceline.trace import Result, Tally, read_trace
 from paceline.trace.events import (
     AnyEvent,
     Decided,
+    Heard,
     ModelReady,
     Note,
     Progress,
     Reported,
     RunStarted,
+    Silent,
     WorkEnded,
     WorkerJoined,
     WorkerLeft,
@@ -76,7 +78,10 @@ class RunRecord:
             case Note():
                 self.notes.append(event)
                 self.notes_seen += 1
-            case WorkEnded():
+            case Silent():
+                self.notes.append(Note(event.t, "warning", event.text))
+                self.notes_seen += 1
+            case WorkEnded() | Heard():
                 self.notes.append(Note(event.t, "info", event.text))
                 self.notes_seen += 1
             case Progress():

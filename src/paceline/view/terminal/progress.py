@@ -20,10 +20,22 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.trace import Tally
-from paceline.trace.events import AnyEvent, Kept, ModelReady, Note, Planned, Progress, WorkEnded, WorkerLeft
+from paceline.trace.events import (
+    AnyEvent,
+    Heard,
+    Kept,
+    ModelReady,
+    Note,
+    Planned,
+    Progress,
+    Silent,
+    WorkEnded,
+    WorkerLeft,
+)
+from paceline.trace.waits import waiting_words
 from paceline.view import figures
 from paceline.view.palette import terminal_colour
-from paceline.view.terminal.workers import STATES, Workers
+from paceline.view.terminal.workers import SILENT, STATES, Workers
 from paceline.view.terminal.workers_table import MANY_WORKERS, SLOWEST_SHOWN, state_line, workers_table
 
 REFRESH_PER_S = 8
@@ -51,6 +63,7 @@ class RunProgress:
         self._given = total_samples is not None
         self._epochs: int | None = None
         self._summary: Progress | None = None
+        self._silent: dict[int, Silent] = {}
         self._arrived = clock()
         self._rate = _Rate()
         self._pace = _Rate()
@@ -84,7 +97,7 @@ class RunProgress:
             table = self._workers()
             if table is not None:
                 parts += [table, ""]
-            return Group(*parts, self._bar(), self._figures())
+            return Group(*parts, self._bar(), self._figures(), *self._silences())
 
     def __rich__(self) -> RenderableType:
         return self.render()
@@ -124,7 +137,9 @@ class RunProgress:
         return max(0.0, (self.total_samples - self.samples) / rate)
 
     def _note(self, event: AnyEvent) -> None:
-        if isinstance(event, Progress):
+        if isinstance(event, Silent):
+            self._silent[event.worker] = event
+        elif isinstance(event, Progress):
             self._summary = event
         elif isinstance(event, Planned):
             self._epochs = event.epochs
@@ -175,6 +190,18 @@ class RunProgress:
     def _figures(self) -> Text:
         return Text(" · ".join(self._figure_words()), style="dim", overflow="ellipsis", no_wrap=True)
 
+    def _silences(self) -> list[RenderableType]:
+        """Who is silent, for how long by now, and who waits for it."""
+        still = [x for x in self._silent.values() if self.workers.by_rank[x.worker].state == SILENT]
+        return [
+            Text(
+                f"rank {x.worker} is silent for {figures.stopwatch(self.elapsed_s - x.t + x.seconds)}; "
+                f"{waiting_words(x.waiting)}",
+                style="bold red",
+            )
+            for x in still
+        ]
+
     def _figure_words(self) -> list[str]:
         tally = self.tally
         words = [f"{figures.known(self._rate.per_s, figures.rate)} samples/s"]
@@ -212,7 +239,9 @@ class RunProgress:
         if isinstance(event, Note):
             prefix = "" if event.level == "info" else f"{event.level}: "
             self.print(prefix + event.text, _NOTE_STYLES[event.level])
-        elif isinstance(event, WorkEnded):
+        elif isinstance(event, Silent):
+            self.print(f"warning: {event.text}", _NOTE_STYLES["warning"])
+        elif isinstance(event, WorkEnded | Heard):
             self.print(event.text, _NOTE_STYLES["info"])
         elif isinstance(event, Kept):
             self.print(f"checkpoint after {event.version:,} updates", _NOTE_STYLES["info"])

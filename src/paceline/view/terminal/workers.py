@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from paceline.trace.events import AnyEvent, Decided, WorkerJoined, WorkerLeft
+from paceline.trace.events import AnyEvent, Decided, Heard, Silent, WorkerJoined, WorkerLeft
 
 COMPUTING, WAITING, AWAY, LEFT, DIED, FAILED = "computing", "waiting", "away", "left", "died", "failed"
-STATES = (COMPUTING, WAITING, AWAY, LEFT, DIED, FAILED)
+SILENT = "silent"
+STATES = (COMPUTING, WAITING, SILENT, AWAY, LEFT, DIED, FAILED)
 _AFTER = {"finished": LEFT, "stopped": LEFT, "away": AWAY, "died": DIED, "failed": FAILED}
 
 
@@ -25,7 +26,7 @@ class Worker:
     @property
     def active(self) -> bool:
         """Whether it takes part."""
-        return self.state in (COMPUTING, WAITING)
+        return self.state in (COMPUTING, WAITING, SILENT)
 
 
 class Workers:
@@ -49,6 +50,11 @@ class Workers:
                 self._decided(event)
             case WorkerJoined():
                 self._joined(event.worker)
+            case Silent():
+                self._worker(event.worker).state = SILENT
+            case Heard():
+                if self._worker(event.worker).state == SILENT:
+                    self._worker(event.worker).state = COMPUTING
             case WorkerLeft():
                 self._worker(event.worker).state = _AFTER[event.reason]
 

@@ -14,6 +14,7 @@ from paceline.view.terminal.workers import (
     DIED,
     FAILED,
     LEFT,
+    SILENT,
     STATES,
     WAITING,
     Worker,
@@ -29,6 +30,7 @@ _LEAD_CELLS = (8, 40)
 _STYLES = {
     COMPUTING: "green",
     WAITING: "yellow",
+    SILENT: "bold red",
     AWAY: "blue",
     LEFT: "dim",
     DIED: "bold red",
