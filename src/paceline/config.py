@@ -108,6 +108,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How often a checkpoint is taken while the run goes on: 500 (updates), 60s, 10m or 1h; None: never."""
     keep: int = 2
     """How many checkpoints are kept: the newest, and those before it in case it is damaged."""
+    trace_limit: str | None = None
+    """How long the trace may get before single iterations are left out of it: 50MB, 2GB; None: no limit."""
     cluster: dict[str, Any] | None = None
     """In an exact simulation: the cluster in whose virtual time the run takes place."""
 
@@ -160,6 +162,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             self._check_injection()
         if self.store_hosts < 1:
             raise ConfigError(f"the store lies on at least 1 host, got {self.store_hosts}.")
+        if self.trace_limit is not None:
+            parse_size(self.trace_limit)
         if self.keep < 1:
             raise ConfigError(f"at least 1 checkpoint is kept, got --keep {self.keep}.")
         if self.checkpoint_every is not None:
@@ -199,6 +203,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"inject shares samples among workers with data of their own; with shards {self.shards!r} "
                 f"and {self.workers} workers there are none. Use shards 'own' or 'rotating', more workers."
             )
+
+    @property
+    def trace_limit_bytes(self) -> int | None:
+        """The same in bytes."""
+        return None if self.trace_limit is None else parse_size(self.trace_limit)
 
     @property
     def near(self) -> int:
@@ -259,6 +268,15 @@ def parse_every(text: str) -> Every:
             f"got {text!r}."
         )
     return every
+
+
+def parse_size(text: str) -> int:
+    """`50MB`: bytes, in KB, MB or GB."""
+    units = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
+    number, unit = (text[:-2], units.get(text[-2:].upper())) if text != "0" else ("0", 1)
+    if unit is None or not number.isdecimal():
+        raise ConfigError(f"--trace-limit takes a size such as 50MB or 2GB, or 0, got {text!r}.")
+    return int(number) * unit
 
 
 def parse_injection(text: str) -> tuple[float, float]:

@@ -15,13 +15,18 @@ from paceline.engines.control import Ended
 from paceline.engines.engine import Engine
 from paceline.errors import ConfigError, RunError, RunStopped, TraceError
 from paceline.store.disk.folders import saved_in
+from paceline.store.reserve import Reserve, free_bytes
 from paceline.trace import Result, Tally, TraceTail, read_trace, tally
 from paceline.trace.events import Planned
-from paceline.trace.files import LineTail
+from paceline.trace.files import LineTail, write_whole
 from paceline.trace.tally import Failure
 from paceline.view.terminal.progress import RunProgress, live
 
 LOOK_S = 0.1
+RESULT_BYTES = 1 << 18
+"""Kept free for result.json."""
+LITTLE_BYTES = 1 << 16
+"""With less than this, what is to be written cannot be."""
 
 
 def conduct(engine: Engine, config: RunConfig, secret: str = "") -> Result:
@@ -29,7 +34,8 @@ def conduct(engine: Engine, config: RunConfig, secret: str = "") -> Result:
     heed_termination()
     folder = config.path
     (folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)))
-    progress = RunProgress()
+    progress, reserve, room = RunProgress(), Reserve(folder), Room(folder)
+    reserve.take(RESULT_BYTES)
     trace, output = TraceTail(folder / "trace.jsonl"), LineTail(folder / "logs" / "rank0.log")
     with live(progress):
         engine.launch(config, secret)
@@ -38,6 +44,8 @@ def conduct(engine: Engine, config: RunConfig, secret: str = "") -> Result:
             try:
                 ended = engine.wait(LOOK_S)
                 _show(progress, trace, output)
+                for text in room.look():
+                    progress.print(text, "yellow")
                 for address in _new_text(door) if config.near < config.workers else ():
                     progress.print(_invitation(config, address))
             except KeyboardInterrupt:
@@ -46,13 +54,31 @@ def conduct(engine: Engine, config: RunConfig, secret: str = "") -> Result:
                 stopping = True
                 progress.print("stopping: saving the run (Ctrl-C again to end at once)", "yellow")
                 engine.stop()
+    reserve.release()
     return _finish(config, ended)
+
+
+class Room:
+    """Looks whether the disk of a run fills up, which the run itself cannot write down any more."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._told = folder, False
+
+    def look(self) -> list[str]:
+        """A warning, once."""
+        if self._told or free_bytes(self._folder) >= LITTLE_BYTES:
+            return []
+        self._told = True
+        return [
+            f"warning: no room is left at {self._folder}. Training goes on; the trace has a gap until there "
+            "is some, and room for the end was kept. Make room, or bound the trace with --trace-limit."
+        ]
 
 
 def write_result(folder: Path) -> Result:
     """Add the trace up and keep the result beside it."""
     result = tally(read_trace(folder)).result()
-    (folder / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+    write_whole(folder / "result.json", msgspec.json.format(msgspec.json.encode(result)))
     return result
 
 

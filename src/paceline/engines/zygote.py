@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from paceline.engines import control as c
+from paceline.engines.output import print_to
 from paceline.fabric.channel import Channel
 
 PR_SET_PDEATHSIG = 1
@@ -181,8 +182,7 @@ def _redirect(log: Path) -> None:
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    print_to(1, 2)
 
 
 def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:

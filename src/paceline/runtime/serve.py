@@ -27,6 +27,7 @@ from paceline.runtime.virtual.loop import VirtualLoop
 from paceline.runtime.virtual.replay import ReplayLoop
 from paceline.sim.request import ClusterRequest
 from paceline.trace import read_trace, tally
+from paceline.trace.files import write_whole
 
 EVERYWHERE = ("0.0.0.0", "::")
 
@@ -79,7 +80,7 @@ def serve_strangers(
     listener = ready(show_address(*guests.address))
     status = _see_through(owner, RealLoop(owner, [], stop, guests, listener))
     result = tally(read_trace(config.path)).result()
-    (config.path / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+    write_whole(config.path / "result.json", msgspec.json.format(msgspec.json.encode(result)))
     return status
 
 

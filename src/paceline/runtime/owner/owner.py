@@ -33,7 +33,7 @@ from paceline.runtime.run.peer_start import PeerRun, assemble
 from paceline.runtime.run.start import Run, RunStart
 from paceline.store.ledger import run_not_begun
 from paceline.store.work.budget import Batch
-from paceline.trace import TraceWriter, events
+from paceline.trace import LastingTrace, events
 
 if TYPE_CHECKING:
     from paceline.runtime.virtual.loop import VirtualLoop
@@ -55,7 +55,7 @@ class Owner:
         """Told of every worker that is left to a barrier of its own."""
         self.ask_at: float | None = None
         """When the protocol wants to be asked again, even if nothing happens."""
-        self.trace = TraceWriter(config.path / "trace.jsonl")
+        self.trace = LastingTrace(config.path / "trace.jsonl", config.trace_limit_bytes)
         self._clock = now
         self._zero_s: float | None = None
         self.virtual = virtual
@@ -207,8 +207,7 @@ class Owner:
         self._run = run
         if isinstance(run, PeerRun):
             self.peering = make_meeting(run, self, self.send, lambda x: self._work.draw(x), self._report)
-        for text in self._gathering.remarks:
-            self.note("info", text)
+        self._gathering.tell(self.note)
         run.ledger.plan(self._planned_epochs)
         self._zero_s = self._clock()
         self.keeping.begin(run.ledger.pacer.clocks.version)
@@ -334,6 +333,7 @@ class Owner:
         if self._run is None:
             self.halt(kind, text)
         elif not self.ending:
+            self._gathering.reserve.release()  # peers write down where they stand
             self._stopping = m.Halt(kind, text)
             for member in self._run.at_barriers(self.living):
                 self.send(member, self._stopping)
@@ -365,7 +365,8 @@ class Owner:
         lead = min(self.members.values(), key=lambda member: (member.lost, member.rank))
         peers = self.peering.conclude(lead) if self.peering is not None else None
         whole, finished = self.peering is None or peers is not None, self.halted is None
-        save_run(self.config, run, lead, peers, whole=whole, finished=finished)
+        saved = self.config, run, lead, peers, self._gathering.reserve
+        self.halted = save_run(*saved, whole=whole, halted=self.halted)
         for text in last_remarks(run.ledger, self._skipped, finished):
             self.note("warning", text)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -28,8 +28,10 @@ from paceline.store.checksums import unchecked
 from paceline.store.disk.checkpoint import VERSION, RunState, SavedRule, Snapshot, load_checkpoint, snapshot
 from paceline.store.layout import Layout
 from paceline.store.ledger import Ledger
+from paceline.store.optimizers import OptimizerSpec
 from paceline.store.parameters import Gradients, ParameterStore
 from paceline.store.portions import Portion, used_of
+from paceline.store.reserve import Reserve
 from paceline.trace.events import Event
 
 
@@ -42,6 +44,9 @@ class RunStart:
         self._settings: dict[str, Any] = dict(config.settings)
         self.portion: Portion | None = None
         """What of the store will lie here, if other hosts hold the rest."""
+        self.reserve = Reserve(config.path)
+        """Room for the end of the run."""
+        self.warnings: list[str] = []
         self.remarks: list[str] = []
         """What people should be told once there is a trace to write it to."""
 
@@ -50,6 +55,13 @@ class RunStart:
         """The protocol as command and script came to agree on it."""
         name = self._name or "bsp"
         return name, make_any(name, self._settings)
+
+    def tell(self, note: Callable[[Literal["info", "warning", "error"], str], None]) -> None:
+        """Say what people should be told."""
+        for text in self.remarks:
+            note("info", text)
+        for text in self.warnings:
+            note("warning", text)
 
     def hello(self, member: Member, message: m.Hello) -> None:
         """A script named a protocol, or none; the command's word wins."""
@@ -102,6 +114,7 @@ class RunStart:
         ledger.offer(lead.registered.source, {member.rank for member in members})
         buffers = _resume(self._config.resume, store, ledger)
         self.remarks += unchecked(self._config.resume)
+        self.warnings += self.reserve.take(room_needed(layout, lead.registered.optimizer))
         for member in members:
             equip(member, store, lead.initial, shared, buffers, self.portion)
         ledger.model(sum(v.numel() for v in store.views), layout.weights_bytes, layout.gradient_bytes)
@@ -178,6 +191,14 @@ class Run:
         """Cores on which no worker computes: the released ones sleep until they are told."""
         clocks = self.ledger.pacer.clocks
         return cores - (len(clocks.active) - clocks.waiting_count - released)
+
+
+def room_needed(layout: Layout, optimizer: OptimizerSpec, replicas: int = 0) -> int:
+    """Bytes on the disk, about: of the weights, and of a checkpoint with the model, the optimizer's state and
+    that of every peer with a replica of its own."""
+    state = layout.weights_bytes * (1 if optimizer.name == "SGD" else 2)
+    buffers = layout.segment_bytes - layout.gradient_end
+    return 2 * (layout.weights_bytes + buffers) + state + replicas * (layout.weights_bytes + buffers + state)
 
 
 def run_state(ledger: Ledger, store: ParameterStore, peers: int | None, shared: bool) -> RunState:

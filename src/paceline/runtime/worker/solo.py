@@ -28,6 +28,7 @@ from paceline.protocols.rules.compression import check_family
 from paceline.protocols.settings import make_any, resolved
 from paceline.runtime.checkpoints.random_state import RandomState
 from paceline.runtime.checkpoints.writer import CheckpointWriter
+from paceline.runtime.lone_saving import save_lone
 from paceline.runtime.worker.emulation import Emulation
 from paceline.runtime.worker.loader import count_samples
 from paceline.runtime.worker.pace import Pace, catch_up, replace_step
@@ -37,14 +38,12 @@ from paceline.store.disk.checkpoint import (
     Snapshot,
     other_model,
     read_checkpoint,
-    remove_checkpoint,
-    save_weights,
-    write_checkpoint,
 )
 from paceline.store.layout import plain_name
 from paceline.store.ledger import Ledger
 from paceline.store.optimizers import export_state, import_state
-from paceline.trace import TraceWriter, events
+from paceline.store.reserve import Reserve
+from paceline.trace import LastingTrace, events
 
 FLUSH_S = 0.1
 
@@ -119,7 +118,8 @@ class RecordedSolo(Solo):
         asked = make_any(name, (settings if name == protocol else {}) | config.settings)
         pacing = _alone(name, asked)
         check_family(config.compress, name, asked)
-        self._trace = TraceWriter(config.path / "trace.jsonl")
+        self._trace = LastingTrace(config.path / "trace.jsonl", config.trace_limit_bytes)
+        self._reserve = Reserve(config.path)
         self._ledger = Ledger(config, name, pacing, self._trace.write, settings=resolved(asked))
         self._emulation = Emulation(config, 0)
         self._zero_s = time.monotonic()
@@ -132,6 +132,7 @@ class RecordedSolo(Solo):
         self._steps = self._skipped = 0
         self._taken: list[_Step] = []
         self._stop = False
+        self._unsaved = ""
         self._keeping = CheckpointWriter(config, self._trace, self.now)
         signal.signal(signal.SIGTERM, lambda *_: self._ask_to_stop())
 
@@ -153,6 +154,8 @@ class RecordedSolo(Solo):
                 0.0, sum(p.numel() for p in model.parameters()), size, gradient, *_length(loader)
             )
         )
+        for text in self._reserve.take(size * (4 if type(optimizer).__name__ != "SGD" else 3)):
+            self._warn(text)
         self._zero_s = time.monotonic()
         self._ledger.join(0, 0.0)
         self._keeping.begin(self._steps)
@@ -292,14 +295,13 @@ class RecordedSolo(Solo):
         if self._skipped:
             self._warn(f"{self._skipped} gradients were not finite and were skipped")
         self._keeping.tell(wait=True)
-        save_weights(self._config.path / "weights.safetensors", self._weights())
-        if error is None:
-            remove_checkpoint(self._config.path / "checkpoint")
-        else:
-            write_checkpoint(self._config.path / "checkpoint", self._snapshot(), self._config.keep)
+        taken = None if error is None else self._snapshot()
+        self._unsaved = save_lone(self._config, self._reserve, self._weights(), taken)
 
     def close(self, status: str, text: str, mistake: bool) -> None:
         """The last word of the trace."""
+        if self._unsaved:
+            status, text = "failed", ". ".join(each for each in (text.rstrip("."), self._unsaved) if each)
         self._trace.write(events.RunEnded(self.now(), status, text, mistake))  # type: ignore[arg-type]
         self._trace.close()
 

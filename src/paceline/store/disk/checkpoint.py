@@ -19,6 +19,7 @@ from paceline.store.disk.folders import all_saved_in, partial_of, previous_of
 from paceline.store.layout import Layout
 from paceline.store.optimizers import import_state
 from paceline.store.parameters import ParameterStore
+from paceline.store.reserve import no_room
 
 VERSION = SINCE
 T = TypeVar("T")
@@ -71,8 +72,12 @@ def model_state(layout: Layout, weights: list[Tensor], segment: Tensor | None) -
 def save_weights(path: Path, state: dict[str, Tensor]) -> None:
     """Write model weights; a reader sees the old file or the new one, never half of it."""
     partial = path.with_suffix(".partial")
-    save_file(state, partial)
-    os.replace(partial, path)
+    try:
+        save_file(state, partial)
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 class Snapshot(NamedTuple):
@@ -111,12 +116,22 @@ def write_checkpoint(folder: Path, taken: Snapshot, keep: int = 1) -> None:
         shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True, exist_ok=True)
     try:
-        _fill(partial, taken)
+        _fill_somehow(partial, taken)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)  # it is of no use, and takes room
         raise
     _change_places(partial, folder, keep)
     _to_disk(folder.parent)
+
+
+def _fill_somehow(partial: Path, taken: Snapshot) -> None:
+    """If there is no room, older checkpoints than the last give way."""
+    try:
+        _fill(partial, taken)
+    except (OSError, SafetensorError) as error:
+        if not (no_room(error) and drop_older(partial.parent)):
+            raise
+        _fill(partial, taken)
 
 
 def _fill(partial: Path, taken: Snapshot) -> None:

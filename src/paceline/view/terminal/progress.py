@@ -20,7 +20,17 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.trace import Tally
-from paceline.trace.events import AnyEvent, Kept, ModelReady, Note, Planned, Progress, WorkEnded, WorkerLeft
+from paceline.trace.events import (
+    AnyEvent,
+    Gap,
+    Kept,
+    ModelReady,
+    Note,
+    Planned,
+    Progress,
+    WorkEnded,
+    WorkerLeft,
+)
 from paceline.view import figures
 from paceline.view.palette import terminal_colour
 from paceline.view.terminal.workers import STATES, Workers
@@ -212,6 +222,8 @@ class RunProgress:
             self.print(prefix + event.text, _NOTE_STYLES[event.level])
         elif isinstance(event, WorkEnded):
             self.print(event.text, _NOTE_STYLES["info"])
+        elif isinstance(event, Gap) and not event.wanted:
+            self.print(f"warning: {event.text}", _NOTE_STYLES["warning"])
         elif isinstance(event, Kept):
             self.print(f"checkpoint after {event.version:,} updates", _NOTE_STYLES["info"])
         elif isinstance(event, WorkerLeft) and event.reason in ("died", "failed"):
