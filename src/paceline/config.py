@@ -40,6 +40,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     its connection in good order has 3 s to come back."""
     tls: bool = False
     """Whether what travels between hosts is encrypted (TLS 1.3)."""
+    plain: bool = False
+    """Whether it is to stay unencrypted even beyond loopback."""
     tls_cert: str | None = None
     """File with the certificate to show; None: one is made for the run."""
     tls_key: str | None = None
@@ -186,6 +188,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
     def _check_tls(self) -> None:
+        if self.tls and self.plain:
+            raise ConfigError("--tls encrypts what --plain leaves plain. Give one of them.")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("a certificate of your own takes --tls-cert and --tls-key, and one is missing.")
         if self.tls_cert is not None and not self.tls:

@@ -88,7 +88,7 @@ def _invitation(config: RunConfig, address: str) -> str:
     address = f"{socket.gethostname()}:{port}" if host in ("0.0.0.0", "[::]") else address
     made = config.path / "secret"
     secret = f"the secret in {made}" if made.exists() else "the run's secret"
-    tls = " --tls" if config.tls else ""
+    tls = " --plain" if config.plain else " --tls" if config.tls_cert else ""
     others = "1 worker" if missing == 1 else f"{missing} workers"
     return (
         f"listening at {address} for {others} of other hosts. There, with {secret}: "

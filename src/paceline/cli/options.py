@@ -248,11 +248,12 @@ SecretFile = Annotated[
     ),
 ]
 Tls = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--tls",
-        help="Encrypt what travels between hosts (TLS 1.3, with a certificate made for the run). `paceline "
-        "bench network` tells what it costs.",
+        "--tls/--plain",
+        help="Encrypt what travels between hosts (TLS 1.3, with a certificate made for the run), or do not. "
+        "Default: encrypted, unless the run listens on this machine's loopback only. `paceline bench "
+        "network` tells what it costs.",
         rich_help_panel=HOSTS,
     ),
 ]
@@ -266,8 +267,12 @@ TlsKey = Annotated[
     Path | None, typer.Option(help="File with the key of that certificate.", rich_help_panel=HOSTS)
 ]
 GuestTls = Annotated[
-    bool,
-    typer.Option("--tls", help="The run was started with --tls: talk to nobody who does not encrypt."),
+    bool | None,
+    typer.Option(
+        "--tls/--plain",
+        help="Talk to nobody who does not encrypt; or, to a run that was started with --plain, unencrypted. "
+        "Default: encrypted, but over loopback as the run does.",
+    ),
 ]
 TlsCa = Annotated[
     Path | None,

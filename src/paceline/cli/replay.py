@@ -18,6 +18,7 @@ HERE: dict[str, Any] = {
     "engine": "local",
     "store_hosts": 1,
     "tls": False,
+    "plain": False,
 }
 """Wherever a run's workers and store were: its replay is on this machine."""
 

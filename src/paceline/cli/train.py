@@ -66,7 +66,7 @@ def train(
     store_hosts: o.StoreHosts = 1,
     host_patience: o.HostPatience = 30.0,
     secret_file: o.SecretFile = None,
-    tls: o.Tls = False,
+    tls: o.Tls = None,
     tls_cert: o.TlsCert = None,
     tls_key: o.TlsKey = None,
     resume: Annotated[
@@ -105,7 +105,8 @@ def train(
             "here": here,
             "store_hosts": store_hosts,
             "host_patience_s": host_patience,
-            "tls": tls,
+            "tls": tls is True,
+            "plain": tls is False,
             "tls_cert": _path(tls_cert),
             "tls_key": _path(tls_key),
             "seed": seed,
@@ -199,7 +200,8 @@ def _typed(context: typer.Context) -> set[str]:
     """The configuration fields that were given on the command line."""
     names = {"set_": "settings", "device_time": "device_time_s", "host_patience": "host_patience_s"}
     typed = (name for name in context.params if _was_typed(context, name))
-    return {names.get(name, name) for name in typed}
+    fields = {names.get(name, name) for name in typed}
+    return fields | ({"plain"} if "tls" in fields else set())
 
 
 def _was_typed(context: typer.Context, name: str) -> bool:
@@ -233,8 +235,10 @@ def make_config(asked: dict[str, Any], runs: Path) -> Any:
 
     from paceline.config import RunConfig
     from paceline.errors import ConfigError
-    from paceline.fabric.choice import check_hosts
+    from paceline.fabric.choice import check_hosts, encrypts
 
+    if encrypts(asked.get("listen"), asked.get("fabric", "shared"), asked.get("plain", False)):
+        asked = asked | {"tls": True}
     _check_words(asked)
     check_engine(asked)
     try:

@@ -178,7 +178,7 @@ def _fork(body: Callable[[], int], log: Path) -> int:
 
 
 def _redirect(log: Path) -> None:
-    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)

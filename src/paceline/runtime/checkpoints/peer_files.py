@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.errors import ConfigError
@@ -21,6 +20,7 @@ from paceline.protocols.core.peer import Me
 from paceline.runtime.checkpoints.random_state import RandomState
 from paceline.store.disk.checkpoint import check_optimizer, read_files
 from paceline.store.optimizers import export_state, import_state
+from paceline.store.tensor_files import save_tensors
 from paceline.store.vector import FlatVector
 
 KINDS = ("agreed", "private")
@@ -56,8 +56,8 @@ def save_peer(
     if optimizer is not None:
         _put(tensors, "parameters", me.parameters)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / f"rank{me.rank}.safetensors")
-    save_file(moments, folder / f"rank{me.rank}.optimizer.safetensors")
+    save_tensors(tensors, folder / f"rank{me.rank}.safetensors")
+    save_tensors(moments, folder / f"rank{me.rank}.optimizer.safetensors")
     state = PeerState(
         count=me.count,
         epoch=epoch,

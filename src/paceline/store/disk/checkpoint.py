@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from paceline.errors import TraceError
@@ -20,6 +20,7 @@ from paceline.store.layout import Layout
 from paceline.store.optimizers import import_state
 from paceline.store.parameters import ParameterStore
 from paceline.store.reserve import no_room
+from paceline.store.tensor_files import save_tensors
 
 VERSION = SINCE
 T = TypeVar("T")
@@ -73,7 +74,7 @@ def save_weights(path: Path, state: dict[str, Tensor]) -> None:
     """Write model weights; a reader sees the old file or the new one, never half of it."""
     partial = path.with_suffix(".partial")
     try:
-        save_file(state, partial)
+        save_tensors(state, partial)
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
@@ -135,8 +136,8 @@ def _fill_somehow(partial: Path, taken: Snapshot) -> None:
 
 
 def _fill(partial: Path, taken: Snapshot) -> None:
-    save_file(taken.model, partial / "model.safetensors")
-    save_file(taken.optimizer, partial / "optimizer.safetensors")
+    save_tensors(taken.model, partial / "model.safetensors")
+    save_tensors(taken.optimizer, partial / "optimizer.safetensors")
     (partial / taken.name).write_bytes(taken.state)
     write_manifest(partial)
     for path in (*partial.iterdir(), partial):
