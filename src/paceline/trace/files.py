@@ -18,6 +18,11 @@ _encoder = msgspec.json.Encoder(decimal_format="number")
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 
+def decode(line: bytes) -> AnyEvent:
+    """The event of one line."""
+    return _decoder.decode(line)
+
+
 class TraceWriter:
     """Appends events to a file. Cheap: encoding is about a microsecond, writes are batched."""
 

@@ -1,8 +1,9 @@
 """The trace of a real run: it outlives a full disk, and can be bounded.
 
-Every event is added up here as it comes. What cannot be written, or is beyond the limit, is left out: the
-many lines of single iterations, never those that are few (who came and left, evaluations, checkpoints,
-notes), which wait until there is room. The end then has `Totals` over everything: the result stays right.
+Without trouble it costs no more than any trace; with it, or with a limit, events are added up here as well.
+What cannot be written, or is beyond the limit, is left out: the many lines of single iterations, never those
+that are few (who came and left, evaluations, checkpoints, notes), which wait until there is room. The end
+then has `Totals` over everything: the result stays right.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from paceline.errors import TraceError
 from paceline.trace.events import (
     Asked,
     Came,
@@ -27,7 +29,7 @@ from paceline.trace.events import (
     RunEnded,
     Totals,
 )
-from paceline.trace.files import TraceWriter
+from paceline.trace.files import TraceWriter, decode, read_trace
 from paceline.trace.tally import Tally
 
 MANY = (Decided, Asked, Passed, Exchanged, Came, Rested, Reported)
@@ -85,7 +87,9 @@ class LastingTrace(TraceWriter):
     def __init__(self, path: Path, limit_bytes: int | None = None) -> None:
         """`limit_bytes`: how long it may get before single iterations are left out."""
         super().__init__(path)
-        self._books = Books()
+        self._path = path
+        self._books = None if limit_bytes is None else Books()
+        self._ended = False
         self._limit_bytes = limit_bytes
         self._broken = ""
         """Why nothing can be written now."""
@@ -95,7 +99,8 @@ class LastingTrace(TraceWriter):
 
     def write(self, event: Event) -> None:
         """Add an event, or only count it."""
-        self._books.add(event)  # type: ignore[arg-type]
+        if self._books is not None:
+            self._books.add(event)  # type: ignore[arg-type]
         self._now = max(self._now, event.t)
         if isinstance(event, RunEnded):
             self._end(event)
@@ -111,7 +116,7 @@ class LastingTrace(TraceWriter):
 
     def flush(self) -> None:
         """Let readers see everything so far; trouble with the file is no trouble for the run."""
-        if self._broken and self._now < self._again_at and self._books.end is None:
+        if self._broken and self._now < self._again_at and not self._ended:
             return
         if self._broken:
             at = 0 if self._written else self._pending.find(b"\n") + 1  # a trace begins with run_started
@@ -134,6 +139,7 @@ class LastingTrace(TraceWriter):
 
     def _trouble(self, error: OSError) -> None:
         """Keep the few lines, leave the many out, and try again in a while."""
+        self._books = self._books or self._added_up()
         lines = bytes(self._pending).splitlines(keepends=True)
         few = [line for line in lines if not line.startswith((*_PREFIXES, _GAP))]
         if not self._broken:
@@ -144,6 +150,16 @@ class LastingTrace(TraceWriter):
         self._ever_left_out += 1
         self._broken, self._again_at = error.strerror or str(error), self._now + AGAIN_S
         self._pending[:] = b"".join(few)
+
+    def _added_up(self) -> Books:
+        """All events so far: those in the file, and those that are not."""
+        books = Books()
+        with contextlib.suppress(TraceError, OSError):
+            for event in read_trace(self._path):
+                books.add(event)
+        for line in bytes(self._pending).splitlines():
+            books.add(decode(line))
+        return books
 
     def _gap(self, why: str) -> Gap:
         return Gap(self._now, self._since, self._left_out, why, wanted=not self._broken)
@@ -160,12 +176,14 @@ class LastingTrace(TraceWriter):
             self.flush()
             return
         self._again_at = self._now + max(AGAIN_S, min(10.0, self._now / 100))
-        super().write(self._books.progress(self._now))
+        if self._books is not None:
+            super().write(self._books.progress(self._now))
 
     def _end(self, event: RunEnded) -> None:
         """All that was left out is in the sums."""
+        self._ended = True
         if self._full and self._left_out:
             super().write(self._gap("the limit of the trace"))
-        if self._ever_left_out:
+        if self._ever_left_out and self._books is not None:
             super().write(self._books.totals(event.t))
         super().write(event)
