@@ -45,6 +45,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     its connection in good order has 3 s to come back."""
     tls: bool = False
     """Whether what travels between hosts is encrypted (TLS 1.3)."""
+    plain: bool = False
+    """Whether it is to stay unencrypted even beyond loopback."""
     tls_cert: str | None = None
     """File with the certificate to show; None: one is made for the run."""
     tls_key: str | None = None
@@ -125,6 +127,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     stuck_after: str | None = None
     """How long a worker may be silent, and what then: 5m:warn, 5m:drop (go on without it) or 5m:stop. None:
     it is named after 10 s, or several times what it usually takes."""
+    trace_limit: str | None = None
+    """How long the trace may get before single iterations are left out of it: 50MB, 2GB; None: no limit."""
     cluster: dict[str, Any] | None = None
     """In an exact simulation: the cluster in whose virtual time the run takes place."""
 
@@ -181,6 +185,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             self._check_injection()
         if self.store_hosts < 1:
             raise ConfigError(f"the store lies on at least 1 host, got {self.store_hosts}.")
+        if self.trace_limit is not None:
+            parse_size(self.trace_limit)
         if self.keep < 1:
             raise ConfigError(f"at least 1 checkpoint is kept, got --keep {self.keep}.")
         if self.checkpoint_every is not None:
@@ -212,6 +218,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def _check_tls(self) -> None:
+        if self.tls and self.plain:
+            raise ConfigError("--tls encrypts what --plain leaves plain. Give one of them.")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("a certificate of your own takes --tls-cert and --tls-key, and one is missing.")
         if self.tls_cert is not None and not self.tls:
@@ -246,6 +254,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"inject shares samples among workers with data of their own; with shards {self.shards!r} "
                 f"and {self.workers} workers there are none. Use shards 'own' or 'rotating', more workers."
             )
+
+    @property
+    def trace_limit_bytes(self) -> int | None:
+        """The same in bytes."""
+        return None if self.trace_limit is None else parse_size(self.trace_limit)
 
     @property
     def near(self) -> int:
@@ -330,6 +343,15 @@ def parse_stuck(text: str) -> tuple[float, str]:
             f"{text!r}."
         )
     return seconds, action or "warn"
+
+
+def parse_size(text: str) -> int:
+    """`50MB`: bytes, in KB, MB or GB."""
+    units = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
+    number, unit = (text[:-2], units.get(text[-2:].upper())) if text != "0" else ("0", 1)
+    if unit is None or not number.isdecimal():
+        raise ConfigError(f"--trace-limit takes a size such as 50MB or 2GB, or 0, got {text!r}.")
+    return int(number) * unit
 
 
 def parse_injection(text: str) -> tuple[float, float]:

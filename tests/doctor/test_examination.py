@@ -90,7 +90,7 @@ def test_tls_is_tried_with_a_certificate_made_as_a_run_would(monkeypatch: pytest
     monkeypatch.setenv("PATH", "")
     without = check_tls()
     assert without.state == "ok"
-    assert "Only for --tls" in without.advice
+    assert "need --plain" in without.advice
     assert "Install it" in without.advice
 
 

@@ -109,6 +109,8 @@ def survive_a_cut(hosts: Hosts) -> None:
     assert hosts.wait() == [0, 0], hosts.said()
     assert hosts.events("a", Decided) > seen
     assert hosts.result("a").failures == []
+    config = msgspec.json.decode((hosts.folder("a") / "config.json").read_bytes())
+    assert config["tls"], "beyond loopback nobody had to ask for it"
     assert used(hosts.folder("a")) == once(EPOCHS, SAMPLES)
 
 
@@ -165,7 +167,7 @@ def torchrun(hosts: Hosts, host: str, node: int, *flags: str) -> None:
 
 @pytest.mark.parametrize(
     ("protocol", "more"),
-    [("bsp", ("--store-hosts", "2")), ("bsp", ("--tls",)), ("local_sgd", ()), ("bsp", ())],
+    [("bsp", ("--store-hosts", "2")), ("bsp", ("--plain",)), ("local_sgd", ()), ("bsp", ())],
 )
 def test_torchrun_over_two_hosts_gives_the_weights_of_the_local_engine(
     lab: Lab, testbeds: Testbeds, tmp_path: Path, protocol: str, more: tuple[str, ...]

@@ -121,6 +121,13 @@ def test_who_asks_for_tls_in_vain_is_told_so_and_says_nothing() -> None:
     ends.close()
 
 
+@pytest.mark.parametrize("sealed", [False, True])
+def test_over_loopback_a_host_may_take_the_way_of_the_run(seal: Seal, sealed: bool) -> None:
+    ends = Ends(8, seal if sealed else None, Trust(or_plain=True))
+    assert isinstance(ends.dialer.session._sock, SealedSocket) == sealed
+    ends.close()
+
+
 def test_an_older_tls_is_refused(ends: Ends) -> None:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -217,7 +224,7 @@ def test_files_that_do_not_fit_are_named(authority: Authority) -> None:
 
 def test_without_the_command_openssl_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(ConfigError, match=r"Install it.*or bring your own: --tls-cert"):
+    with pytest.raises(ConfigError, match=r"Install it.*bring your own \(--tls-cert.*: --plain"):
         Seal()
 
 

@@ -22,7 +22,7 @@ EMULATION = ("slow", "device_time", "jitter")
 RUN = (*EMULATION, "seed", "target")
 NUMBERS = ("weighting", "damping", "correct", "schedule", "clip_norm", "shards", "inject", "fabric")
 TROUBLE = ("bad_gradient", "on_failure")
-KEEPING = ("stuck_after", "checkpoint_every", "keep", "private_weights")
+KEEPING = ("stuck_after", "checkpoint_every", "keep", "trace_limit", "private_weights")
 ENGINE = ("engine", "address", "master")
 HOSTS = ("listen", "here", "store_hosts", "host_patience", "secret_file", "tls", "tls_cert", "tls_key")
 

@@ -21,7 +21,7 @@ def host(
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the run listens.")],
     workers: Annotated[int, typer.Option("--workers", "-n", help="Worker processes to start here.")] = 1,
     secret_file: o.SecretFile = None,
-    tls: o.GuestTls = False,
+    tls: o.GuestTls = None,
     tls_ca: o.TlsCa = None,
     script: Annotated[
         Path | None, typer.Option(help="The script, if its path here is another than at the run's host.")
@@ -46,16 +46,25 @@ def host(
     Example: paceline host 10.0.0.1:29600 --workers 2 --secret-file run.secret
     """
     with errors_for_people():
-        _host(address, workers, secret_file, _trust(tls, tls_ca), script, runs, wait, listen)
+        _host(address, workers, secret_file, _trust(tls, tls_ca, address), script, runs, wait, listen)
 
 
-def _trust(tls: bool, ca: Path | None) -> Trust | None:
+def _trust(tls: bool | None, ca: Path | None, address: str) -> Trust | None:
+    """What to believe of who answers; None: it need not encrypt, and must not."""
     from paceline.errors import ConfigError
+    from paceline.fabric.choice import is_loopback
     from paceline.fabric.tls import Trust
+    from paceline.fabric.wire import parse_address
 
-    if ca is not None and not tls:
-        raise ConfigError(f"--tls-ca {ca} says whose certificates to believe, but TLS is off. Add --tls.")
-    return Trust(None if ca is None else str(ca.resolve())) if tls else None
+    if tls is False:
+        if ca is not None:
+            raise ConfigError(
+                f"--tls-ca {ca} says whose certificates to believe, but with --plain there are none. "
+                "Leave one of them out."
+            )
+        return None
+    either = tls is None and ca is None and is_loopback(parse_address(address)[0])
+    return Trust(None if ca is None else str(ca.resolve()), or_plain=either)
 
 
 def _host(

@@ -18,6 +18,7 @@ from paceline.cli.host import host
 from paceline.cli.protocols import protocols
 from paceline.cli.replay import replay
 from paceline.cli.report import report
+from paceline.cli.secret import secret
 from paceline.cli.simulate import simulate
 from paceline.cli.train import train
 from paceline.cli.why import why
@@ -65,7 +66,7 @@ class Scripted(TyperCommand):
             raise
 
 
-for command in (train, host, compare, simulate, replay, protocols, report, why, bench, doctor):
+for command in (train, host, secret, compare, simulate, replay, protocols, report, why, bench, doctor):
     app.command(cls=Scripted if command in (train, compare, simulate) else None)(command)
 app.add_typer(advise.app, name="advise")
 app.add_typer(tune.app, name="tune")

@@ -27,6 +27,10 @@ def _path(file: Path | None) -> str | None:
     return None if file is None else str(file.resolve())
 
 
+def _is_true(given: bool | None) -> bool:
+    return given is True
+
+
 def _slow(given: list[str] | None) -> dict[int, float]:
     return parse_slow(given or [])
 
@@ -228,6 +232,18 @@ CheckpointEvery = Annotated[
     ),
     Dial(None),
 ]
+TraceLimit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="How long the trace may get, for instance 50MB; 0: as short as it can be. Beyond that single "
+        "iterations are left out of it, and counted all the same: results stay what they are, but the run "
+        "cannot be replayed, and its report shows no timeline from there on. An iteration takes about 275 "
+        "bytes. Default: no limit.",
+        rich_help_panel=TROUBLE,
+    ),
+    Dial(None),
+]
 Keep = Annotated[
     int,
     typer.Option(
@@ -323,14 +339,15 @@ SecretFile = Annotated[
     Dial(None, field=None),
 ]
 Tls = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--tls",
-        help="Encrypt what travels between hosts (TLS 1.3, with a certificate made for the run). `paceline "
-        "bench network` tells what it costs.",
+        "--tls/--plain",
+        help="Encrypt what travels between hosts (TLS 1.3, with a certificate made for the run), or do not. "
+        "Default: encrypted, unless the run listens on this machine's loopback only. `paceline bench "
+        "network` tells what it costs.",
         rich_help_panel=HOSTS,
     ),
-    Dial(False),
+    Dial(None, parse=_is_true),
 ]
 TlsCert = Annotated[
     Path | None,
@@ -345,8 +362,12 @@ TlsKey = Annotated[
     Dial(None, parse=_path),
 ]
 GuestTls = Annotated[
-    bool,
-    typer.Option("--tls", help="The run was started with --tls: talk to nobody who does not encrypt."),
+    bool | None,
+    typer.Option(
+        "--tls/--plain",
+        help="Talk to nobody who does not encrypt; or, to a run that was started with --plain, unencrypted. "
+        "Default: encrypted, but over loopback as the run does.",
+    ),
 ]
 TlsCa = Annotated[
     Path | None,

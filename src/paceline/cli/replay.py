@@ -18,6 +18,7 @@ HERE: dict[str, Any] = {
     "engine": "local",
     "store_hosts": 1,
     "tls": False,
+    "plain": False,
 }
 """Wherever a run's workers and store were: its replay is on this machine."""
 
@@ -115,6 +116,7 @@ def _check_record(run: Path, until: int | None) -> None:
             "a script ended this run with pace.stop(), and how far the others were when they heard of it is "
             f"not on record. Replay it up to a verdict before that, with --until (at most {enough})."
         )
+    _check_gaps(run, until)
     peers = total.start is not None and total.start.family == "peer"
     if peers and until is None and _was_stopped(run):
         raise ConfigError(
@@ -126,6 +128,23 @@ def _check_record(run: Path, until: int | None) -> None:
             f"the record at {run} has no end to arrive at: the run was killed, failed, or still goes on. "
             "Replay it up to a verdict, with --until."
         )
+
+
+def _check_gaps(run: Path, until: int | None) -> None:
+    """What is not on record cannot be carried out again."""
+    from paceline.errors import ConfigError
+    from paceline.trace import read_trace
+    from paceline.trace.events import Decided, Gap
+
+    last = 0
+    for event in read_trace(run):
+        if isinstance(event, Decided):
+            last = event.number
+        elif isinstance(event, Gap) and (until is None or until > last):
+            raise ConfigError(
+                f"the record at {run} lacks {event.events} events from {event.since:.1f} s on ({event.why}), "
+                f"so it cannot be replayed beyond that. Replay it up to verdict {last} with --until."
+            )
 
 
 def _was_stopped(run: Path) -> bool:

@@ -92,6 +92,7 @@ def train(
         asked = dials.asked() | {
             "workers": workers,
             "mesh": axes,
+            "plain": dials["tls"] is False,
             "script": str(script),
             "args": tuple(args or ()),
             "protocol": protocol,
@@ -164,7 +165,8 @@ def _typed(context: typer.Context) -> set[str]:
     """The configuration fields that were given on the command line."""
     names = d.fields() | {"set_": "settings"}
     typed = (name for name in context.params if _was_typed(context, name))
-    return {names.get(name, name) for name in typed}
+    fields = {names.get(name, name) for name in typed}
+    return fields | ({"plain"} if "tls" in fields else set())
 
 
 def _was_typed(context: typer.Context, name: str) -> bool:
@@ -189,10 +191,12 @@ def make_config(asked: dict[str, Any], runs: Path) -> Any:
 
     from paceline.config import RunConfig
     from paceline.errors import ConfigError
-    from paceline.fabric.choice import check_hosts
+    from paceline.fabric.choice import check_hosts, encrypts
     from paceline.protocols.own import digest, short
 
     asked = asked | {"protocol_sha256": digest(asked.get("protocol"))}
+    if encrypts(asked.get("listen"), asked.get("fabric", "shared"), asked.get("plain", False)):
+        asked = asked | {"tls": True}
     _check_words(asked)
     check_engine(asked)
     try:

@@ -1,4 +1,4 @@
-"""Whether `--tls` works here, and whether a certificate of the user's own will do.
+"""Whether TLS works here, and whether a certificate of the user's own will do.
 
 Nothing is looked up in files: both ends of a connection shake hands in memory, as those of a run would.
 """
@@ -24,13 +24,15 @@ def check_tls() -> Finding:
     seen = ssl.OPENSSL_VERSION
     if not ssl.HAS_TLSv1_3:
         advice = (
-            "Only for --tls: this Python has no TLS 1.3. Use one that was built with OpenSSL 1.1.1 or newer."
+            "Runs over several hosts need --plain: this Python has no TLS 1.3. Use one that was built with "
+            "OpenSSL 1.1.1 or newer."
         )
         return Finding("tls", "ok", seen, advice)
     try:
         tls = _shake_hands(Seal(), None)
     except (ConfigError, ssl.SSLError) as error:
-        return Finding("tls", "ok", f"{seen}; it does not work", f"Only for --tls: {error}")
+        advice = f"Runs over several hosts need --plain: {error}"
+        return Finding("tls", "ok", f"{seen}; it does not work", advice)
     return Finding("tls", "ok", f"{seen}, {tls.version()}")
 
 

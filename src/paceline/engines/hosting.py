@@ -28,4 +28,5 @@ def enrol(
     config = msgspec.msgpack.decode(info, type=RunConfig)
     folder = runs / config.run
     folder.mkdir(parents=True, exist_ok=True)
-    return msgspec.structs.replace(config, folder=str(folder)), Guest(where, session, ranks, trust)
+    spoken = Trust(trust.ca) if trust is not None and config.tls else None
+    return msgspec.structs.replace(config, folder=str(folder)), Guest(where, session, ranks, spoken)

@@ -85,7 +85,7 @@ def _say(line: str, log: Path | None = None) -> None:
     """The first and last word on standard output; from then on it is the log."""
     print(line, flush=True)
     if log is not None:
-        fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         os.dup2(fd, 1)
         os.dup2(fd, 2)
         os.close(fd)

@@ -37,6 +37,7 @@ from paceline.engines.logs import LogBook, call_home
 from paceline.engines.meeting import MeetingPoint, StoreOrder, launch_service, meeting_of
 from paceline.engines.worker import WorkerOrder, run_worker
 from paceline.errors import ConfigError, RunError
+from paceline.fabric.choice import secured
 from paceline.fabric.tls import Seal
 from paceline.fabric.wire import new_secret, parse_address
 from paceline.runtime.worker.rows import spooled
@@ -108,7 +109,7 @@ class SparkEngine:
         """Start the store here, and one task per worker."""
         check_slots(self._spark, config.workers)
         host, secret = _driver_host(self._spark), secret or new_secret()
-        config = msgspec.structs.replace(config, listen=config.listen or f"{host}:0", here=0)
+        config = secured(msgspec.structs.replace(config, listen=config.listen or f"{host}:0", here=0))
         self._config, self._group = config, f"paceline {config.run}"
         order = msgspec.json.encode(StoreOrder(config, secret, os.getpid()))
         self._store, address = launch_service("store", order)

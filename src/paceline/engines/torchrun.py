@@ -35,6 +35,7 @@ import msgspec
 from paceline.config import RunConfig
 from paceline.engines.meeting import MeetingPoint, open_store, plain_environment, take_seat
 from paceline.errors import ConfigError, RunError
+from paceline.fabric.choice import secured
 from paceline.fabric.wire import new_secret, parse_address
 from paceline.runtime import seat as seats
 from paceline.store.checksums import newest_sound
@@ -230,12 +231,13 @@ def _with_folder(board: Any, config: RunConfig, runs: Path) -> RunConfig:
 def _listening(config: RunConfig) -> RunConfig:
     """As its store needs it. If all are going to be started anew after a failure, they need not go on."""
     restarts = _number("TORCHELASTIC_MAX_RESTARTS", 0) > _number("TORCHELASTIC_RESTART_COUNT", 0)
-    return msgspec.structs.replace(
+    listening = msgspec.structs.replace(
         config,
         listen=config.listen or f"{_own_address()}:0",
         here=0,
         on_failure="stop" if restarts else config.on_failure,
     )
+    return secured(listening)
 
 
 def _saved(folder: Path) -> Path | None:

@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from paceline.engines import control as c
+from paceline.engines.output import print_to
 from paceline.fabric.channel import Channel
 
 PR_SET_PDEATHSIG = 1
@@ -182,12 +183,11 @@ def _fork(body: Callable[[], int], log: Path) -> int:
 
 
 def _redirect(log: Path) -> None:
-    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    print_to(1, 2)
 
 
 def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:

@@ -1,9 +1,39 @@
-"""Which protocols can use which fabric."""
+"""Which protocols can use which fabric, and which connections are encrypted."""
 
 from __future__ import annotations
 
+import ipaddress
+import socket
+
+import msgspec
+
+from paceline.config import RunConfig
 from paceline.errors import ConfigError
+from paceline.fabric.wire import parse_address
 from paceline.protocols import PEERS, Peer
+
+
+def secured(config: RunConfig) -> RunConfig:
+    """The same run, encrypted if it listens beyond this machine and nobody has asked for --plain."""
+    if config.tls or not encrypts(config.listen, config.fabric, config.plain):
+        return config
+    return msgspec.structs.replace(config, tls=True)
+
+
+def encrypts(listen: str | None, fabric: str, plain: bool) -> bool:
+    """Whether a run that listens there is encrypted by itself. What torch.distributed moves never is."""
+    if listen is None or fabric != "shared" or plain:
+        return False
+    return not is_loopback(parse_address(listen)[0])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether all addresses of that name are this machine's own, which nothing beyond it can reach."""
+    try:
+        found = {entry[4][0] for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for address in found)
 
 
 def check_hosts(fabric: str, elsewhere: bool) -> None:

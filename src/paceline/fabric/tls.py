@@ -41,6 +41,8 @@ class Trust(msgspec.Struct, frozen=True):
     ca: str | None = None
     """File with the certificates that may have signed the other end's, which then has to be for its address,
     and in date; None: whoever knows the secret may show any."""
+    or_plain: bool = False
+    """Whether who answers may speak without TLS: on a way that never leaves this machine."""
 
 
 class Seal:
@@ -204,8 +206,11 @@ def go_in(sock: socket.socket, secret: bytes, host: str, trust: Trust | None) ->
         return sock
     deadline = time.monotonic() + HANDSHAKE_S
     greeting = receive_exactly(sock, len(TLS_MAGIC), deadline)
+    if greeting == MAGIC and trust.or_plain:
+        enter(sock, secret, greeting=greeting)
+        return sock
     if greeting == MAGIC:
-        raise ConfigError("the run there does not use TLS. Start it with --tls, or leave --tls out here.")
+        raise ConfigError("the run there does not use TLS. Start it with --tls, or give --plain here, too.")
     if greeting != TLS_MAGIC:
         raise ConfigError("whoever listens there does not speak this Paceline's language.")
     sealed = SealedSocket(sock, _context_of_guest(trust), host)
@@ -242,7 +247,8 @@ def _make() -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(
             f"no certificate could be made with the command openssl: {error}. Install it (every "
-            "distribution has a package openssl), or bring your own: --tls-cert FILE --tls-key FILE."
+            "distribution has a package openssl), bring your own (--tls-cert FILE --tls-key FILE), or leave "
+            "everything unencrypted: --plain."
         ) from None
     return made.stdout
 

@@ -108,7 +108,7 @@ def check_secret(secret: str) -> bytes:
     if len(secret) < SHORTEST_SECRET:
         raise ConfigError(
             f"the run's secret has {len(secret)} characters; at least {SHORTEST_SECRET} are needed. "
-            "Make one with: openssl rand -hex 32"
+            "Make one with: paceline secret --out FILE"
         )
     return secret.encode()
 
@@ -146,13 +146,15 @@ def admit(sock: Connection, secret: bytes, magic: bytes = MAGIC, binding: bytes 
     return True
 
 
-def enter(sock: Connection, secret: bytes, magic: bytes = MAGIC, binding: bytes = b"") -> None:
-    """The connecting side of the handshake."""
+def enter(
+    sock: Connection, secret: bytes, magic: bytes = MAGIC, binding: bytes = b"", greeting: bytes = b""
+) -> None:
+    """The connecting side of the handshake; `greeting`: if it has been heard already."""
     deadline = time.monotonic() + HANDSHAKE_S
     sock.settimeout(HANDSHAKE_S)
-    greeting = receive_exactly(sock, len(magic), deadline)
+    greeting = greeting or receive_exactly(sock, len(magic), deadline)
     if greeting == TLS_MAGIC != magic:
-        raise ConfigError("the run there speaks TLS only. Add --tls.")
+        raise ConfigError("the run there speaks TLS only. Add --tls, or leave --plain out.")
     if greeting != magic:
         raise ConfigError("whoever listens there does not speak this Paceline's language.")
     theirs, mine = receive_exactly(sock, NONCE, deadline), os.urandom(NONCE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.trace import events
 from paceline.trace.files import TraceTail, TraceWriter, read_trace
+from paceline.trace.lasting import LastingTrace
 from paceline.trace.tally import Result, Tally, tally
 
-__all__ = ["Result", "Tally", "TraceTail", "TraceWriter", "events", "read_trace", "tally"]
+__all__ = ["LastingTrace", "Result", "Tally", "TraceTail", "TraceWriter", "events", "read_trace", "tally"]

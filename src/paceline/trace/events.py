@@ -303,6 +303,32 @@ class Totals(Event, frozen=True, gc=False, tag="totals"):
     """At barriers that workers keep themselves, by all of them; None where they keep none."""
     asked: int | None = None
     """Clocks asked for in these."""
+    version: int | None = None
+    """Updates made; None: the last `Progress` tells."""
+    sent_each: tuple[int, ...] = ()
+    """Bytes that each peer gave away."""
+    got_bytes: int = 0
+    """Bytes that all peers got."""
+    losses: tuple[float | None, ...] = ()
+    """The last losses that were reported."""
+
+
+class Gap(Event, frozen=True, gc=False, tag="gap"):
+    """Before this line events are missing that were not, or could not be, written from `since` to `t`."""
+
+    since: float
+    events: int
+    why: str
+    wanted: bool = False
+    """Whether somebody had asked for it."""
+
+    @property
+    def text(self) -> str:
+        """The same for people."""
+        return (
+            f"{self.events} events from {self.since:.1f} s on are not in the trace ({self.why}); "
+            "the result counts them all the same"
+        )
 
 
 class RunEnded(Event, frozen=True, gc=False, tag="run_ended"):
@@ -335,6 +361,7 @@ AnyEvent = (
     | Kept
     | Progress
     | Totals
+    | Gap
     | RunEnded
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
@@ -16,12 +18,18 @@ _encoder = msgspec.json.Encoder(decimal_format="number")
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 
+def decode(line: bytes) -> AnyEvent:
+    """The event of one line."""
+    return _decoder.decode(line)
+
+
 class TraceWriter:
     """Appends events to a file. Cheap: encoding is about a microsecond, writes are batched."""
 
     def __init__(self, path: Path, batch_bytes: int = 1 << 16) -> None:
         self._file = path.open("ab", buffering=0)
         self._pending = bytearray()
+        self._written = 0
         self._batch_bytes = batch_bytes
 
     def write(self, event: Event) -> None:
@@ -36,16 +44,51 @@ class TraceWriter:
         """Whether something is not in the file yet."""
         return bool(self._pending)
 
+    @staticmethod
+    def _encoded(event: Event) -> bytes:
+        return _encoder.encode(event) + b"\n"
+
+    @property
+    def size_bytes(self) -> int:
+        """How long it is by now, with what is not in the file yet."""
+        return self._written + len(self._pending)
+
     def flush(self) -> None:
         """Let readers see everything written so far."""
         if self._pending:
-            self._file.write(self._pending)
+            self._put(self._pending)
+            self._written += len(self._pending)
             self._pending.clear()
+
+    def _put(self, data: bytearray) -> None:
+        """All of it, or nothing: a line that is cut off in the middle would spoil the rest."""
+        start, rest = os.fstat(self._file.fileno()).st_size, memoryview(data)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) or 0 :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file.fileno(), start)
+            raise
+        finally:
+            rest.release()
 
     def close(self) -> None:
         """Flush and close."""
         self.flush()
         self._file.close()
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file; a reader sees all of it or what was there before, also when there is no room."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_bytes(data)
+        os.replace(partial, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
 
 
 class LineTail:

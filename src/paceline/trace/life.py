@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.trace.events import Event, RunEnded
-from paceline.trace.files import TraceWriter, read_trace
+from paceline.trace.files import TraceWriter, read_trace, write_whole
 from paceline.trace.tally import Result, Tally, tally
 
 PF_EXITING = 0x4
@@ -92,7 +92,7 @@ def write_ending(folder: Path, status: str, detail: str, first: Callable[[], Eve
 def write_result(folder: Path) -> Result:
     """Add the trace up and keep the result beside it."""
     result = read_tally(folder).result()
-    (folder / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+    write_whole(folder / "result.json", msgspec.json.format(msgspec.json.encode(result)))
     return result
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from math import isfinite
+from math import isfinite, nan
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from paceline.trace.events import (
     Decided,
     Evaluated,
     Exchanged,
+    Gap,
     ModelReady,
     Passed,
     Progress,
@@ -110,6 +111,8 @@ class Tally:
         self.version = 0
         self.max_gap: int | None = None
         self.staleness: Counter[int] = Counter()
+        self.gaps: list[Gap] = []
+        """Where events are missing: until `Totals` tell, the figures are of those that are there."""
         self.failures: list[Failure] = []
         self.evaluations: list[Evaluated] = []
         self.clock: dict[int, int] = {}
@@ -173,6 +176,9 @@ class Tally:
                 self.pushes, self.samples, self.version = event.pushes, event.samples, event.version
             case Totals():
                 self._totals(event)
+            case Gap():
+                self.gaps.append(event)
+                self.waiting_since.clear()
             case RunStarted():
                 self.start = event
             case ModelReady():
@@ -247,6 +253,8 @@ class Tally:
             self.waiting_since[event.pushed] = event.t
         for worker in event.release:
             since = self.waiting_since.pop(worker, None)
+            if since is None and self.gaps:
+                continue
             if since is None:
                 raise TraceError(f"verdict {event.number} releases rank {worker}, which does not wait.")
             self.wait_s[worker] = self.wait_s.get(worker, 0.0) + event.t - since
@@ -270,6 +278,12 @@ class Tally:
         self.staleness = Counter(event.staleness)
         self._pushes = Counter(dict(enumerate(event.pushes_each)))
         self.wait_s = dict(enumerate(event.wait_s))
+        self.waiting_since.clear()
+        if event.version is not None:
+            self.version = event.version
+            self.exchanged_bytes = Counter(dict(enumerate(event.sent_each)))
+            self._got_bytes = event.got_bytes
+            self._losses = deque((nan if x is None else x for x in event.losses), maxlen=50)
         if event.looks is not None and event.asked is not None:
             self._looks = event.looks, event.asked
 

@@ -86,11 +86,14 @@ class StartedProcesses:
         scene, first = self._scene, next(iter(self._bed))
         emulated = ["--device-time", str(scene.device_s), "--slow", f"{scene.slow_rank}:{scene.factor}"]
         team = ["--workers", str(scene.workers), "--here", "1", "--listen", self._address]
+        team.append("--plain")  # as DDP is, which this is compared with
         flags = [*self.entry.flags, *team, *emulated, "--seed", _seed_of(self._words)]
         runs = ["--runs", str(self._folder / "runs")]
         self._paceline(first, ["train", cluster_script.__file__, *flags, *runs, "--", *self._words])
         for rank, host in list(enumerate(self._bed))[1:]:
-            self._paceline(host, ["host", self._address, "--runs", str(self._folder / f"runs-{host}")])
+            self._paceline(
+                host, ["host", self._address, "--plain", "--runs", str(self._folder / f"runs-{host}")]
+            )
             if not self._seated(host, rank):
                 return
 

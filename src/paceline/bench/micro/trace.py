@@ -29,8 +29,8 @@ from paceline.fabric.channel import Channel
 from paceline.runtime.owner.loop import RealLoop
 from paceline.runtime.owner.owner import Owner
 from paceline.runtime.worker.solo import RecordedSolo
-from paceline.trace import TraceWriter
 from paceline.trace.events import Decided, Event
+from paceline.trace.lasting import LastingTrace
 
 TARGET = 0.01
 NOTES = "stopwatch.json"
@@ -45,7 +45,7 @@ class Stopwatch(msgspec.Struct):
     pushes: int = 0
 
 
-class TimedWriter(TraceWriter):
+class TimedWriter(LastingTrace):
     """A writer that counts its time, from the first push to the last."""
 
     def __init__(self, path: Path) -> None:
@@ -126,11 +126,11 @@ class TracedLoneStation(TrainingStation):
         from paceline.runtime.worker import solo
 
         self._writers: list[TimedWriter] = []
-        vars(solo)["TraceWriter"] = self._make
+        vars(solo)["LastingTrace"] = self._make
         super().__init__(load, config, 0, None)
         self._notes = config.path / NOTES
 
-    def _make(self, path: Path) -> TimedWriter:
+    def _make(self, path: Path, limit_bytes: int | None = None) -> TimedWriter:
         self._writers.append(TimedWriter(path))
         return self._writers[-1]
 

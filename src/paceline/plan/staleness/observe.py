@@ -27,7 +27,7 @@ from paceline.sim.compute import Recorded
 from paceline.sim.request import ClusterRequest
 from paceline.sim.timing import Timing
 from paceline.trace import read_trace
-from paceline.trace.events import AnyEvent, Decided, RunStarted, Totals, WorkerJoined, WorkerLeft
+from paceline.trace.events import AnyEvent, Decided, Gap, RunStarted, Totals, WorkerJoined, WorkerLeft
 
 ENOUGH_CYCLES = 200
 DRAWN = 8192
@@ -126,6 +126,8 @@ class _Reading:
                 self._warm.discard(event.worker)
             case RunStarted():
                 self.start = event
+            case Gap():
+                self._released_s.clear()
             case Totals():
                 self.summarised = True
 

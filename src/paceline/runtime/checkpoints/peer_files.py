@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.errors import ConfigError
@@ -22,6 +21,7 @@ from paceline.runtime.checkpoints.random_state import RandomState
 from paceline.runtime.worker_state import WorkerState
 from paceline.store.disk.checkpoint import check_optimizer, read_files
 from paceline.store.optimizers import export_state, import_state
+from paceline.store.tensor_files import save_tensors
 from paceline.store.together import title
 from paceline.store.vector import FlatVector
 
@@ -60,8 +60,8 @@ def save_peer(
     if optimizer is not None:
         _put(tensors, "parameters", me.parameters)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / f"rank{me.rank}.safetensors")
-    save_file(moments, folder / f"rank{me.rank}.optimizer.safetensors")
+    save_tensors(tensors, folder / f"rank{me.rank}.safetensors")
+    save_tensors(moments, folder / f"rank{me.rank}.optimizer.safetensors")
     state = PeerState(
         count=me.count,
         epoch=stand.epoch,

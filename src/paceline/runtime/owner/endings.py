@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
+from safetensors import SafetensorError
+
 from paceline.config import RunConfig
 from paceline.runtime.checkpoints.writer import CheckpointWriter
 from paceline.runtime.messages.workers import Halt
@@ -18,26 +20,51 @@ from paceline.store.disk.checkpoint import (
     write_checkpoint,
 )
 from paceline.store.ledger import Ledger
+from paceline.store.reserve import Reserve, not_saved
 from paceline.trace.events import RunEnded
 
 NEVER_PREPARED = "the script ended without pace.prepare(model, optimizer, loader), so nothing was trained."
 
 
 def save_run(
-    config: RunConfig, run: Run, lead: Member, peers: int | None, *, whole: bool, kept: bool
-) -> None:
-    """The weights, with the lead's buffers; and what it takes to go on, unless all went well.
+    config: RunConfig,
+    run: Run,
+    lead: Member,
+    peers: int | None,
+    room: Reserve,
+    *,
+    whole: bool,
+    kept: bool,
+    halted: Halt | None,
+) -> Halt | None:
+    """The weights, with the lead's buffers; and what it takes to go on, unless all went well. How the run
+    ended: as told, unless something could not be written.
 
     `peers`: how many workers have saved their own part of that; `whole`: whether nobody's is missing.
     """
-    folder = config.path / "checkpoint"
-    if whole and kept:
-        write_checkpoint(folder, run.snapshot(lead, peers), config.keep)
+    folder, undone = config.path / "checkpoint", []
     memory = lead.segment.bytes if lead.segment else None
-    weights = model_state(run.store.layout, run.store.views, memory)
-    save_weights(config.path / "weights.safetensors", weights)
+    room.release()
+
+    def checkpoint() -> None:
+        write_checkpoint(folder, run.snapshot(lead, peers), config.keep)
+
+    def weights() -> None:
+        state = model_state(run.store.layout, run.store.views, memory)
+        save_weights(config.path / "weights.safetensors", state)
+
+    steps = [("the checkpoint", checkpoint)] if whole and kept else []
+    for what, save in [*steps, ("the weights", weights)]:
+        try:
+            save()
+        except (OSError, SafetensorError) as error:
+            undone.append(not_saved(what, error, config.path))
+    if undone:
+        why = "trained to the end" if halted is None else halted.text.rstrip(".")
+        return Halt("failed", ". ".join([why, *undone]))
     if not kept:
         remove_checkpoint(folder)
+    return halted
 
 
 def keep_if_due(keeping: CheckpointWriter, run: Run, members: Iterable[Member]) -> None:

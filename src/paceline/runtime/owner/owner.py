@@ -38,7 +38,7 @@ from paceline.runtime.run.peer_start import PeerRun, assemble
 from paceline.runtime.run.start import Run, RunStart
 from paceline.store.ledger import run_not_begun
 from paceline.store.work.budget import Batch
-from paceline.trace import TraceWriter, events
+from paceline.trace import LastingTrace, events
 
 
 class Owner:
@@ -62,7 +62,7 @@ class Owner:
         """Told of every worker that is left to a barrier of its own."""
         self.ask_at: float | None = None
         """When the protocol wants to be asked again, even if nothing happens."""
-        self.trace = TraceWriter(config.path / "trace.jsonl")
+        self.trace = LastingTrace(config.path / "trace.jsonl", config.trace_limit_bytes)
         self._clock = now
         self._zero_s: float | None = None
         self.virtual = virtual
@@ -235,8 +235,7 @@ class Owner:
         self._gathering.tell_absent(self.trace.write)
         self.family = self._family(run)
         self._gathering.hand_state(run)
-        for text in self._gathering.remarks:
-            self.note("info", text)
+        self._gathering.tell(self.note)
         run.ledger.plan(self._planned_epochs)
         self._zero_s = self._clock()
         self.keeping.begin(run.ledger.pacer.clocks.version)
@@ -356,6 +355,7 @@ class Owner:
         if self._run is None:
             self.halt(kind, text)
         elif not self.ending:
+            self._gathering.reserve.release()  # peers write down where they stand
             self._stopping = m.Halt(kind, text)
             for member in self._run.at_barriers(self.living):
                 self.send(member, self._stopping)
@@ -390,8 +390,9 @@ class Owner:
         lead = min(self.members.values(), key=lambda member: (member.lost, member.rank))
         saved, finished = self.family.conclude(lead), self.halted is None
         kept = not finished or any(member.failed for member in self.members.values())
-        save_run(self.config, run, lead, saved.peers, whole=saved.whole, kept=kept)
-        if finished:
+        told = self.config, run, lead, saved.peers, self._gathering.reserve
+        self.halted = save_run(*told, whole=saved.whole, kept=kept, halted=self.halted)
+        if self.halted is None:
             hand_out(run, lead, self._waiting)
         for text in last_remarks(run.ledger, self._skipped, finished):
             self.note("warning", text)

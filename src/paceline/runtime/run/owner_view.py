@@ -11,7 +11,7 @@ from paceline.runtime.checkpoints.writer import CheckpointWriter
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.member import Member
 from paceline.sim.costs import Costs
-from paceline.trace import TraceWriter
+from paceline.trace import LastingTrace
 
 
 class VirtualTime(Protocol):
@@ -32,7 +32,7 @@ class OwnerView(Protocol):
 
     config: RunConfig
     members: dict[int, Member]
-    trace: TraceWriter
+    trace: LastingTrace
     keeping: CheckpointWriter
     virtual: VirtualTime | None
     cores: int

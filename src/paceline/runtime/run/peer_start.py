@@ -20,7 +20,7 @@ from paceline.protocols.rules.compression import check_family
 from paceline.protocols.rules.steady import check_steady
 from paceline.protocols.settings import resolved
 from paceline.runtime.run.member import Member
-from paceline.runtime.run.start import Run, RunStart, check_same, equip, resume_peers
+from paceline.runtime.run.start import Run, RunStart, check_same, equip, resume_peers, room_needed
 from paceline.store.checksums import unchecked
 from paceline.store.disk.folders import partial_of
 from paceline.store.layout import Layout
@@ -113,7 +113,11 @@ def assemble(
     protocol.check(config.workers)
     gathering.remarks += [*_ignored(config, name, protocol), *unchecked(config.resume)]
     _check_complete(config, members)
-    return _assemble_peers(gathering, config, name, protocol, members, write, simulated)
+    run = _assemble_peers(gathering, config, name, protocol, members, write, simulated)
+    if (lead := members[0].registered) is not None:
+        replicas = 0 if run.shared else len(members)
+        gathering.warnings += gathering.reserve.take(room_needed(lead.layout, lead.optimizer, replicas))
+    return run
 
 
 def saved_peers(config: RunConfig) -> int | None:

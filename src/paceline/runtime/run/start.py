@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import structs
 from torch import Tensor
@@ -34,9 +34,10 @@ from paceline.store.corrections.correction import memory_bytes
 from paceline.store.disk.checkpoint import VERSION, RunState, SavedRule, Snapshot, load_checkpoint, snapshot
 from paceline.store.layout import Layout
 from paceline.store.ledger import Ledger
-from paceline.store.optimizers import import_state
+from paceline.store.optimizers import OptimizerSpec, import_state
 from paceline.store.parameters import Gradients, ParameterStore
 from paceline.store.portions import Portion, used_of
+from paceline.store.reserve import Reserve
 from paceline.trace.events import Event, WorkerLeft
 
 CHECKPOINT_HAD = "the checkpoint was made with another"
@@ -59,6 +60,9 @@ class RunStart:
         """What scripts say about stale gradients."""
         self._remembered: State | None = None
         """What a script's optimizer remembered when it was prepared."""
+        self.reserve = Reserve(config.path)
+        """Room for the end of the run."""
+        self.warnings: list[str] = []
         self.remarks: list[str] = []
         """What people should be told once there is a trace to write it to."""
         self.absent: list[WorkerLeft] = []
@@ -83,6 +87,13 @@ class RunStart:
                 f"{self._elsewhere}"
             )
         return self._name or "bsp"
+
+    def tell(self, note: Callable[[Literal["info", "warning", "error"], str], None]) -> None:
+        """Say what people should be told."""
+        for text in self.remarks:
+            note("info", text)
+        for text in self.warnings:
+            note("warning", text)
 
     def hello(self, member: Member, message: m.Hello) -> None:
         """A script named a protocol, or none; the command's word wins."""
@@ -212,6 +223,7 @@ class RunStart:
         for worker in set(store.corrections.workers if store.corrections is not None else ()):
             if worker not in {member.rank for member in members}:
                 store.forget(worker)
+        self.warnings += self.reserve.take(room_needed(layout, lead.registered.optimizer))
         for member in members:
             equip(member, store, initial, shared, buffers, self.portion)
         ledger.model(sum(v.numel() for v in store.views), layout.weights_bytes, layout.gradient_bytes)
@@ -310,6 +322,14 @@ class Run:
         """Cores on which no worker computes: the released ones sleep until they are told."""
         clocks = self.ledger.pacer.clocks
         return cores - (len(clocks.active) - clocks.waiting_count - released)
+
+
+def room_needed(layout: Layout, optimizer: OptimizerSpec, replicas: int = 0) -> int:
+    """Bytes on the disk, about: of the weights, and of a checkpoint with the model, the optimizer's state and
+    that of every peer with a replica of its own."""
+    state = layout.weights_bytes * (1 if optimizer.name == "SGD" else 2)
+    buffers = layout.segment_bytes - layout.gradient_end
+    return 2 * (layout.weights_bytes + buffers) + state + replicas * (layout.weights_bytes + buffers + state)
 
 
 def run_state(ledger: Ledger, store: ParameterStore, peers: int | None, shared: bool) -> RunState:

@@ -29,6 +29,7 @@ from paceline.protocols.settings import make_any, resolved
 from paceline.runtime.checkpoints.random_state import RandomState
 from paceline.runtime.checkpoints.writer import CheckpointWriter
 from paceline.runtime.lone_gradients import clip, dense, sums_are_finite
+from paceline.runtime.lone_saving import save_lone
 from paceline.runtime.scaling import Scaled, taken_from
 from paceline.runtime.worker.emulation import Emulation
 from paceline.runtime.worker.loader import count_samples
@@ -40,15 +41,13 @@ from paceline.store.disk.checkpoint import (
     Snapshot,
     other_model,
     read_checkpoint,
-    remove_checkpoint,
-    save_weights,
-    write_checkpoint,
 )
 from paceline.store.layout import plain_name
 from paceline.store.ledger import Ledger
 from paceline.store.optimizers import export_state, import_state
+from paceline.store.reserve import Reserve
 from paceline.store.together import Together, parts_of
-from paceline.trace import TraceWriter, events
+from paceline.trace import LastingTrace, events
 
 FLUSH_S = 0.1
 
@@ -125,7 +124,8 @@ class RecordedSolo(Solo):
         asked = make_any(name, (settings if name == protocol else {}) | config.settings)
         pacing = _alone(name, asked)
         check_family(config.compress, name, asked)
-        self._trace = TraceWriter(config.path / "trace.jsonl")
+        self._trace = LastingTrace(config.path / "trace.jsonl", config.trace_limit_bytes)
+        self._reserve = Reserve(config.path)
         plain = msgspec.structs.replace(config, correct="none")
         self._ledger = Ledger(plain, name, pacing, self._trace.write, settings=resolved(asked))
         if config.correct not in ("auto", "none"):
@@ -144,6 +144,7 @@ class RecordedSolo(Solo):
         self._follows: list[tuple[LRScheduler, int]] = []
         self._stepped: tuple[int, ...] = ()
         self._stop = False
+        self._unsaved = ""
         self._keeping = CheckpointWriter(config, self._trace, self.now)
         signal.signal(signal.SIGTERM, lambda *_: self._ask_to_stop())
 
@@ -164,6 +165,8 @@ class RecordedSolo(Solo):
                 0.0, sum(p.numel() for p in model.parameters()), size, gradient, *_length(loader)
             )
         )
+        for text in self._reserve.take(size * (4 if type(optimizer).__name__ != "SGD" else 3)):
+            self._warn(text)
         self._zero_s = time.monotonic()
         self._ledger.join(0, 0.0)
         self._keeping.begin(self._steps)
@@ -333,14 +336,13 @@ class RecordedSolo(Solo):
         if self._skipped:
             self._warn(f"{self._skipped} gradients were not finite and were skipped")
         self._keeping.tell(wait=True)
-        save_weights(self._config.path / "weights.safetensors", self._model_now())
-        if error is None:
-            remove_checkpoint(self._config.path / "checkpoint")
-        else:
-            write_checkpoint(self._config.path / "checkpoint", self._snapshot(), self._config.keep)
+        taken = None if error is None else self._snapshot()
+        self._unsaved = save_lone(self._config, self._reserve, self._model_now(), taken)
 
     def close(self, status: str, text: str, mistake: bool) -> None:
         """The last word of the trace."""
+        if self._unsaved:
+            status, text = "failed", ". ".join(each for each in (text.rstrip("."), self._unsaved) if each)
         self._trace.write(events.RunEnded(self.now(), status, text, mistake))  # type: ignore[arg-type]
         self._trace.close()
 

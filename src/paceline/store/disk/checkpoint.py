@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from paceline.errors import TraceError
@@ -18,6 +18,8 @@ from paceline.store.checksums import SINCE, DamagedCheckpoint, verify, write_man
 from paceline.store.disk.folders import all_saved_in, partial_of, previous_of
 from paceline.store.layout import Layout
 from paceline.store.parameters import ParameterStore
+from paceline.store.reserve import no_room
+from paceline.store.tensor_files import save_tensors
 from paceline.store.together import title
 
 VERSION = SINCE
@@ -79,8 +81,12 @@ def model_state(layout: Layout, weights: list[Tensor], segment: Tensor | None) -
 def save_weights(path: Path, state: dict[str, Tensor]) -> None:
     """Write model weights; a reader sees the old file or the new one, never half of it."""
     partial = path.with_suffix(".partial")
-    save_file(state, partial)
-    os.replace(partial, path)
+    try:
+        save_tensors(state, partial)
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 class Snapshot(NamedTuple):
@@ -119,7 +125,7 @@ def write_checkpoint(folder: Path, taken: Snapshot, keep: int = 1) -> None:
         shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True, exist_ok=True)
     try:
-        _fill(partial, taken)
+        _fill_somehow(partial, taken)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)  # it is of no use, and takes room
         raise
@@ -127,9 +133,19 @@ def write_checkpoint(folder: Path, taken: Snapshot, keep: int = 1) -> None:
     _to_disk(folder.parent)
 
 
+def _fill_somehow(partial: Path, taken: Snapshot) -> None:
+    """If there is no room, older checkpoints than the last give way."""
+    try:
+        _fill(partial, taken)
+    except (OSError, SafetensorError) as error:
+        if not (no_room(error) and drop_older(partial.parent)):
+            raise
+        _fill(partial, taken)
+
+
 def _fill(partial: Path, taken: Snapshot) -> None:
-    save_file(taken.model, partial / "model.safetensors")
-    save_file(taken.optimizer, partial / "optimizer.safetensors")
+    save_tensors(taken.model, partial / "model.safetensors")
+    save_tensors(taken.optimizer, partial / "optimizer.safetensors")
     (partial / taken.name).write_bytes(taken.state)
     write_manifest(partial)
     for path in (*partial.iterdir(), partial):

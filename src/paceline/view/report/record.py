@@ -11,6 +11,7 @@ from paceline.trace import Result, Tally, read_trace
 from paceline.trace.events import (
     AnyEvent,
     Decided,
+    Gap,
     Heard,
     ModelReady,
     Note,
@@ -86,6 +87,10 @@ class RunRecord:
                 self.notes_seen += 1
             case Progress():
                 self._progress(event)
+            case Gap():
+                self._last_push_s.clear()
+                self.notes.append(Note(event.t, "info" if event.wanted else "warning", event.text))
+                self.notes_seen += 1
 
     def evaluated(self, name: str) -> list[Point]:
         """What the lead measured under this name, over time."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
-from paceline.trace.events import AnyEvent, Decided, RunEnded, WorkerJoined, WorkerLeft
+from paceline.trace.events import AnyEvent, Decided, Gap, RunEnded, WorkerJoined, WorkerLeft
 
 State = Literal["compute", "wait", "exchange"]
 
@@ -49,6 +49,9 @@ class Spans:
                 self._released[event.worker] = (event.t, 0.0)
             case WorkerLeft():
                 yield from self._left(event.worker, event.t)
+            case Gap():  # who waited or exchanged before it, nobody knows any more
+                self._waiting.clear()
+                self._released.clear()
             case RunEnded():
                 for worker in sorted({*self._waiting, *self._released}):
                     yield from self._left(worker, event.t)

@@ -22,6 +22,7 @@ from rich.text import Text
 from paceline.trace import Tally
 from paceline.trace.events import (
     AnyEvent,
+    Gap,
     Heard,
     Kept,
     ModelReady,
@@ -243,6 +244,8 @@ class RunProgress:
             self.print(f"warning: {event.text}", _NOTE_STYLES["warning"])
         elif isinstance(event, WorkEnded | Heard):
             self.print(event.text, _NOTE_STYLES["info"])
+        elif isinstance(event, Gap) and not event.wanted:
+            self.print(f"warning: {event.text}", _NOTE_STYLES["warning"])
         elif isinstance(event, Kept):
             self.print(f"checkpoint after {event.version:,} updates", _NOTE_STYLES["info"])
         elif isinstance(event, WorkerLeft) and event.reason in ("died", "failed"):
