@@ -31,7 +31,6 @@ def save_run(
     lead: Member,
     peers: int | None,
     room: Reserve,
-    *,
     whole: bool,
     halted: Halt | None,
 ) -> Halt | None:

@@ -365,8 +365,7 @@ class Owner:
         lead = min(self.members.values(), key=lambda member: (member.lost, member.rank))
         peers = self.peering.conclude(lead) if self.peering is not None else None
         whole, finished = self.peering is None or peers is not None, self.halted is None
-        saved = self.config, run, lead, peers, self._gathering.reserve
-        self.halted = save_run(*saved, whole=whole, halted=self.halted)
+        self.halted = save_run(self.config, run, lead, peers, self._gathering.reserve, whole, self.halted)
         for text in last_remarks(run.ledger, self._skipped, finished):
             self.note("warning", text)
 
