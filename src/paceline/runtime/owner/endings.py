@@ -32,7 +32,6 @@ def save_run(
     lead: Member,
     peers: int | None,
     room: Reserve,
-    *,
     whole: bool,
     kept: bool,
     halted: Halt | None,
