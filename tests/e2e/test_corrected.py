@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,10 +13,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from e2e.scripts.cases import CASES
+from paceline.engines.local import LocalEngine
 from paceline.sim.request import ClusterRequest
+from paceline.trace import read_trace
 from paceline.trace.events import Evaluated, Note
 from support.reference_dana import Retold
 from support.runs import SCRIPTS, Lab, Run
+from support.shell import Shell
+from support.spread import Spread
 from support.tensors import assert_equal
 
 SAMPLES, BATCH, EPOCHS, WORKERS = 120, 4, 2, 4
@@ -165,3 +171,49 @@ def test_auto_says_what_it_has_chosen(lab: Lab) -> None:
     run = lab.trained("train.py", "adamw", *SIZES, workers=2, protocol="asp", correct="auto")
     assert run.result.correct == "dana"
     assert any(note.text.startswith("correct auto: dana") for note in run.of(Note))
+
+
+@pytest.fixture(scope="module")
+def warm_others(warm_lab: Lab) -> Iterator[list[LocalEngine]]:
+    """Engines of two other hosts."""
+    engines = [LocalEngine(), LocalEngine()]
+    warm_lab.further.update(engine._process.pid for engine in engines)
+    yield engines
+    for engine in engines:
+        warm_lab.further.discard(engine._process.pid)
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "settings", "correct", "store_hosts"),
+    [
+        ("asp", {}, "dana", 3),
+        ("hybrid_sgd", HYBRID, "dana+gap", 3),
+        ("ssp", {}, "dana", 1),
+        ("bounded_ps", BUFFERED, "gap", 2),
+        ("asp", {}, "dca", 1),
+    ],
+)
+def test_a_corrected_run_on_several_hosts_is_replayed_on_one_to_the_same_bits(
+    lab: Lab,
+    shell: Shell,
+    warm_others: list[LocalEngine],
+    protocol: str,
+    settings: dict[str, Any],
+    correct: str,
+    store_hosts: int,
+) -> None:
+    """Wherever portions of the weights lie, and whatever was sent there: evaluations are in between."""
+    script = lab.script(EVALUATES.format(scripts=str(SCRIPTS), samples=SAMPLES))
+    dials = REAL | {"protocol": protocol, "settings": settings, "correct": correct, "clip_norm": 0.5}
+    spread = Spread(lab, warm_others, script, workers=4, here=2, store_hosts=store_hosts, **dials)
+    spread.hosts(1, 1)
+    far = spread.finish()
+    assert far.result.status == "finished", far.end.detail
+    assert far.result.correct == correct
+    (far.folder / "config.json").write_bytes(msgspec.json.encode(spread.running.config))
+    again = shell("replay", far.folder, "--json")
+    assert again.json["verdict"] == "the same verdicts, the same weights bit for bit", again.err
+    looks = [(look.version, look.values) for look in far.of(Evaluated)]
+    replayed = read_trace(Path(again.json["run"]))
+    assert looks == [(look.version, look.values) for look in replayed if isinstance(look, Evaluated)]
