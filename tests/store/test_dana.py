@@ -38,6 +38,7 @@ happenings = st.lists(
         st.tuples(st.just("leave"), st.integers(0, 3)),
         st.tuples(st.just("flush"), st.sets(st.integers(0, 3), min_size=1)),
         st.tuples(st.just("look"), st.integers(0, 3)),
+        st.tuples(st.just("awake"), st.sets(st.integers(0, 3))),
     ),
     max_size=25,
 )
@@ -46,7 +47,7 @@ happenings = st.lists(
 @examples(max_examples=20)
 @given(happenings, st.sampled_from([0.0, 0.02]))
 def test_any_history_is_the_rule_written_down_naively(history: list[Any], decay: float) -> None:
-    """Pushes, flushes, leaving and coming back: weights, look-ahead, and the sum of all momenta."""
+    """Pushes, flushes, waiting, leaving and coming back: weights, look-ahead, and the sum of all momenta."""
     crew = Crew("dana", workers=4, momentum=0.9, weight_decay=decay)
     reference = ReferenceDana(crew.weights, 0.1, 0.9, decay)
     for number, (what, who) in enumerate(history):
@@ -59,6 +60,10 @@ def test_any_history_is_the_rule_written_down_naively(history: list[Any], decay:
             crew.store.forget(who)
             reference.forget(who)
             continue
+        elif what == "awake":
+            crew.store.awake(frozenset(who))
+            reference.asleep = set(range(4)) - who
+            continue
         else:
             crew.store.hand_out(crew.copies[who])
             close(crew.flat(crew.copies[who]), reference.ahead())
@@ -68,8 +73,8 @@ def test_any_history_is_the_rule_written_down_naively(history: list[Any], decay:
         close(crew.weights, reference.weights)
         close(crew.flat(crew.copies[parts[0][0]]), reference.ahead())
     assert set(crew.corrections.workers) == set(reference.own)
-    total = sum(reference.own.values(), torch.zeros(SIZE, dtype=torch.float64))
-    close(crew.vector(crew.corrections.total), total)
+    crew.store.hand_out(crew.copies[0])
+    close(crew.vector(crew.corrections.total), reference.total())
 
 
 @examples(max_examples=20)
@@ -84,8 +89,12 @@ def test_with_adam_too_the_sum_is_of_those_who_are_there(history: list[Any]) -> 
             crew.each(parts, Stride(len(who) / 4, 0.25, 4))
         elif what == "leave":
             crew.store.forget(who)
+        elif what == "awake":
+            crew.store.awake(frozenset(who))
+    crew.store.hand_out(crew.copies[0])
+    awake = crew.corrections.awake
     momentum, total = crew.corrections._momentum, torch.zeros(SIZE, dtype=torch.float64)
-    for rank in crew.corrections.workers:
+    for rank in crew.corrections.workers if awake is None else awake.intersection(crew.corrections.workers):
         total += momentum.weight(rank, 0) * crew.vector(crew.corrections.own(rank))
     close(crew.vector(crew.corrections.total), total)
 
@@ -154,6 +163,20 @@ def test_the_stores_weights_never_contain_the_look_ahead(name: str) -> None:
     assert torch.equal(quiet.weights, curious.weights)
     curious.store.copy_weights(curious.copies[0])
     assert torch.equal(curious.flat(curious.copies[0]), curious.weights)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_who_comes_back_begins_as_somebody_new(name: str) -> None:
+    settings = {"momentum": 0.9} if name == "SGD" else {}
+    same, other = (Crew("dana", name, workers=4, **settings) for _ in range(2))
+    for crew, comes in ((same, 0), (other, 3)):
+        for number in range(6):
+            crew.push(number % 3, noise(number), 3)
+        crew.store.forget(0)
+        for number in range(4):
+            crew.push(comes, noise(10 + number), 3)
+    assert torch.equal(same.weights, other.weights)
+    close(same.flat(same.copies[0]), other.flat(other.copies[3]))
 
 
 def test_a_gradient_of_somebody_who_has_left_counts_and_its_momentum_is_not_kept() -> None:

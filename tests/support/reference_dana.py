@@ -24,6 +24,7 @@ class ReferenceDana:
     weight_decay: float = 0.0
     own: dict[int, Tensor] = field(default_factory=dict)
     one: float = 0.0
+    asleep: set[int] = field(default_factory=set)
 
     def step(self, parts: Sequence[tuple[int, Tensor, float]], scale: float, one: float) -> None:
         """Gradients with their shares, each through its own worker's momentum."""
@@ -36,8 +37,12 @@ class ReferenceDana:
 
     def ahead(self) -> Tensor:
         """What a released worker reads."""
-        total = sum(self.own.values(), torch.zeros_like(self.weights))
-        return self.weights - self.lr * self.one * self.momentum * total
+        return self.weights - self.lr * self.one * self.momentum * self.total()
+
+    def total(self) -> Tensor:
+        """The momenta of all who compute."""
+        awake = [own for worker, own in self.own.items() if worker not in self.asleep]
+        return sum(awake, torch.zeros_like(self.weights))
 
     def forget(self, worker: int) -> None:
         self.own.pop(worker, None)
@@ -70,6 +75,7 @@ class Retold:
         self._read: dict[int, Tensor] = {}
         self._held: list[tuple[int, Tensor, int]] = []
         self._active: set[int] = set()
+        self._fresh: set[int] = set()
         self.seen: dict[int, float] = {}
         """The sum of the weights by version."""
 
@@ -79,9 +85,13 @@ class Retold:
             match event:
                 case WorkerJoined():
                     self._active.add(event.worker)
-                    self._read[event.worker] = self.dana.ahead()
+                    self.dana.asleep.discard(event.worker)
+                    self._fresh.add(event.worker)
+                    for worker in self._fresh:  # those who begin together are told when all are there
+                        self._read[worker] = self.dana.ahead()
                 case WorkerLeft():
                     self._active.discard(event.worker)
+                    self.dana.asleep.add(event.worker)
                     if event.reason not in ("away", "stopped"):
                         self.dana.forget(event.worker)
                 case Decided():
@@ -99,7 +109,9 @@ class Retold:
 
     def _decided(self, event: Decided) -> None:
         one = 1 / max(len(self._active), 1)
+        self._fresh.clear()
         if event.pushed is not None:
+            self.dana.asleep.add(event.pushed)
             positions = [at for _, first, count in event.work for at in range(first, first + count)]
             gradient = self.gradient(self._read[event.pushed], positions)
             if event.fate == "apply":
@@ -109,6 +121,7 @@ class Retold:
         if event.flush is not None:
             self._flush(event, one)
         self.seen[event.version] = float(self.dana.weights.sum())
+        self.dana.asleep -= set(event.release)
         for rank in event.release:
             self._read[rank] = self.dana.ahead()
 

@@ -198,10 +198,17 @@ class Run:
         given = member.segment.fd, (member.weights or self.weights).fd
         return given if self.board is None else (*given, self.board.fd)
 
+    @property
+    def computing(self) -> frozenset[int]:
+        """Who does not wait, after all that is decided."""
+        clocks = self.ledger.pacer.clocks
+        return frozenset(worker for worker in clocks.active if not clocks.is_waiting(worker))
+
     def ready(self, member: Member, batch: Batch | None) -> m.Ready:
         """What a worker is told when it may begin; its memory has what it is to compute on."""
         ahead = self.store.looks_ahead and member.weights is not None
         if ahead and member.weights is not None:
+            self.store.awake(self.computing)
             self.store.hand_out(member.weights.bytes)
         epoch = self.ledger.budget.epoch if self.ledger.budget else 0
         at = self.shared, epoch, self.ledger.position()
