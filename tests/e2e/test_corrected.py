@@ -185,13 +185,13 @@ def warm_others(warm_lab: Lab) -> Iterator[list[LocalEngine]]:
 
 
 @pytest.mark.parametrize(
-    ("protocol", "settings", "correct", "store_hosts"),
+    ("protocol", "settings", "correct", "store_hosts", "here"),
     [
-        ("asp", {}, "dana", 3),
-        ("hybrid_sgd", HYBRID, "dana+gap", 3),
-        ("ssp", {}, "dana", 1),
-        ("bounded_ps", BUFFERED, "gap", 2),
-        ("asp", {}, "dca", 1),
+        ("asp", {}, "dana", 3, 2),
+        ("hybrid_sgd", HYBRID, "dana+gap", 3, 2),
+        ("ssp", {}, "dana", 1, 0),
+        ("bounded_ps", BUFFERED, "gap", 2, 2),
+        ("asp", {}, "dca", 1, 2),
     ],
 )
 def test_a_corrected_run_on_several_hosts_is_replayed_on_one_to_the_same_bits(
@@ -202,12 +202,13 @@ def test_a_corrected_run_on_several_hosts_is_replayed_on_one_to_the_same_bits(
     settings: dict[str, Any],
     correct: str,
     store_hosts: int,
+    here: int,
 ) -> None:
     """Wherever portions of the weights lie, and whatever was sent there: evaluations are in between."""
     script = lab.script(EVALUATES.format(scripts=str(SCRIPTS), samples=SAMPLES))
     dials = REAL | {"protocol": protocol, "settings": settings, "correct": correct, "clip_norm": 0.5}
-    spread = Spread(lab, warm_others, script, workers=4, here=2, store_hosts=store_hosts, **dials)
-    spread.hosts(1, 1)
+    spread = Spread(lab, warm_others, script, workers=4, here=here, store_hosts=store_hosts, **dials)
+    spread.hosts(1, 3 - here)
     far = spread.finish()
     assert far.result.status == "finished", far.end.detail
     assert far.result.correct == correct
