@@ -87,6 +87,12 @@ def test_what_is_unknown_stays_unknown():
     assert any("--noise and --loss" in text for text in advice.warnings)
 
 
+def test_it_says_that_corrections_are_not_taken_into_account():
+    with_momentum, without = advised(lr=0.01, momentum=0.9), advised(lr=0.01)
+    assert any("--correct none" in text for text in with_momentum.warnings)
+    assert not any("--correct none" in text for text in without.warnings)
+
+
 def test_a_target_below_the_floor_is_never_reached_and_said_so():
     advice = advised(lr=0.01, noise=100.0, loss=1.0, target_loss=1e-3)
     assert advice.now.seconds_to_target == float("inf")

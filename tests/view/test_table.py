@@ -31,6 +31,7 @@ def result(protocol: str = "bsp", **changes: Any) -> Result:
         "waiting_share": [None] * 4,
         "failures": [],
         "compress": "none",
+        "correct": "none",
     }
     return Result(**{**nothing, **known, "protocol": protocol, **changes})
 

@@ -14,6 +14,7 @@ def ready(run: Run, keeping: CheckpointWriter, member: Member, batch: Batch | No
     """At the beginning; its memory has what it is to compute on."""
     ledger, ahead = run.ledger, run.store.looks_ahead and member.weights is not None
     if ahead and member.weights is not None:
+        run.store.awake(run.computing)
         run.store.hand_out(member.weights.bytes)
     return m.Ready(
         run.shared,

@@ -204,6 +204,14 @@ class ParameterStore:
         if self.corrections is not None:
             self.corrections.mend(gradients, self._flats, self._regions(read), self._lanes)
 
+    def awake(self, workers: frozenset[int]) -> bool:
+        """Only these compute, or are about to; whether that is news."""
+        corrections = self.corrections
+        if corrections is None or not corrections.steps or corrections.awake == workers:
+            return False
+        corrections.awake = workers
+        return True
+
     def forget(self, worker: int) -> None:
         """A worker has left, and its momentum with it."""
         if self.corrections is not None:

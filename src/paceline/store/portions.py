@@ -100,7 +100,13 @@ class KeepGradient(msgspec.Struct, frozen=True, tag="Keep"):
     pushed: Pushed
 
 
-Deed = StepOrder | StepEach | KeepGradient | Mend | Forget
+class Awake(msgspec.Struct, frozen=True, tag=True):
+    """Only these workers compute, or are about to."""
+
+    workers: list[int]
+
+
+Deed = StepOrder | StepEach | KeepGradient | Mend | Forget | Awake
 """What is done to the first portion, and to the others in the same order."""
 
 
@@ -260,6 +266,12 @@ class FirstPortion(PortionStore):
         """Correct a gradient, here and elsewhere."""
         self.done.append(Mend(self.pushed[gradients]))
         super().mend(gradients, read)
+
+    def awake(self, workers: frozenset[int]) -> bool:
+        """Who computes, here and elsewhere."""
+        if news := super().awake(workers):
+            self.done.append(Awake(sorted(workers)))
+        return news
 
     def forget(self, worker: int) -> None:
         """A worker has left, here and elsewhere."""

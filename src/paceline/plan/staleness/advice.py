@@ -163,6 +163,10 @@ def _warnings_of_inputs(
         yield "speeds and times are those of a bowl: of a network trust their ratios, not their size."
     if step.momentum:
         yield "momentum counts as a longer and later step, lr / (1 - momentum): an approximation."
+        yield (
+            "the theory is of one momentum for all pushes, as with --correct none: corrections, such as "
+            "dana, which train uses by default, are not taken into account."
+        )
 
 
 def _warnings_of_stability(

@@ -31,6 +31,8 @@ class VerdictApplier:
         The memory of those who are released has the result.
         """
         scale, stale = 1.0, self._stale(decision)
+        if self._run.store.looks_ahead:
+            self._run.store.awake(self._run.computing)
         if decision.pushed is not None:
             member = self._members[decision.pushed]
             pushed = HeldGradient(member.rank, member.pushed, decision.weight, member.samples, member.which)

@@ -33,6 +33,7 @@ from paceline.runtime.messages.memories import SEGMENT, WEIGHTS
 from paceline.store.corrections.correction import Part
 from paceline.store.parameters import Gradients
 from paceline.store.portions import (
+    Awake,
     Forget,
     KeepGradient,
     Mend,
@@ -251,6 +252,8 @@ class Holder:
                     self._keep(deed.pushed)
                 case Mend():
                     self._store.mend(self._find(deed.pushed), self._read(deed.pushed))
+                case Awake():
+                    self._store.awake(frozenset(deed.workers))
                 case Forget():
                     self._store.forget(deed.worker)
                 case SumOrder():

@@ -301,6 +301,12 @@ class Run:
         given = member.segment.fd, (member.weights or self.weights).fd
         return given if self.board is None else (*given, self.board.fd)
 
+    @property
+    def computing(self) -> frozenset[int]:
+        """Who does not wait, after all that is decided."""
+        clocks = self.ledger.pacer.clocks
+        return frozenset(worker for worker in clocks.active if not clocks.is_waiting(worker))
+
     def barrier(self, rank: int) -> PeerBarrier | None:
         """The barrier a worker keeps itself, if any; in a replay one that asks nobody."""
         barrier = own_barrier(self.ledger.pacer.protocol, rank)

@@ -57,6 +57,17 @@ class Stride(NamedTuple):
     """On the gradients: clipping."""
 
 
+Weights = dict[int, list[float]]
+"""Workers, and what their momenta count in the sum, by parameter group."""
+
+
+class Change(NamedTuple):
+    """Momenta to take out of the sum before a step, and to put in after it."""
+
+    leaving: Weights
+    entering: Weights
+
+
 class Corrections:
     """All that a run corrects with."""
 
@@ -70,6 +81,10 @@ class Corrections:
         """Parameters as the optimizer counts them."""
         self._all = spans(layout, spec)
         self._own: dict[int, Vectors] = {}
+        self._counted: set[int] = set()
+        """Whose momentum is in the sum."""
+        self.awake: frozenset[int] | None = None
+        """Who computes, or is about to: these momenta are to be in the sum. None: everybody's."""
         wanted = () if self._momentum is None else (TOTAL, *self._momentum.memory)
         wanted += () if self._rule is None else self._rule.memory
         self._shared = {each: Vectors(layout) for each in wanted}
@@ -102,7 +117,7 @@ class Corrections:
 
     @property
     def total(self) -> Vectors:
-        """The sum of all workers' momenta."""
+        """The sum of the momenta of all who compute."""
         return self._shared[TOTAL]
 
     # -- passes -------------------------------------------------------------------------------
@@ -138,16 +153,21 @@ class Corrections:
         """One step in the optimizer's place; the look-ahead goes to the targets, piece by piece."""
         momentum = self._momentum
         assert momentum is not None
-        momentum.begin([part.worker for part in parts], settings, stride.one, stride.active)
         for part in parts:
             self.own(part.worker)
-        gone = {part.worker for part in parts if part.gone}
+        workers = [part.worker for part in parts]
+        leaving = self._leaving(workers)
+        momentum.begin(workers, settings, stride.one, stride.active)
+        change = Change(leaving, self._entering())
         missing = frozenset[int].intersection(*(frozenset(part.gradients.missing) for part in parts))
+        gone = {part.worker for part in parts if part.gone}
         at_once = () if gone or missing else targets
-        work = partial(self._step, momentum, parts, weights, settings, stride, at_once)
+        work = partial(self._step, momentum, parts, weights, settings, stride, change, at_once)
         lanes.map(work, self._spans(missing))
         for worker in gone:
             self.forget(worker, lanes)
+        if missing:
+            lanes.map(self._add_up, self._all)
         if gone or missing:
             for target in targets:
                 self.hand_out(weights, target, lanes)
@@ -159,6 +179,7 @@ class Corrections:
         weights: Sequence[Tensor],
         settings: list[GroupSettings],
         stride: Stride,
+        change: Change,
         targets: Sequence[Sequence[Tensor]],
         span: Span,
     ) -> None:
@@ -171,8 +192,9 @@ class Corrections:
             for part in parts
         ]
         before = now.clone() if self.watches else None
-        extent = Extent(stride.scale, stride.factor)
-        momentum.step(group, settings[group], now, total, shared, pushes, extent)
+        self._weigh(change.leaving, -1.0, span)
+        momentum.step(group, settings[group], now, shared, pushes, Extent(stride.scale, stride.factor))
+        self._weigh(change.entering, 1.0, span)
         if before is not None:
             self._moved(before, weights, span)
         for target in targets:
@@ -182,6 +204,7 @@ class Corrections:
         """Write the look-ahead to a worker's memory."""
         momentum = self._momentum
         assert momentum is not None
+        self._settle(lanes)
 
         def write(span: Span) -> None:
             now, into = weights[span.region][span.part], target[span.region][span.part]
@@ -194,13 +217,46 @@ class Corrections:
         if self._momentum is None or self._own.pop(worker, None) is None:
             return
         self._momentum.forget(worker)
+        self._counted.discard(worker)
         lanes.map(self._add_up, self._all)
 
     def _add_up(self, span: Span) -> None:
-        total = self.total.part(span).zero_()
-        for worker in self.workers:
-            assert self._momentum is not None
-            total.add_(self._own[worker].part(span), alpha=self._momentum.weight(worker, span.group))
+        self.total.part(span).zero_()
+        self._weigh(self._weights_of(self._counted), 1.0, span)
+
+    def _settle(self, lanes: Lanes) -> None:
+        """Somebody has fallen asleep or woken up without a step."""
+        leaving = self._leaving(())
+        entering = self._entering()
+        if leaving or entering:
+            lanes.map(lambda span: self._weigh(leaving, -1.0, span), self._all)
+            lanes.map(lambda span: self._weigh(entering, 1.0, span), self._all)
+
+    def _leaving(self, pushed: Collection[int]) -> Weights:
+        """Whose momentum is to be taken out of the sum: it changes, or its worker does not compute."""
+        out = {worker for worker in self._counted if worker in pushed or worker not in self._wanted}
+        self._counted -= out
+        return self._weights_of(out)
+
+    def _entering(self) -> Weights:
+        """Whose momentum is to be put into the sum."""
+        into = self._wanted - self._counted
+        self._counted |= into
+        return self._weights_of(into)
+
+    @property
+    def _wanted(self) -> set[int]:
+        return set(self._own) if self.awake is None else {each for each in self._own if each in self.awake}
+
+    def _weights_of(self, workers: Collection[int]) -> Weights:
+        momentum, groups = self._momentum, range(len(self._spec.groups))
+        assert momentum is not None
+        return {worker: [momentum.weight(worker, group) for group in groups] for worker in sorted(workers)}
+
+    def _weigh(self, weights: Weights, sign: float, span: Span) -> None:
+        """Add momenta to the sum, or take them out."""
+        for worker, by_group in weights.items():
+            self.total.part(span).add_(self._own[worker].part(span), alpha=sign * by_group[span.group])
 
     def _spans(self, missing: Collection[int]) -> list[Span]:
         return spans(self._layout, self._spec, missing) if missing else self._all
@@ -219,7 +275,8 @@ class Corrections:
             for number, index in enumerate(self._order)
             for name, each in vectors.items()
         }
-        state = {"correct": self.name} | ({} if self._momentum is None else self._momentum.state())
+        state: dict[str, Any] = {"correct": self.name, "counted": sorted(self._counted)}
+        state |= {} if self._momentum is None else self._momentum.state()
         return tensors, {f"{number}.{MARK}": state for number in range(len(self._order))}
 
     def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
@@ -229,6 +286,7 @@ class Corrections:
             return
         if self._momentum is not None:
             self._momentum.load(state)
+            self._counted = set(state["counted"])
         for name, tensor in tensors.items():
             number, _, key = name.partition(f".{MARK}")
             if _is_ours(name):

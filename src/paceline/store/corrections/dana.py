@@ -5,10 +5,11 @@ arXiv 1907.11612 (DANA-Zero).
 
 A momentum that all pushes share carries the weights along old steps of everybody, away from where gradients
 under way were computed. Here each worker i has its own, v_i = m v_i + g, and its push moves w by lr v_i. Who
-is released reads w - lr m s, with s the sum of all v: where the others' momenta will have brought the weights
-when its gradient arrives. `lr` is what one push counts. Only a computing worker ever sees the look-ahead.
+is released reads w - lr m s, with s the sum of the v of all who compute: where these momenta will have
+brought the weights when its gradient arrives. `lr` is what one push counts. Only a computing worker ever sees
+the look-ahead. Who waits pushes nothing, and its momentum brings the weights nowhere meanwhile.
 
-Invariants: s is the sum of the v of all who take part; who leaves takes its v along, and it is dropped. One
+Invariants: s is the sum of the v of all who compute; who leaves takes its v along, and it is dropped. One
 worker is Nesterov's momentum. Equal shares of all workers in one flush are one step of a common momentum.
 
 A flush is a push of each of its gradients at the same moment: every one goes through its own worker's
@@ -65,12 +66,11 @@ class Momentum(Protocol):
         group: int,
         settings: GroupSettings,
         weights: Tensor,
-        total: Tensor,
         shared: dict[str, Tensor],
         pushes: Sequence[Push],
         extent: Extent,
     ) -> None:
-        """Move a piece of the weights, and keep the sum of all momenta."""
+        """Move a piece of the weights."""
         ...
 
     def ahead(
@@ -114,7 +114,6 @@ class DanaSGD:
         group: int,
         settings: GroupSettings,
         weights: Tensor,
-        total: Tensor,
         shared: dict[str, Tensor],
         pushes: Sequence[Push],
         extent: Extent,
@@ -123,11 +122,9 @@ class DanaSGD:
         rate, sign = settings["lr"] * extent.scale, -1.0 if settings.get("maximize") else 1.0
         way = None if len(pushes) == 1 else torch.zeros_like(weights)
         for _, own, gradient, share in pushes:
-            total.sub_(own)
             own.mul_(settings["momentum"]).add_(gradient, alpha=sign * extent.factor)
             if settings["weight_decay"]:
                 own.add_(weights, alpha=settings["weight_decay"])
-            total.add_(own)
             if way is None:
                 weights.add_(own, alpha=-rate * share)
             else:
@@ -195,7 +192,6 @@ class DanaAdam:
         group: int,
         settings: GroupSettings,
         weights: Tensor,
-        total: Tensor,
         shared: dict[str, Tensor],
         pushes: Sequence[Push],
         extent: Extent,
@@ -208,24 +204,19 @@ class DanaAdam:
                 mean.add_(gradient, alpha=push.share)
         kept = self._kept[group]
         shared[SECOND].mul_(kept).addcmul_(mean, mean, value=1 - kept)
-        way = self._way(group, settings["betas"][0], total, pushes, gradients)
+        way = self._way(group, settings["betas"][0], pushes, gradients)
         rate = settings["lr"] * extent.scale
         if settings["weight_decay"] and self._is_decoupled(settings):
             weights.mul_(1 - rate * settings["weight_decay"])
         weights.addcdiv_(way, self._root(group, shared[SECOND]), value=-rate)
 
-    def _way(
-        self, group: int, beta: float, total: Tensor, pushes: Sequence[Push], gradients: Sequence[Tensor]
-    ) -> Tensor:
+    def _way(self, group: int, beta: float, pushes: Sequence[Push], gradients: Sequence[Tensor]) -> Tensor:
         """The first moments of these pushes, by share; those of one worker one after the other."""
-        way = torch.zeros_like(total)
+        way = torch.zeros_like(gradients[0])
         left = {worker: was[group] for worker, was in self._was.items()}
         for (worker, own, _, share), gradient in zip(pushes, gradients, strict=True):
-            if left[worker] < 1:
-                total.add_(own, alpha=-1 / (1 - left[worker]))
             own.lerp_(gradient, 1 - beta)
             left[worker] *= beta
-            total.add_(own, alpha=1 / (1 - left[worker]))
             way.add_(own, alpha=share / (1 - left[worker]))
         return way
 
