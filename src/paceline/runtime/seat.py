@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.config import RunConfig
 from paceline.fabric.channel import Channel
@@ -18,6 +20,8 @@ class Seat:
     """The way to the store; None for a lone worker, which needs none."""
     partition: int | None = None
     """An open file with the rows that its engine has for this worker alone."""
+    stand_in: Callable[[], Any] | None = None
+    """Makes the script's handle where it is no ordinary worker: one that is profiled, or that runs a plan."""
 
 
 _seat: Seat | None = None

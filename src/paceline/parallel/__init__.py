@@ -1,0 +1,1 @@
+"""Model-parallel training: what runs on a grid of workers."""
