@@ -105,6 +105,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Folder of a checkpoint to go on from."""
     checkpoint_every: str | None = None
     """How often a checkpoint is taken while the run goes on: 500 (updates), 60s, 10m or 1h; None: never."""
+    plan: str | None = None
+    """File of a sharding plan that takes the place of a protocol."""
     cluster: dict[str, Any] | None = None
     """In an exact simulation: the cluster in whose virtual time the run takes place."""
 

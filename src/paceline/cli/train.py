@@ -71,6 +71,13 @@ def train(
             help="Go on from the checkpoint of a run that did not finish, with its flags unless given anew.",
         ),
     ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Shard the model as a file of `paceline plan` says, instead of keeping step by a protocol.",
+        ),
+    ] = None,
     runs: o.Runs = Path("runs"),
     json: o.Json = False,
 ) -> None:
@@ -86,6 +93,12 @@ def train(
     with errors_for_people():
         with telling():
             _check_script(script)
+        if plan is not None:
+            from paceline.cli.planned import train_planned
+
+            chosen = {"script": str(script), "args": tuple(args or ()), "workers": workers, "seed": seed}
+            chosen |= {"clip_norm": clip_norm, "plan": str(plan.resolve())}
+            return train_planned(chosen, plan, _typed(context), runs, json)
         settings = parse_settings(set_ or [])
         every = None if workers == 1 else checkpoint_every
         checked_protocol(protocol, settings, compress, fabric, every, store_hosts)
@@ -128,6 +141,7 @@ def train(
             with telling():
                 asked = _as_before(resume, asked, _typed(context))
         _run(asked, runs, json, secret_file)
+    return None
 
 
 def _check_script(script: Path) -> None:

@@ -103,11 +103,14 @@ def _wait(started: list[subprocess.Popen[bytes]], timeout_s: float | None, look:
 def _failure(
     started: list[subprocess.Popen[bytes]], failed: list[int], folder: Path, logs: Path
 ) -> RunError | ConfigError:
-    for rank in failed:
-        told = folder / f"{rank}.error"
-        if told.exists():
-            kind, _, text = told.read_text().partition("\n")
-            return ConfigError(text) if kind == "config" else RunError(f"rank {rank}: {text}")
+    told = {
+        rank: (folder / f"{rank}.error").read_text() for rank in failed if (folder / f"{rank}.error").exists()
+    }
+    for rank, words in sorted(
+        told.items(), key=lambda item: ("gloo" in item[1], item[0])
+    ):  # the cause comes first
+        kind, _, text = words.partition("\n")
+        return ConfigError(text) if kind == "config" else RunError(f"rank {rank}: {text}")
     rank = failed[0]
     status = started[rank].returncode
     how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
