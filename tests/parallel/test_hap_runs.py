@@ -39,26 +39,25 @@ def odd_cluster(draw: random.Random) -> ClusterProfile:
 def cases() -> list[dict[str, Any]]:
     draw, made = random.Random(7), []
     for kind in KINDS:
-        for number in range(8):
+        for number in range(6):
             whole, x, y = model(kind)
             loss = number % 2 == 0
             traced = trace(WithLoss(whole), (x, y)) if loss else trace(whole, (x,))
-            segments = 2 if number in (5, 6) else 1
+            segments = 2 if number in (3, 4) else 1
             plan = plan_hap(traced.graph, odd_cluster(draw), kind, BATCH, segments=segments)
             ratios = (
-                tuple(tuple(RATIOS[(number + s) % 4]) for s in range(segments)) if number < 7 else plan.ratios
+                tuple(tuple(RATIOS[(number + s) % 4]) for s in range(segments)) if number < 5 else plan.ratios
             )
-            if segments == 1:
-                plan = msgspec.structs.replace(plan, ratios=ratios)
+            plan = msgspec.structs.replace(plan, ratios=ratios)
             made.append({"kind": kind, "loss": loss, "plan": plan})
     return made
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_any_program_and_any_ratios_give_loss_gradients_and_weights_of_one_process() -> None:
     every = cases()
     answers = run_ranks(
-        "support.hap_ranks:everything", RANKS, {"cases": every}, timeout_s=170, paths=(TESTS,)
+        "support.hap_ranks:everything", RANKS, {"cases": every}, timeout_s=350, paths=(TESTS,)
     )
     used = {i.kind for case in every for i in case["plan"].program.instructions}
     assert used == {"compute", "all_gather", "slice", "reduce_scatter", "all_reduce", "all_to_all", "finish"}

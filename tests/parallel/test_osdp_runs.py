@@ -42,7 +42,7 @@ def changed(plan: OsdpPlan, **ways: dict[str, Any]) -> OsdpPlan:
     return msgspec.structs.replace(plan, operators=tuple(one(op) for op in plan.operators))
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_every_mix_of_modes_and_slices_gives_the_weights_of_one_process() -> None:
     base = base_plan()
     zdp, dp = {"mode": "zdp", "sharded": 1}, {"mode": "dp"}
@@ -58,7 +58,7 @@ def test_every_mix_of_modes_and_slices_gives_the_weights_of_one_process() -> Non
         ),
     ]
     request = {"plans": plans, "clip": 0.5}
-    answers = run_ranks("support.osdp_ranks:trains", RANKS, request, timeout_s=150, paths=(TESTS,))
+    answers = run_ranks("support.osdp_ranks:trains", RANKS, request, timeout_s=350, paths=(TESTS,))
     whole = sum(p.numel() for p in osdp_ranks.network().parameters())
     for place in range(len(plans)):
         for rank in range(RANKS):

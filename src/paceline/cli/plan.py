@@ -77,6 +77,64 @@ def osdp(
         _deliver(found, out, json)
 
 
+@app.command()
+def hap(
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="The script whose model is cut up.")],
+    args: o.Args = None,
+    cluster: Cluster = None,
+    workers: Workers = None,
+    segments: Annotated[
+        int, typer.Option(help="Parts of the model that may each have ratios of their own.")
+    ] = 1,
+    overhead: Annotated[
+        str | None, typer.Option(help="Taken on every device before the first tensor, such as 800MiB.")
+    ] = None,
+    out: Out = None,
+    json: o.Json = False,
+) -> None:
+    """Cut a model over unequal devices: a program of operations and collectives, and how much each device
+    does.
+
+    The script's batch is the whole step's: all devices work on it together.
+
+    Example: paceline plan hap examples/transformer.py --cluster examples/plans/unequal_gpus.toml
+    """
+    with errors_for_people():
+        from paceline.errors import ConfigError
+
+        if segments < 1:
+            raise ConfigError(f"--segments must be at least 1, got {segments}.")
+        machines = _cluster(cluster, workers, overhead)
+        found = _cut_up(script, args, machines, segments)
+        _deliver(found, out, json)
+
+
+def _cut_up(script: Path, args: list[str] | None, machines: ClusterProfile, segments: int) -> Any:
+    import contextlib
+    import sys
+
+    from rich.console import Console
+
+    from paceline.cli.common import check_script
+
+    check_script(script)
+    with Console(stderr=True).status("starting the script"):
+        from paceline.errors import ConfigError
+        from paceline.parallel.plans.capture import capture
+        from paceline.parallel.plans.measure_model import state_copies
+        from paceline.plan.hap.plan import plan_hap
+        from paceline.plan.hap.trace import trace
+
+        with contextlib.redirect_stdout(sys.stderr):
+            captured = capture(script, tuple(args or ()))
+        if captured.kwargs:
+            raise ConfigError("the model is called with named arguments; HAP plans calls by position.")
+        graph = trace(captured.model, captured.args).graph
+        copies = 2 + state_copies(captured.optimizer)
+    with Console(stderr=True).status(f"searching a program of {len(graph.nodes)} nodes"):
+        return plan_hap(graph, machines, script.stem, captured.batch, copies, segments)
+
+
 def _planned(
     model: ModelProfile, machines: ClusterProfile, memory: str | None, batch: int | None, ways: dict[str, Any]
 ) -> Any:
@@ -147,7 +205,8 @@ def _cluster(file: Path | None, workers: int | None, overhead: str | None = None
 def _deliver(found: Any, out: Path | None, json: bool) -> None:
     from rich.console import Console
 
-    from paceline.plan.osdp.tables import everything
+    from paceline.plan.hap.tables import everything as of_hap
+    from paceline.plan.osdp.tables import everything as of_osdp
     from paceline.plan.profile.files import write_json
 
     if out is not None:
@@ -155,4 +214,4 @@ def _deliver(found: Any, out: Path | None, json: bool) -> None:
     if json:
         print_json(found)
     else:
-        Console(highlight=False).print(everything(found))
+        Console(highlight=False).print(of_hap(found) if found.planner == "hap" else of_osdp(found))

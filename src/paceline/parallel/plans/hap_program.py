@@ -167,6 +167,8 @@ class HapProgram:
         if node.op == "bias":
             at = node.attrs["dim"]
             return values[0] + values[1].view([-1 if d == at else 1 for d in range(len(node.shape))])
+        if node.op in ("conv", "pool", "attention") and not all(value.numel() for value in values):
+            return _nothing(self.local_shape(node, after), values)
         if node.op == "conv":
             groups = part.groups
             return F.conv2d(values[0], values[1], None, part.stride, part.padding, part.dilation, groups)
@@ -273,6 +275,12 @@ class HapProgram:
                 value = gather_pieces(value, dim, self.lengths(name, dim, self._segments[name]))
             made[name] = value.detach().clone()
         return made
+
+
+def _nothing(shape: list[int], values: list[Tensor]) -> Tensor:
+    """What comes of an empty slice, where torch refuses to compute it: still part of the graph, because
+    the other ranks' backward passes meet this one's."""
+    return torch.zeros(shape, dtype=values[0].dtype) + sum(value.sum() for value in values) * 0
 
 
 def _apply(function: Any, *args: Any) -> Any:

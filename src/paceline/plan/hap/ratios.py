@@ -55,6 +55,8 @@ def best_ratios(
         rows.append(row)
         bounds.append(room)
     sums = [_row(width * segments, {s * width + d: 1.0 for d in range(n)}) for s in range(segments)]
+    most = max(objective) or 1.0  # the solver takes seconds as small as these for zero
+    objective = [each / most for each in objective]
     limits = [(0, None)] * (width * segments)
     ones = [1.0] * segments
     found = linprog(objective, rows, bounds, sums, ones, bounds=limits, method="highs")

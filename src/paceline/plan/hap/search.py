@@ -135,7 +135,7 @@ class Search:
                     parameters=tuple(name for name, _ in placed),
                 )
             )
-            holds[node.name] = (rule.post,)
+            holds[node.name] = (_key(rule.post, node.segment),)
             alive = tuple(
                 sorted((name, held) for name, held in holds.items() if self.last.get(name, -1) > place)
             )
@@ -165,8 +165,8 @@ class Search:
                         else 0.0
                     )
                     if name in self.shared:
-                        holds[name] = (wanted,)
-                elif holds[name] != (wanted,):
+                        holds[name] = (_key(wanted, node.segment),)
+                elif holds[name] != (_key(wanted, node.segment),):
                     return None
             elif not self._move(known, wanted, holds, made, node.segment):
                 return None
@@ -175,29 +175,26 @@ class Search:
     def _move(
         self, known: Node, wanted: str, holds: dict[str, Held], made: list[Instruction], segment: int
     ) -> bool:
-        """Have a computed tensor as it is wanted. Slices of another segment have other lengths."""
+        """Have a computed tensor as it is wanted."""
         held = holds[known.name]
-        elsewhere = (
-            known.segment != segment and self.costs.ratios[known.segment] != self.costs.ratios[segment]
-        )
-        if wanted in held and not (elsewhere and wanted[0] == "G" and held[0] == wanted):
+        if _key(wanted, segment) in held:
             return True
         if len(held) > 1 or not self.limits.move or known.op in CHEAP:
             return False
-        if elsewhere and held[0][0] == "G" and wanted[0] == "G":
+        before, own = _plain(held[0]), known.segment if held[0][0] == "G" else segment
+        if before[0] == wanted[0] == "G" and own != segment:
             return False
-        own = known.segment if held[0][0] == "G" else segment
-        price = self.costs.move(held[0], wanted, known.size_bytes, own)
+        price = self.costs.move(before, wanted, known.size_bytes, own)
         if price is None:
             return False
-        holds[known.name] = (held[0], wanted)
-        made.append(_moved(known.name, held[0], wanted, price, own, self.costs.longest[own]))
+        holds[known.name] = (held[0], _key(wanted, segment))
+        made.append(_moved(known.name, before, wanted, price, own, self.costs.longest[own]))
         return True
 
     def _finish(self, at: tuple[int, State]) -> Iterator[tuple[float, State, _Step]]:
         """A loss has to be summands; anything else is brought together for the script to go on with."""
         output = self.nodes[self.graph.output]
-        held = dict(at[1])[output.name]
+        held = [_plain(each) for each in dict(at[1])[output.name]]
         if self.graph.loss:
             if REDUCE not in held and self.costs.cluster.size > 1:
                 return
@@ -205,11 +202,10 @@ class Search:
         else:
             price = self.costs.collect(held[0], output.size_bytes, output.segment)
         seconds = price.at(self.costs.longest[output.segment])
-        done = _moved(output.name, held[-1] if self.graph.loss else held[0], "", price, output.segment, 0.0)
         done = Instruction(
             kind="finish",
             tensor=output.name,
-            before=done.before,
+            before=(held[-1] if self.graph.loss else held[0],),
             after=REDUCE if self.graph.loss else IDENTITY,
             variant=price.variant,
             segment=output.segment,
@@ -228,6 +224,15 @@ class Search:
             placed = dict(step.placed) | placed
             step = None if step.before is None else came[step.before]
         return Program(instructions=tuple(made), placements=dict(sorted(placed.items())))
+
+
+def _key(held: str, segment: int) -> str:
+    """Slices have the lengths of a segment, so those of another one are something else."""
+    return f"{held}@{segment}" if held[0] == "G" else held
+
+
+def _plain(held: str) -> str:
+    return held.partition("@")[0]
 
 
 def _moved(name: str, before: str, after: str, price: Price, segment: int, longest: float) -> Instruction:
