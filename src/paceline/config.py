@@ -129,6 +129,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     it is named after 10 s, or several times what it usually takes."""
     trace_limit: str | None = None
     """How long the trace may get before single iterations are left out of it: 50MB, 2GB; None: no limit."""
+    plan: str | None = None
+    """File of a sharding plan that takes the place of a protocol."""
     cluster: dict[str, Any] | None = None
     """In an exact simulation: the cluster in whose virtual time the run takes place."""
 

@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from paceline.cli import advise, testbed, tune
+from paceline.cli import advise, plan, testbed, tune
 from paceline.cli.bench import bench
 from paceline.cli.common import DEBUG
 from paceline.cli.compare import compare
 from paceline.cli.doctor import doctor
 from paceline.cli.host import host
+from paceline.cli.profile import profile
 from paceline.cli.protocols import protocols
 from paceline.cli.replay import replay
 from paceline.cli.report import report
@@ -66,9 +67,11 @@ class Scripted(TyperCommand):
             raise
 
 
-for command in (train, host, secret, compare, simulate, replay, protocols, report, why, bench, doctor):
+COMMANDS = (train, host, secret, compare, simulate, replay, protocols, report, why, profile, bench, doctor)
+for command in COMMANDS:
     app.command(cls=Scripted if command in (train, compare, simulate) else None)(command)
 app.add_typer(advise.app, name="advise")
+app.add_typer(plan.app, name="plan")
 app.add_typer(tune.app, name="tune")
 app.add_typer(testbed.app, name="testbed")
 

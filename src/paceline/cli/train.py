@@ -64,6 +64,13 @@ def train(
             help="Go on from the checkpoint of a run that did not finish, with its flags unless given anew.",
         ),
     ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Shard the model as a file of `paceline plan` says, instead of keeping step by a protocol.",
+        ),
+    ] = None,
     runs: o.Runs = Path("runs"),
     json: o.Json = False,
 ) -> None:
@@ -79,6 +86,12 @@ def train(
     with errors_for_people():
         with telling():
             _check_script(script)
+        if plan is not None:
+            from paceline.cli.planned import train_planned
+
+            chosen = {"script": str(script), "args": tuple(args or ()), "plan": str(plan.resolve())}
+            chosen |= {flag: dials[flag] for flag in ("workers", "seed", "clip_norm")}
+            return train_planned(chosen, plan, _typed(context), runs, json)
         settings = parse_settings(set_ or [])
         typed = _was_typed(context, "workers")
         axes, workers = resolved_mesh(dials["mesh"], protocol, dials["workers"], typed)
@@ -103,6 +116,7 @@ def train(
             with telling():
                 asked = _as_before(resume, asked, _typed(context))
         _run(asked, runs, json, dials["secret_file"])
+    return None
 
 
 def _check_script(script: Path) -> None:

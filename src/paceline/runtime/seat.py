@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.config import RunConfig
 from paceline.fabric.channel import Channel
@@ -20,6 +22,8 @@ class Seat:
     """An open file with the rows that its engine has for this worker alone."""
     local: tuple[int, int] | None = None
     """Its place among the workers of its host, and how many they are; None: all are on one."""
+    stand_in: Callable[[], Any] | None = None
+    """Makes the script's handle where it is no ordinary worker: one that is profiled, or that runs a plan."""
 
 
 _seat: Seat | None = None

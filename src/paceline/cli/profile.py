@@ -1,0 +1,88 @@
+"""`paceline profile`: measure a script's model, or the machines, for the planners."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli import options as o
+from paceline.cli.common import check_script, errors_for_people, parse_slow, print_json
+
+
+def profile(
+    script: Annotated[
+        Path | None, typer.Argument(metavar="[SCRIPT]", help="The script whose model is measured.")
+    ] = None,
+    args: o.Args = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Measure the machine instead: workers, memory, collectives.")
+    ] = False,
+    workers: o.Workers = 4,
+    slow: o.Slow = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File for the profile, as JSON.", dir_okay=False)
+    ] = None,
+    json: o.Json = False,
+) -> None:
+    """Measure what `paceline plan` needs to know, of a model or of a cluster.
+
+    SCRIPT is run up to its first step; then its layers are timed one by one. Profiles are JSON files that can
+    also be written by hand; clusters also as TOML, with devices and links of a small catalogue.
+
+    Example: paceline profile examples/digits.py --out digits.json
+    """
+    from paceline.errors import ConfigError
+
+    with errors_for_people():
+        if cluster == (script is not None):
+            raise ConfigError(
+                "profile measures a script's model or, with --cluster, the machine. Give one of them."
+            )
+        found = _cluster(workers, parse_slow(slow or [])) if script is None else model_of(script, args)
+        if out is not None:
+            from paceline.plan.profile.files import write_json
+
+            write_json(out, found)
+        if json:
+            print_json(found)
+        else:
+            _show(found)
+
+
+def model_of(script: Path, args: list[str] | None = None) -> Any:
+    """The profile of a script's model, measured now."""
+    import contextlib
+    import sys
+
+    from paceline.cli.advise import _bar
+
+    check_script(script)
+    with _bar() as bar:
+        bar("starting the script", 0.0)
+        from paceline.parallel.plans.capture import capture
+        from paceline.parallel.plans.measure_model import measure_model
+
+        with contextlib.redirect_stdout(sys.stderr):
+            captured = capture(script, tuple(args or ()))
+        return measure_model(captured, script.stem, bar)
+
+
+def _cluster(workers: int, slow: dict[int, float]) -> Any:
+    from rich.console import Console
+
+    from paceline.parallel.plans.measure_cluster import measure_cluster
+
+    with Console(stderr=True).status(f"timing {workers} workers and their collectives"):
+        return measure_cluster(workers, slow)
+
+
+def _show(found: Any) -> None:
+    from rich.console import Console
+
+    from paceline.plan.profile.cluster import ClusterProfile
+    from paceline.plan.profile.tables import cluster_table, model_table
+
+    table = cluster_table(found) if isinstance(found, ClusterProfile) else model_table(found)
+    Console(highlight=False).print(table)

@@ -1,0 +1,1 @@
+"""Running sharding plans on real processes, and measuring what planners need to know."""

@@ -1,0 +1,134 @@
+"""Measures the machines: how fast every worker computes, and what gloo's collectives take among them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.parallel.plans.processes import run_ranks
+from paceline.plan.profile.cluster import ClusterProfile, Device, Kind, Line
+from paceline.plan.profile.model import fit
+from paceline.plan.profile.units import MIB
+
+SIZES = (64 * 1024, MIB, 4 * MIB, 16 * MIB)
+REPEATS = 5
+MATRIX = 384
+
+
+def measure_cluster(workers: int, slow: dict[int, float] | None = None) -> ClusterProfile:
+    """Start so many workers here and time them. `slow`: ranks that are to count as slower than they are."""
+    answers = run_ranks(f"{__name__}:on_rank", workers, {}, timeout_s=300)
+    memory = _available_bytes() // workers
+    devices = tuple(
+        Device(
+            name="cpu",
+            flops_per_s=answer["flops_per_s"] / (slow or {}).get(rank, 1.0),
+            memory_bytes=memory,
+            jitter=answer["jitter"],
+        )
+        for rank, answer in enumerate(answers)
+    )
+    lines = msgspec.convert(answers[0]["lines"], dict[Kind, Line])
+    link = _link(lines, workers)
+    return ClusterProfile(devices=devices, link=link, collectives=lines, overhead_bytes=0, source="measured")
+
+
+def _link(lines: dict[Kind, Line], workers: int) -> Line:
+    """The latency and rate of one link that a ring would need to take as long as all-gather and scatter
+    did."""
+    if workers == 1:
+        return Line(latency_s=0.0, bytes_per_s=1e12)
+    both = [lines["all_gather"], lines["reduce_scatter"]]
+    latency = sum(line.latency_s for line in both) / 2 / (workers - 1)
+    rate = 2 / sum(1 / line.bytes_per_s for line in both) * (workers - 1) / workers
+    return Line(latency_s=latency, bytes_per_s=rate)
+
+
+def on_rank(rank: int, size: int, request: Any) -> dict[str, Any]:
+    """One worker's part."""
+    speed, jitter = _speed()
+    lines = {} if size == 1 else {kind: _line(run, size) for kind, run in collectives(rank, size).items()}
+    return {"flops_per_s": speed, "jitter": jitter, "lines": lines}
+
+
+def _speed() -> tuple[float, float]:
+    """Of matrix products, while all the others compute as well."""
+    a, b = torch.randn(MATRIX, MATRIX), torch.randn(MATRIX, MATRIX)
+    dist.barrier()
+    times = [_timed(lambda: torch.mm(a, b)) for _ in range(40)][5:]
+    median = statistics.median(times)
+    return 2 * MATRIX**3 / median, statistics.pstdev(times) / median
+
+
+def collectives(rank: int, size: int) -> dict[str, Callable[[int], Callable[[], None]]]:
+    """For every kind of collective: given the bytes of the whole tensor, what to time."""
+
+    def parts(whole: int) -> tuple[Tensor, Tensor]:
+        each = max(1, whole // 4 // size)
+        return torch.zeros(each * size), torch.zeros(each)
+
+    def grouped(whole: int, start: Callable[[Tensor, int], Any]) -> Callable[[], None]:
+        pieces = [torch.zeros(max(1, whole // 4 // size)) for _ in range(size)]
+
+        def run() -> None:
+            for work in [start(piece, other) for other, piece in enumerate(pieces)]:
+                work.wait()
+
+        return run
+
+    def on_parts(run: Callable[[Tensor, Tensor], Any]) -> Callable[[int], Callable[[], None]]:
+        def make(whole: int) -> Callable[[], None]:
+            full, part = parts(whole)
+            return lambda: run(full, part)
+
+        return make
+
+    return {
+        "all_gather": on_parts(lambda full, part: dist.all_gather_into_tensor(full, part)),
+        "reduce_scatter": on_parts(lambda full, part: dist.reduce_scatter_tensor(part, full)),
+        "all_reduce": on_parts(lambda full, part: dist.all_reduce(full)),
+        "all_to_all": on_parts(lambda full, part: dist.all_to_all_single(torch.empty_like(full), full)),
+        "gather_grouped": lambda whole: grouped(whole, lambda t, r: dist.broadcast(t, r, async_op=True)),
+        "scatter_grouped": lambda whole: grouped(whole, lambda t, r: dist.reduce(t, r, async_op=True)),
+    }
+
+
+def _line(make: Callable[[int], Callable[[], None]], size: int) -> dict[str, float]:
+    times = []
+    for whole in SIZES:
+        run = make(whole)
+        run()
+        took = []
+        for _ in range(REPEATS):
+            dist.barrier()
+            took.append(_slowest(_timed(run)))
+        times.append(statistics.median(took))
+    latency, per_byte = fit(SIZES, times)
+    return {"latency_s": latency, "bytes_per_s": 1 / max(per_byte, 1e-15)}
+
+
+def _slowest(seconds: float) -> float:
+    told = torch.tensor([seconds], dtype=torch.float64)
+    dist.all_reduce(told, dist.ReduceOp.MAX)
+    return float(told)
+
+
+def _timed(run: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def _available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 8 * 1024 * MIB

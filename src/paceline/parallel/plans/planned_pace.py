@@ -1,0 +1,184 @@
+"""What a script holds when it runs under a plan: the model in place as planned, and a record of what it
+took."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from paceline.config import RunConfig
+from paceline.errors import BadGradient, ConfigError
+from paceline.parallel.plans.meter import Meter
+from paceline.parallel.plans.sharding import Sharded, average_replicated, clip, shard
+from paceline.parallel.plans.shared_loader import SharedLoader
+from paceline.plan.osdp.plan import OsdpPlan
+from paceline.runtime.worker.pace import Metrics, Pace, replace_step
+
+
+class PlannedPace(Pace):
+    """One worker of a planned run."""
+
+    def __init__(self, rank: int, size: int, config: RunConfig) -> None:
+        super().__init__(rank, size)
+        self._config = config
+        self._began = time.perf_counter()
+        self.samples = self.steps = 0
+        self.figures: dict[str, float] = {}
+        self.loss: float | None = None
+        self.meter: Meter | None = None
+
+    @abstractmethod
+    def _place(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any]
+    ) -> SharedLoader:
+        """Carry the plan out; the batches of this rank."""
+
+    @abstractmethod
+    def _gradients(self) -> list[nn.Parameter]:
+        """Make gradients those of the whole batch, and clip them."""
+
+    @abstractmethod
+    def whole_state(self) -> dict[str, Tensor]:
+        """All weights, whole; all ranks call it."""
+
+    def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Any:
+        if loader is None:
+            raise ConfigError(
+                "a plan needs the training loader: call pace.prepare(model, optimizer, loader)."
+            )
+        if any(p.device.type != "cpu" for p in model.parameters()):
+            raise ConfigError(
+                "plans run on CPU workers so far; the model is on another device. Leave it on the CPU."
+            )
+        size = sum(p.numel() * p.element_size() for p in model.parameters())
+        self.meter = Meter(size)
+        made = self._place(model, optimizer, loader)
+        if made.left_over and self.lead:
+            self._warn(
+                f"{made.left_over} of {made.samples} samples of every epoch are too few for a step: unused"
+            )
+        replace_step(optimizer, lambda *a, plain=optimizer.step, **k: self._step(plain, *a, **k))
+        self._global_batch = made.batch_size * (self.size if self._own_batches else 1)
+        self._began = time.perf_counter()
+        self.meter.begin()
+        return made
+
+    _own_batches = True
+
+    def _step(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        assert self.meter is not None
+        parameters = self._gradients()
+        if not all(bool(torch.isfinite(_local(p.grad)).all()) for p in parameters if p.grad is not None):
+            raise BadGradient(f"NaN or infinity in a gradient of rank {self.rank} at step {self.steps}.")
+        result = plain(*args, **kwargs)
+        self.steps += 1
+        self.samples += self._global_batch
+        self.loss = (self._reported() or {}).get("loss", self.loss)
+        self.meter.step()
+        return result
+
+    def evaluate(self, fn: Callable[..., Metrics]) -> Mapping[str, float] | None:
+        """As ever, but all ranks compute it: none of them has the whole model."""
+        assert self.meter is not None
+        self.meter.pause()
+        self.figures = self._measure(fn)
+        return self.figures if self.lead else None
+
+    def summary(self) -> dict[str, Any]:
+        """What this rank has seen."""
+        seconds = time.perf_counter() - self._began
+        meter = self.meter
+        return {
+            "seconds": seconds,
+            "samples": self.samples,
+            "loss": self._values.get("loss", self.loss),
+            "accuracy": self.figures.get("accuracy"),
+            "step_s": None if meter is None else meter.step_s,
+            "peak_bytes": None if meter is None else meter.peak_bytes,
+        }
+
+    def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
+        pass
+
+    def _idle(self) -> bool:
+        return False
+
+    def _away(self) -> None:
+        pass
+
+    def _back(self, values: dict[str, float], seconds: float) -> None:
+        pass
+
+    def _leave(self) -> None:
+        pass
+
+    def _plan(self, epochs: int) -> None:
+        pass
+
+    def _end_work(self, why: str) -> None:
+        raise ConfigError(
+            "pace.stop() cannot end a planned run yet: its workers have to stop at the same step."
+        )
+
+    def _warn(self, text: str) -> None:
+        print(f"warning: {text}", flush=True)
+
+
+class OsdpPace(PlannedPace):
+    """Sharded data parallel: every rank has its own batch, and holds what the plan says."""
+
+    def __init__(self, rank: int, size: int, config: RunConfig, plan: OsdpPlan) -> None:
+        super().__init__(rank, size, config)
+        self._osdp = plan
+        self._sharded: Sharded | None = None
+
+    def _place(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any]
+    ) -> SharedLoader:
+        if loader.batch_size != self._osdp.batch:
+            raise ConfigError(
+                f"the plan is for a batch of {self._osdp.batch} per worker, the script's loader has "
+                f"{loader.batch_size}. Give the script that batch size, or plan again with --batch "
+                f"{loader.batch_size}."
+            )
+        self._sharded = shard(model, optimizer, self._osdp, init_device_mesh("cpu", (self.size,)))
+        return SharedLoader(loader, self._osdp.batch, self.rank, self.size, self._config.seed)
+
+    def _gradients(self) -> list[nn.Parameter]:
+        assert self._sharded is not None
+        average_replicated(self._sharded.model)
+        every = list(self._sharded.model.parameters())
+        if self._config.clip_norm is not None:
+            clip(every, self._config.clip_norm)
+        return every
+
+    def whole_state(self) -> dict[str, Tensor]:
+        assert self._sharded is not None
+        return self._sharded.whole_state()
+
+
+def same_for_all(digest: str) -> None:
+    """Refuse to go on unless all ranks hold the same plan."""
+    told: list[Any] = [None] * dist.get_world_size()
+    mine = torch.tensor(list(digest.encode()), dtype=torch.uint8)
+    rows = [torch.empty_like(mine) for _ in told]
+    dist.all_gather(rows, mine)
+    other = next((rank for rank, row in enumerate(rows) if not torch.equal(row, mine)), None)
+    if other is not None:
+        raise ConfigError(
+            f"rank {other} holds another plan than rank {dist.get_rank()}. Give all the same file."
+        )
+
+
+def _local(gradient: Tensor) -> Tensor:
+    local: Tensor = getattr(gradient, "_local_tensor", gradient)
+    return local

@@ -1,0 +1,69 @@
+"""The script's loader, as the workers of a plan need it: equally many batches for all, in lockstep.
+
+Every epoch's order is drawn once from a seed that all share. A step takes the next workers x batch
+samples; under OSDP each rank has its own part of them, under HAP every rank has all (the program cuts
+them). What is left over at the end of an epoch is too little for a step and is not used; that is said
+once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from paceline.errors import ConfigError
+
+KEPT = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor")
+
+
+class SharedLoader:
+    """An iterable over this rank's batches."""
+
+    def __init__(self, loader: DataLoader[Any], batch: int, rank: int, size: int, seed: int) -> None:
+        """`batch`: samples of this rank's batches; `size`: how many ranks have different ones."""
+        _check(loader)
+        self._loader, self._batch, self._rank, self._size, self._seed = loader, batch, rank, size, seed
+        self._epoch = 0
+        self.dataset, self.batch_size = loader.dataset, batch
+        self.samples = len(loader.dataset)  # type: ignore[arg-type]
+        if len(self) == 0:
+            raise ConfigError(
+                f"the data has {self.samples} samples, too few for one step of {size} x {batch}. Use a "
+                "smaller batch or fewer workers."
+            )
+
+    def __len__(self) -> int:
+        return self.samples // (self._batch * self._size)
+
+    @property
+    def left_over(self) -> int:
+        """Samples of every epoch that are not used."""
+        return self.samples - len(self) * self._batch * self._size
+
+    def __iter__(self) -> Iterator[Any]:
+        order = self._order()
+        self._epoch += 1
+        step = self._batch * self._size
+        mine = [
+            order[at + self._rank * self._batch : at + (self._rank + 1) * self._batch]
+            for at in range(0, len(self) * step, step)
+        ]
+        kept = {name: getattr(self._loader, name) for name in KEPT}
+        yield from DataLoader(self._loader.dataset, batch_sampler=mine, **kept)
+
+    def _order(self) -> list[int]:
+        if isinstance(self._loader.sampler, SequentialSampler):
+            return list(range(self.samples))
+        made = torch.Generator().manual_seed(self._seed * 1_000_003 + self._epoch)
+        return torch.randperm(self.samples, generator=made).tolist()
+
+
+def _check(loader: DataLoader[Any]) -> None:
+    plain = isinstance(loader.sampler, SequentialSampler | RandomSampler) and loader.batch_size is not None
+    if isinstance(loader.dataset, IterableDataset) or not plain:
+        raise ConfigError(
+            "a plan needs a loader over a map-style dataset with its own batches, shuffled or in order; this "
+            f"one has {type(loader.dataset).__name__} and {type(loader.sampler).__name__}."
+        )

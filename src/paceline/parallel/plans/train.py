@@ -1,0 +1,121 @@
+"""Trains a script under a plan: starts the ranks, and puts what was measured beside what was predicted."""
+
+from __future__ import annotations
+
+import random
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paceline.config import RunConfig
+from paceline.errors import ConfigError, RunError
+from paceline.parallel.plans.processes import run_ranks
+from paceline.plan.osdp.plan import OsdpPlan, load_plan
+from paceline.plan.profile.files import read_table, write_json
+
+TASK = f"{__name__}:on_rank"
+
+
+def train_with_plan(config: RunConfig, file: Path) -> dict[str, Any]:
+    """Run to the end; the result, which is also kept in the run's folder."""
+    planner, plan = read_plan(file)
+    if plan.workers != config.workers:
+        raise ConfigError(
+            f"the plan {file} is for {plan.workers} workers, not {config.workers}. Use --workers "
+            f"{plan.workers}, or plan again with --workers {config.workers}."
+        )
+    write_json(config.path / "config.json", config)
+    write_json(config.path / "plan.json", plan)
+    request = {"config": config, "planner": planner, "plan": plan}
+    answers = run_ranks(TASK, config.workers, request, logs=config.path / "logs")
+    result = _result(config, planner, plan, answers)
+    write_json(config.path / "result.json", result)
+    return result
+
+
+def read_plan(file: Path) -> tuple[str, Any]:
+    """Which planner made it, and what it says."""
+    table = read_table(file, "plan")
+    planner = table.get("planner") if isinstance(table, dict) else None
+    if planner == "hap":
+        from paceline.plan.hap.plan import load_hap_plan
+
+        return "hap", load_hap_plan(file)
+    return "osdp", load_plan(file)
+
+
+def _result(config: RunConfig, planner: str, plan: Any, answers: list[dict[str, Any]]) -> dict[str, Any]:
+    lead = answers[0]
+    seconds = max(answer["seconds"] for answer in answers)
+    steps = [answer["step_s"] for answer in answers if answer["step_s"] is not None]
+    step_s = max(steps, default=None)
+    return {
+        "run": config.run,
+        "protocol": planner,
+        "workers": config.workers,
+        "simulated": False,
+        "seed": config.seed,
+        "status": "finished",
+        "seconds": seconds,
+        "samples": lead["samples"],
+        "samples_per_s": lead["samples"] / seconds if seconds else None,
+        "loss": lead["loss"],
+        "accuracy": lead["accuracy"],
+        "plan": plan.digest(),
+        "predicted": {"step_s": plan.predicted.seconds, "peak_bytes": plan.predicted.memory_bytes},
+        "measured": {"step_s": step_s, "peak_bytes": [answer["peak_bytes"] for answer in answers]},
+    }
+
+
+def on_rank(rank: int, size: int, request: Any) -> dict[str, Any]:
+    """One worker: run the script with the plan in place of a protocol."""
+    import numpy as np
+    import torch
+
+    from paceline.parallel.plans.planned_pace import OsdpPace, PlannedPace, same_for_all
+    from paceline.runtime import seat
+    from paceline.store.disk.checkpoint import save_weights
+
+    config = msgspec.convert(request["config"], RunConfig)
+    assert config.script is not None
+    made: list[PlannedPace] = []
+
+    def take_part() -> PlannedPace:
+        if request["planner"] == "hap":
+            from paceline.parallel.plans.hap_pace import HapPace
+            from paceline.plan.hap.plan import HapPlan
+
+            program = msgspec.convert(request["plan"], HapPlan)
+            same_for_all(program.digest())
+            made.append(HapPace(rank, size, config, program))
+        else:
+            plan = msgspec.convert(request["plan"], OsdpPlan)
+            same_for_all(plan.digest())
+            made.append(OsdpPace(rank, size, config, plan))
+        return made[0]
+
+    random.seed(config.seed + rank)
+    np.random.seed((config.seed + rank) % 2**32)
+    torch.manual_seed(config.seed + rank)
+    seat.take(seat.Seat(rank, config, None, stand_in=take_part))
+    _run(config)
+    if not made:
+        raise ConfigError(f"{config.script} never called paceline.join(), so the plan was not carried out.")
+    summary = made[0].summary()
+    state = made[0].whole_state()
+    if rank == 0:
+        save_weights(config.path / "weights.safetensors", state)
+    return summary
+
+
+def _run(config: RunConfig) -> None:
+    sys.argv = [str(config.script), *config.args]
+    sys.path.insert(0, str(Path(str(config.script)).resolve().parent))
+    try:
+        runpy.run_path(str(config.script), run_name="__main__")
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            raise RunError(f"the script exited with {stop.code}") from None

@@ -1,0 +1,1 @@
+"""HAP: how to cut a model over unequal devices, as a synthesized program and sharding ratios."""

@@ -1,0 +1,254 @@
+"""HAP's program synthesis: the cheapest distributed program, by best-first search over what has been
+established.
+
+A state says which properties the living tensors have. Instructions are considered in the order of the
+graph, which loses nothing, since a program's time is the sum of its instructions'. Every tensor is
+computed once and moved at most once; results of cheap operations are not moved. `A*`: what remains takes
+at least its flops at the speed of all devices together."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from itertools import count
+from typing import NamedTuple
+
+from paceline.errors import ConfigError
+from paceline.plan.hap.costs import FREE, Costs, Price
+from paceline.plan.hap.graph import Graph, Node
+from paceline.plan.hap.program import Instruction, Kind, Program
+from paceline.plan.hap.rules import CHEAP, IDENTITY, REDUCE, Rule, granules, rules_of
+
+Held = tuple[str, ...]
+"""How a tensor is held: as it was computed, and as it was moved to, if it was."""
+State = tuple[tuple[str, Held], ...]
+NAMES: dict[str, Kind] = {
+    "GI": "all_gather",
+    "IG": "slice",
+    "RG": "reduce_scatter",
+    "RI": "all_reduce",
+    "GG": "all_to_all",
+}
+
+
+class Limits(NamedTuple):
+    """What programs may do; the simple alternatives are programs that may do less."""
+
+    move: bool = True
+    shard_parameters: bool = True
+    guided: bool = True
+    """Use the estimate of what remains (A*); without it, plain uniform-cost search."""
+
+
+class _Step(NamedTuple):
+    """How a state was reached."""
+
+    before: tuple[int, State] | None
+    made: tuple[Instruction, ...]
+    placed: tuple[tuple[str, str], ...]
+
+
+class Search:
+    """One search: a graph, prices, and what is allowed."""
+
+    def __init__(self, graph: Graph, costs: Costs, limits: Limits = Limits()) -> None:
+        self.graph, self.costs, self.limits = graph, costs, limits
+        self.nodes, self.last = graph.by_name(), graph.last_uses()
+        self.work = [(place, node) for place, node in enumerate(graph.nodes) if not node.leaf]
+        self.rules = self._all_rules()
+        uses = [name for node in graph.nodes for name in set(node.inputs)]
+        self.shared = {n.name for n in graph.nodes if n.op == "parameter" and uses.count(n.name) > 1}
+        self._moves: dict[tuple[str, str, str], Price | None] = {}
+
+    def _all_rules(self) -> list[list[Rule]]:
+        sizes = granules(self.graph)
+        made = []
+        for _, node in self.work:
+            rules = rules_of(node, [self.nodes[name].shape for name in node.inputs])
+            made.append([rule for rule in rules if self._allowed(rule, node, sizes)])
+        return made
+
+    def _allowed(self, rule: Rule, node: Node, sizes: dict[tuple[str, int], int]) -> bool:
+        if self.costs.cluster.size == 1:
+            return not rule.shared and REDUCE not in (*rule.pre, rule.post)
+        for name, held in [*zip(node.inputs, rule.pre, strict=True), (node.name, rule.post)]:
+            if held[0] == "G":
+                dim, known = int(held[1:]), self.nodes[name]
+                if known.shape[dim] // sizes[name, dim] < 2:
+                    return False
+                if known.op == "parameter" and not self.limits.shard_parameters:
+                    return False
+        return True
+
+    def run(self) -> Program:
+        """The cheapest program."""
+        ends = len(self.work)
+        estimate = self._estimates()
+        start: tuple[int, State] = (0, ())
+        best: dict[tuple[int, State], float] = {start: 0.0}
+        came: dict[tuple[int, State], _Step] = {start: _Step(None, (), ())}
+        order = count()
+        heap = [(estimate[0], next(order), 0.0, start)]
+        while heap:
+            _, _, cost, at = heapq.heappop(heap)
+            if cost > best[at]:
+                continue
+            if at[0] > ends:
+                return self._program(at, came)
+            for extra, state, step in self._finish(at) if at[0] == ends else self._successors(at):
+                key = (at[0] + 1, state)
+                if cost + extra < best.get(key, float("inf")):
+                    best[key], came[key] = cost + extra, step
+                    heapq.heappush(heap, (cost + extra + estimate[at[0] + 1], next(order), cost + extra, key))
+        raise ConfigError("no distributed program computes this graph: its loss cannot be cut into summands.")
+
+    def _estimates(self) -> list[float]:
+        """At every place, a time that the rest takes at least."""
+        speed = sum(self.costs.speeds)
+        rest = [0.0, 0.0]
+        for _, node in reversed(self.work):
+            rest.append(rest[-1] + (3 * node.flops / speed if self.limits.guided else 0.0))
+        return rest[::-1]
+
+    # -- successors ---------------------------------------------------------------------------
+
+    def _successors(self, at: tuple[int, State]) -> Iterator[tuple[float, State, _Step]]:
+        place, node = self.work[at[0]]
+        for rule in self.rules[at[0]]:
+            ready = self._provide(node, rule, dict(at[1]))
+            if ready is None:
+                continue
+            holds, made, placed, paid = ready
+            compute = self.costs.compute_s(node.flops, rule.shared, node.segment)
+            made.append(
+                Instruction(
+                    kind="compute",
+                    tensor=node.name,
+                    before=rule.pre,
+                    after=rule.post,
+                    flops=node.flops,
+                    shared=rule.shared,
+                    segment=node.segment,
+                    compute_s=compute,
+                    comm_s=paid.at(self.costs.longest[node.segment]),
+                    fixed_s=paid.fixed,
+                    parameters=tuple(name for name, _ in placed),
+                )
+            )
+            holds[node.name] = (_key(rule.post, node.segment),)
+            alive = tuple(
+                sorted((name, held) for name, held in holds.items() if self.last.get(name, -1) > place)
+            )
+            yield sum(i.seconds for i in made), alive, _Step(at, tuple(made), tuple(placed))
+
+    def _provide(
+        self, node: Node, rule: Rule, holds: dict[str, Held]
+    ) -> tuple[dict[str, Held], list[Instruction], list[tuple[str, str]], Price] | None:
+        """Have all inputs as the rule needs them; None if that cannot be."""
+        made: list[Instruction] = []
+        placed: list[tuple[str, str]] = []
+        paid = 0.0
+        for name, wanted in dict(zip(node.inputs, rule.pre, strict=True)).items():
+            known = self.nodes[name]
+            if known.op in ("input", "constant"):
+                if wanted == REDUCE:
+                    return None
+            elif known.op == "parameter":
+                if name not in holds:
+                    if wanted == REDUCE:
+                        return None
+                    placed.append((name, wanted))
+                    trained = known.attrs.get("trained", True)
+                    paid += (
+                        self.costs.replicated(known.size_bytes).fixed
+                        if wanted == IDENTITY and trained
+                        else 0.0
+                    )
+                    if name in self.shared:
+                        holds[name] = (_key(wanted, node.segment),)
+                elif holds[name] != (_key(wanted, node.segment),):
+                    return None
+            elif not self._move(known, wanted, holds, made, node.segment):
+                return None
+        return holds, made, placed, Price(paid)
+
+    def _move(
+        self, known: Node, wanted: str, holds: dict[str, Held], made: list[Instruction], segment: int
+    ) -> bool:
+        """Have a computed tensor as it is wanted."""
+        held = holds[known.name]
+        if _key(wanted, segment) in held:
+            return True
+        if len(held) > 1 or not self.limits.move or known.op in CHEAP:
+            return False
+        before, own = _plain(held[0]), known.segment if held[0][0] == "G" else segment
+        if before[0] == wanted[0] == "G" and own != segment:
+            return False
+        price = self.costs.move(before, wanted, known.size_bytes, own)
+        if price is None:
+            return False
+        holds[known.name] = (held[0], _key(wanted, segment))
+        made.append(_moved(known.name, before, wanted, price, own, self.costs.longest[own]))
+        return True
+
+    def _finish(self, at: tuple[int, State]) -> Iterator[tuple[float, State, _Step]]:
+        """A loss has to be summands; anything else is brought together for the script to go on with."""
+        output = self.nodes[self.graph.output]
+        held = [_plain(each) for each in dict(at[1])[output.name]]
+        if self.graph.loss:
+            if REDUCE not in held and self.costs.cluster.size > 1:
+                return
+            price = FREE
+        else:
+            price = self.costs.collect(held[0], output.size_bytes, output.segment)
+        seconds = price.at(self.costs.longest[output.segment])
+        done = Instruction(
+            kind="finish",
+            tensor=output.name,
+            before=(held[-1] if self.graph.loss else held[0],),
+            after=REDUCE if self.graph.loss else IDENTITY,
+            variant=price.variant,
+            segment=output.segment,
+            comm_s=seconds,
+            fixed_s=price.fixed,
+            longest_s=price.longest,
+        )
+        yield seconds, (), _Step(at, (done,), ())
+
+    def _program(self, at: tuple[int, State], came: dict[tuple[int, State], _Step]) -> Program:
+        made: list[Instruction] = []
+        placed: dict[str, str] = {}
+        step: _Step | None = came[at]
+        while step is not None:
+            made[0:0] = step.made
+            placed = dict(step.placed) | placed
+            step = None if step.before is None else came[step.before]
+        return Program(instructions=tuple(made), placements=dict(sorted(placed.items())))
+
+
+def _key(held: str, segment: int) -> str:
+    """Slices have the lengths of a segment, so those of another one are something else."""
+    return f"{held}@{segment}" if held[0] == "G" else held
+
+
+def _plain(held: str) -> str:
+    return held.partition("@")[0]
+
+
+def _moved(name: str, before: str, after: str, price: Price, segment: int, longest: float) -> Instruction:
+    return Instruction(
+        kind=NAMES.get(before[:1] + after[:1], "slice"),
+        tensor=name,
+        before=(before,),
+        after=after,
+        variant=price.variant,
+        segment=segment,
+        comm_s=price.at(longest),
+        fixed_s=price.fixed,
+        longest_s=price.longest,
+    )
+
+
+def synthesize(graph: Graph, costs: Costs, limits: Limits = Limits()) -> Program:
+    """The cheapest program for these ratios."""
+    return Search(graph, costs, limits).run()

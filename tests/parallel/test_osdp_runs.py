@@ -1,0 +1,97 @@
+"""Any OSDP plan, carried out with FSDP2 on real processes, trains as one process does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from paceline.errors import ConfigError, RunError
+from paceline.parallel.plans.capture import Captured
+from paceline.parallel.plans.measure_model import measure_model, operators_of
+from paceline.parallel.plans.processes import run_ranks
+from paceline.parallel.plans.sharding import check_plan
+from paceline.plan.osdp.plan import OperatorPlan, OsdpPlan
+from paceline.plan.osdp.scheduler import plan_osdp
+from paceline.plan.profile import ClusterProfile, Device, Line
+from support import osdp_ranks
+
+TESTS = str(Path(__file__).parents[1])
+RANKS = 3
+CLUSTER = ClusterProfile(
+    devices=(Device(name="d", flops_per_s=1e10, memory_bytes=2**40),) * RANKS,
+    link=Line(latency_s=1e-5, bytes_per_s=1e9),
+    overhead_bytes=0,
+)
+
+
+def base_plan() -> OsdpPlan:
+    import torch
+
+    model = osdp_ranks.network()
+    captured = Captured(model, torch.optim.AdamW(model.parameters()), (torch.randn(8, 10),), batch=8)
+    return plan_osdp(measure_model(captured, "test"), CLUSTER, batch=osdp_ranks.BATCH)
+
+
+def changed(plan: OsdpPlan, **ways: dict[str, Any]) -> OsdpPlan:
+    def one(op: OperatorPlan) -> OperatorPlan:
+        return msgspec.structs.replace(op, **ways.get(f"op{op.name}", ways.get("all", {})))
+
+    return msgspec.structs.replace(plan, operators=tuple(one(op) for op in plan.operators))
+
+
+@pytest.mark.timeout(400)
+def test_every_mix_of_modes_and_slices_gives_the_weights_of_one_process() -> None:
+    base = base_plan()
+    zdp, dp = {"mode": "zdp", "sharded": 1}, {"mode": "dp"}
+    plans = [
+        base,
+        changed(base, all=zdp),
+        changed(base, op0=zdp, op2={"mode": "keep", "sharded": 1}, all=dp),
+        changed(
+            base,
+            op0=zdp,
+            op2={"mode": "mixed", "slices": 5, "sharded": 2},
+            op4={"mode": "zdp", "slices": 4, "sharded": 4},
+        ),
+    ]
+    request = {"plans": plans, "clip": 0.5}
+    answers = run_ranks("support.osdp_ranks:trains", RANKS, request, timeout_s=350, paths=(TESTS,))
+    whole = sum(p.numel() for p in osdp_ranks.network().parameters())
+    for place in range(len(plans)):
+        for rank in range(RANKS):
+            answer = answers[rank]["answers"][place]
+            assert answer["names"] == answers[rank]["names"]
+            assert answer["apart"] < 2e-6, f"plan {place}, rank {rank}"
+    held = [[answers[rank]["answers"][place]["held"] for rank in range(RANKS)] for place in range(len(plans))]
+    assert held[0] == [whole] * RANKS
+    assert sum(held[1]) == whole, "nothing is held twice when all is sharded"
+    assert sum(held[1]) < sum(held[3]) < sum(held[0])
+
+
+def test_a_plan_for_other_workers_or_another_model_is_refused_and_says_what_differs() -> None:
+    plan, model = base_plan(), osdp_ranks.network()
+    with pytest.raises(ConfigError, match="for 3 workers, but 4 were started"):
+        check_plan(plan, model, 4)
+    wider = osdp_ranks.network()
+    wider[5] = osdp_ranks.nn.Linear(24, 6)
+    with pytest.raises(
+        ConfigError, match="operator '5' is Linear of 500 bytes in the plan and Linear of 600"
+    ):
+        check_plan(plan, wider, RANKS)
+    with pytest.raises(ConfigError, match=r"operator '4' is Linear .* and missing in the script"):
+        check_plan(plan, osdp_ranks.network()[:4], RANKS)
+
+
+def test_a_profile_counts_what_pytorch_holds() -> None:
+    plan = base_plan()
+    model = osdp_ranks.network()
+    assert [op.name for op in plan.operators] == [*operators_of(model), "(rest)"]
+    assert sum(op.parameter_bytes for op in plan.operators) == 4 * sum(p.numel() for p in model.parameters())
+
+
+def test_a_rank_that_fails_is_named_with_its_own_words() -> None:
+    with pytest.raises(RunError, match="rank 1: ZeroDivisionError: float division by zero"):
+        run_ranks("support.ranks:fails", 2, {}, timeout_s=100, paths=(TESTS,))

@@ -1,0 +1,255 @@
+"""HAP's program is the cheapest of all, its ratios are the best, and both do what the model implies at
+its ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.errors import ConfigError
+from paceline.plan.hap.costs import Costs
+from paceline.plan.hap.graph import Graph, Node, make_graph
+from paceline.plan.hap.plan import alternate, plan_hap, repriced
+from paceline.plan.hap.program import Program
+from paceline.plan.hap.ratios import best_ratios, proportional
+from paceline.plan.hap.rules import CHEAP, IDENTITY, REDUCE, granules, round_lengths, rules_of
+from paceline.plan.hap.search import Limits, synthesize
+from paceline.plan.profile import ClusterProfile, Device, Line
+from paceline.plan.profile.cluster import KINDS
+
+FLOAT = 4
+
+
+def cluster(*speeds: float, rate: float = 1e9, latency: float = 1e-6, memory: int = 2**50) -> ClusterProfile:
+    devices = tuple(Device(name="d", flops_per_s=f, memory_bytes=memory) for f in speeds)
+    return ClusterProfile(devices=devices, link=Line(latency_s=latency, bytes_per_s=rate), overhead_bytes=0)
+
+
+def stack(batch: int, *widths: int, loss: bool = True) -> Graph:
+    """Linear layers without biases, and the sum of squares, say, as the loss."""
+    nodes = [Node("x", "input", (), (batch, widths[0]), FLOAT * batch * widths[0])]
+    last = "x"
+    for i, (a, b) in enumerate(pairwise(widths)):
+        nodes.append(Node(f"w{i}", "parameter", (), (b, a), FLOAT * a * b))
+        nodes.append(
+            Node(f"y{i}", "linear", (last, f"w{i}"), (batch, b), FLOAT * batch * b, 2.0 * batch * a * b)
+        )
+        last = f"y{i}"
+    if loss:
+        nodes.append(Node("loss", "sum", (last,), (), FLOAT, float(batch * widths[-1]), {"dims": [0, 1]}))
+    return make_graph(nodes)
+
+
+def bent(batch: int, *widths: int) -> Graph:
+    """The same with something before the loss that is not linear, so that summands have to be added up
+    for it."""
+    nodes = list(stack(batch, *widths).nodes)
+    loss, size = nodes.pop(), FLOAT * batch * widths[-1]
+    nodes.append(Node("bent", "unary", loss.inputs, (batch, widths[-1]), size, float(batch * widths[-1])))
+    return make_graph([*nodes, loss._replace(inputs=("bent",))])
+
+
+def branching(batch: int, width: int) -> Graph:
+    """One tensor that is used twice."""
+    nodes = list(stack(batch, width, width, loss=False).nodes)
+    size = FLOAT * batch * width
+    nodes.append(Node("w1", "parameter", (), (width, width), FLOAT * width * width))
+    nodes.append(Node("y1", "linear", ("y0", "w1"), (batch, width), size, 2.0 * batch * width * width))
+    nodes.append(Node("z", "add", ("y0", "y1"), (batch, width), size, float(batch * width)))
+    nodes.append(Node("loss", "sum", ("z",), (), FLOAT, float(batch * width), {"dims": [0, 1]}))
+    return make_graph(nodes)
+
+
+def every_program(graph: Graph, costs: Costs) -> Iterator[float]:
+    """The time of every program there is: all rules, all single moves of every tensor, in plain words.
+
+    Independent of the search: all ways to hold tensors are tried, whatever they cost.
+    """
+    nodes, sizes = graph.by_name(), granules(graph)
+    work = [node for node in graph.nodes if not node.leaf]
+    options = [rules_of(node, [nodes[i].shape for i in node.inputs]) for node in work]
+    kinds = [IDENTITY, REDUCE, *(f"G{d}" for d in range(2))]
+    moved = [[None, *kinds] if n.op not in CHEAP else [None] for n in work[:-1]] + [[None]]
+    for chosen in product(*options):
+        for moves in product(*moved):
+            seconds = _time(work, chosen, moves, nodes, sizes, costs)
+            if seconds is not None:
+                yield seconds
+
+
+def _time(work, chosen, moves, nodes, sizes, costs):  # type: ignore[no-untyped-def]
+    held: dict[str, set[str]] = {}
+    seconds = 0.0
+    for node, rule, move in zip(work, chosen, moves, strict=True):
+        for name, wanted in zip(node.inputs, rule.pre, strict=True):
+            known = nodes[name]
+            if wanted[0] == "G" and known.shape[int(wanted[1:])] // sizes[name, int(wanted[1:])] < 2:
+                return None
+            if known.leaf:
+                if wanted == REDUCE:
+                    return None
+                if known.op == "parameter" and wanted == IDENTITY:
+                    seconds += costs.replicated(known.size_bytes).fixed
+            elif wanted not in held[name]:
+                return None
+        seconds += costs.compute_s(node.flops, rule.shared, 0)
+        held[node.name] = {rule.post}
+        if move is not None and move != rule.post:
+            if move[0] == "G" and int(move[1:]) >= len(node.shape):
+                return None
+            price = costs.move(rule.post, move, node.size_bytes, 0)
+            if price is None:
+                return None
+            seconds += price.at(costs.longest[0])
+            held[node.name].add(move)
+    return seconds if REDUCE in held[work[-1].name] else None
+
+
+speeds = st.lists(st.sampled_from([1e9, 2e9, 5e9, 1e10]), min_size=2, max_size=3)
+networks = st.tuples(st.sampled_from([1e6, 1e8, 1e10]), st.sampled_from([0.0, 1e-6, 1e-4]))
+graphs = st.one_of(
+    st.builds(stack, st.integers(2, 64), st.integers(2, 64), st.integers(2, 64), st.integers(2, 64)),
+    st.builds(branching, st.integers(2, 64), st.integers(2, 64)),
+)
+
+
+@settings(max_examples=8)
+@given(graphs, speeds, networks)
+def test_the_program_is_the_cheapest_of_all_programs_with_and_without_the_estimate(
+    graph: Graph, devices: list[float], network: tuple[float, float]
+) -> None:
+    machines = cluster(*devices, rate=network[0], latency=network[1])
+    costs = Costs(machines, proportional(machines))
+    found = synthesize(graph, costs)
+    assert found.seconds == pytest.approx(min(every_program(graph, costs)), rel=1e-9)
+    assert synthesize(graph, costs, Limits(guided=False)).seconds == pytest.approx(found.seconds, rel=1e-9)
+
+
+@settings(max_examples=12)
+@given(graphs, speeds, networks)
+def test_ratios_are_as_good_as_the_best_of_a_grid(
+    graph: Graph, devices: list[float], network: tuple[float, float]
+) -> None:
+    machines = cluster(*devices, rate=network[0], latency=network[1])
+    program = synthesize(graph, Costs(machines, proportional(machines)))
+    found = best_ratios(program, graph, machines, 1, 4.0)
+    assert sum(found[0]) == pytest.approx(1.0)
+    mine = repriced(program, Costs(machines, found)).seconds
+    steps = 16
+    for parts in product(range(steps + 1), repeat=len(devices) - 1):
+        if sum(parts) <= steps:
+            ratios = (tuple(p / steps for p in (*parts, steps - sum(parts))),)
+            assert mine <= repriced(program, Costs(machines, ratios)).seconds * 1.0001
+
+
+@settings(max_examples=12)
+@given(graphs, speeds, networks)
+def test_every_round_is_faster_than_the_one_before(
+    graph: Graph, devices: list[float], network: tuple[float, float]
+) -> None:
+    machines = cluster(*devices, rate=network[0], latency=network[1])
+    program, ratios, costs = alternate(graph, machines)
+    assert list(costs) == sorted(costs, reverse=True)
+    assert len(set(costs)) == len(costs)
+    assert repriced(program, Costs(machines, ratios)).seconds == pytest.approx(costs[-1])
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8).filter(lambda r: sum(r) > 0), st.integers(1, 100))
+def test_rounded_lengths_add_up_and_are_within_one_of_the_ratio(
+    given_ratios: list[float], units: int
+) -> None:
+    ratios = [r / sum(given_ratios) for r in given_ratios]
+    lengths = round_lengths(ratios, units)
+    assert sum(lengths) == units
+    assert all(abs(length - ratio * units) < 1 + 1e-6 for length, ratio in zip(lengths, ratios, strict=True))
+    even = round_lengths([1 / len(ratios)] * len(ratios), units * len(ratios))
+    assert even == [units] * len(ratios)
+
+
+def data_parallel(program: Program) -> bool:
+    return set(program.placements.values()) == {IDENTITY}
+
+
+def test_tiny_batches_of_huge_layers_shard_weights_and_huge_batches_of_tiny_ones_are_data_parallel() -> None:
+    machines = cluster(1e12, 1e12, 1e12, 1e12)
+    small = plan_hap(stack(4, 4096, 4096, 4096), machines, "m", 4).program
+    assert not any(held == IDENTITY for held in small.placements.values())
+    large = plan_hap(bent(65536, 16, 16, 16), machines, "m", 65536).program
+    assert data_parallel(large)
+
+
+def test_with_free_communication_everybody_finishes_at_the_same_time() -> None:
+    machines = cluster(1e9, 2e9, 5e9, rate=1e18, latency=0.0)
+    graph = stack(4096, 8, 8)
+    plan = plan_hap(graph, machines, "m", 4096)
+    assert plan.ratios[0] == pytest.approx((0.125, 0.25, 0.625), abs=1e-3)
+
+
+def test_equal_devices_are_given_as_much_and_one_that_hardly_computes_gets_nothing() -> None:
+    even = plan_hap(stack(512, 8, 8), cluster(1e9, 1e9, 1e9), "m", 512)
+    uniform = repriced(even.program, Costs(cluster(1e9, 1e9, 1e9), ((1 / 3,) * 3,))).seconds
+    assert even.predicted.seconds <= uniform * (1 + 1e-9)
+    lame = plan_hap(stack(512, 8, 8), cluster(1e9, 1e9, 1.0, rate=1e15, latency=0.0), "m", 512)
+    assert lame.ratios[0][2] < 1e-6
+
+
+def test_one_device_runs_the_original_program_and_moves_nothing() -> None:
+    plan = plan_hap(branching(8, 8), cluster(1e9), "m", 8)
+    assert {i.kind for i in plan.program.instructions} == {"compute", "finish"}
+    assert sum(i.comm_s for i in plan.program.instructions) == 0
+    assert plan.predicted.seconds == pytest.approx(3 * sum(n.flops for n in branching(8, 8).nodes) / 1e9)
+
+
+def test_a_slower_network_never_makes_programs_move_more() -> None:
+    moved = []
+    for rate in (1e12, 1e10, 1e8, 1e6):
+        program = plan_hap(
+            stack(256, 64, 64, 64), cluster(1e9, 1e9, rate=rate, latency=0.0), "m", 256
+        ).program
+        moved.append(sum(i.comm_s for i in program.instructions) * rate)
+    assert moved == sorted(moved, reverse=True)
+
+
+def test_memory_limits_hold_and_one_that_nothing_fits_into_is_named() -> None:
+    graph = stack(4096, 64, 64)
+    free = plan_hap(graph, cluster(1e9, 1e9, rate=1e15), "m", 4096)
+    assert free.ratios[0][0] == pytest.approx(0.5, abs=0.01)
+    tight = cluster(1e9, 1e9, rate=1e15)
+    room = int(free.predicted.memory_bytes * 0.8)
+    devices = (Device(name="small", flops_per_s=1e9, memory_bytes=room), tight.devices[1])
+    limited = ClusterProfile(devices=devices, link=tight.link, overhead_bytes=0)
+    plan = plan_hap(graph, limited, "m", 4096)
+    assert plan.ratios[0][0] < 0.45
+    with pytest.raises(ConfigError, match=r"cannot hold|no sharding ratios fit"):
+        plan_hap(graph, cluster(1e9, 1e9, memory=1000), "m", 4096)
+
+
+@pytest.mark.parametrize("count", [2, 5, 16, 64])
+def test_plans_are_valid_for_any_number_of_devices(count: int) -> None:
+    machines = cluster(*(1e9 * (1 + i % 3) for i in range(count)))
+    for graph in (stack(256, 64, 128, 32), branching(128, 64)):
+        plan = plan_hap(graph, machines, "m", 256)
+        assert plan.workers == count
+        assert sum(plan.ratios[0]) == pytest.approx(1.0)
+        assert plan.predicted.seconds <= min(a.seconds for a in plan.alternatives.values()) * (1 + 1e-9)
+        assert math.isfinite(plan.predicted.seconds)
+
+
+def test_collectives_are_priced_in_bytes_and_by_the_longest_piece() -> None:
+    lines = {kind: Line(latency_s=0.0, bytes_per_s=1e6) for kind in KINDS}
+    device = Device(name="d", flops_per_s=1e9, memory_bytes=2**40)
+    machines = ClusterProfile(
+        devices=(device,) * 4, link=lines["all_gather"], collectives=lines, overhead_bytes=0
+    )
+    skewed = Costs(machines, ((0.7, 0.1, 0.1, 0.1),)).move("G0", "I", 1000, 0)
+    even = Costs(machines, ((0.25,) * 4,)).move("G0", "I", 1000, 0)
+    assert skewed is not None
+    assert even is not None
+    assert skewed.variant == "grouped", "padding would cost 2.8 times the bytes"
+    assert skewed.at(0.7) == pytest.approx(2e-3)
+    assert even.at(0.25) == pytest.approx(2e-3)
