@@ -265,7 +265,7 @@ Fabric = Annotated[
         "one-sided protocols (ad_psgd, asynchronous easgd) and --compress need shared memory.",
     ),
 ]
-PortionRoutes = Annotated[
+Mesh = Annotated[
     str | None,
     typer.Option(
         metavar="AXIS=SIZE,...",

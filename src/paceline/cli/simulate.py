@@ -20,6 +20,8 @@ from paceline.cli.common import (
     parse_weighting,
     print_json,
 )
+from paceline.cli.mesh import is_split, simulate_split
+from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.cli.compare import Wanted
@@ -52,6 +54,7 @@ def simulate(
     workers: Annotated[
         int | None, typer.Option("--workers", "-n", help="Workers. Default: the cluster's, or 4.")
     ] = None,
+    mesh: o.Mesh = None,
     iterations: Annotated[int, typer.Option(help="Iterations per worker, on average (timing only).")] = 100,
     cluster: o.ClusterFile = None,
     like: Annotated[
@@ -116,7 +119,14 @@ def simulate(
         wanted = _wanted(named, parse_settings(set_ or []), balance, compress)
         common = {"seed": seed, "shards": shards, "target": target, "damping": damping}
         common["weighting"] = parse_weighting(weighting)
-        if script is None:
+        split = [each for each in wanted if is_split(each.name)]
+        if split and script is not None:
+            raise ConfigError(
+                f"protocol {split[0].name!r} with a script runs in real time only: use paceline train."
+            )
+        if split or mesh is not None:
+            done = simulate_split(request, wanted, mesh, iterations, seed, runs)
+        elif script is None:
             done = _timing_only(request, wanted, iterations, common, runs)
         else:
             done = _exact(script, tuple(args or ()), request, wanted, common, runs)

@@ -36,7 +36,7 @@ def train(
     ] = None,
     set_: o.Set = None,
     workers: o.Workers = 2,
-    mesh: o.PortionRoutes = None,
+    mesh: o.Mesh = None,
     slow: o.Slow = None,
     device_time: o.DeviceTime = None,
     jitter: o.Jitter = 0.0,

@@ -8,7 +8,8 @@ from paceline.errors import ConfigError
 from paceline.parallel.pace import MeshPace
 from paceline.parallel.registry import PIPELINES, check_along, make_pipeline
 from paceline.protocols import PEERS
-from paceline.runtime import joining, seat
+from paceline.runtime import join as joining
+from paceline.runtime import seat
 from paceline.runtime.worker.malloc import keep_freed_memory
 from paceline.runtime.worker.pace import Pace
 

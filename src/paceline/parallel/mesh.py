@@ -24,7 +24,7 @@ TIMEOUT = timedelta(minutes=30)
 """A worker may wait for long: while another evaluates, or reads its data. Deaths are noticed elsewhere."""
 
 
-class PortionRoutes(Grid):
+class Mesh(Grid):
     """One worker's view of the mesh."""
 
     def __init__(self, axes: Mapping[str, int], rank: int, device_mesh: DeviceMesh) -> None:
@@ -39,9 +39,7 @@ class PortionRoutes(Grid):
         return self.device_mesh.get_group(axis)
 
 
-def connect(
-    axes: Mapping[str, int], rank: int, meeting: int, device: torch.device | None = None
-) -> PortionRoutes:
+def connect(axes: Mapping[str, int], rank: int, meeting: int, device: torch.device | None = None) -> Mesh:
     """All workers of the run come here at once. `meeting` is the descriptor of an empty memory, the same for
     all, through which they find each other: no port has a name that others could guess, and none is left."""
     if dist.is_initialized():
@@ -56,4 +54,4 @@ def connect(
     dist.init_process_group(backend, store=store, rank=rank, world_size=grid.count, timeout=TIMEOUT)
     places = torch.arange(grid.count).reshape(tuple(grid.axes.values()))
     kind = "cpu" if backend == "gloo" else "cuda"
-    return PortionRoutes(axes, rank, DeviceMesh(kind, places, mesh_dim_names=tuple(grid.axes)))
+    return Mesh(axes, rank, DeviceMesh(kind, places, mesh_dim_names=tuple(grid.axes)))

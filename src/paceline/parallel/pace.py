@@ -21,7 +21,7 @@ from paceline.config import RunConfig
 from paceline.errors import ConfigError, RunError, RunStopped
 from paceline.fabric.channel import Channel
 from paceline.parallel import messages as m
-from paceline.parallel.mesh import PortionRoutes, connect
+from paceline.parallel.mesh import Mesh, connect
 from paceline.parallel.parts import Part, write_part
 from paceline.parallel.signs import Action, Signs
 from paceline.protocols.grid import Grid, check_axes
@@ -73,7 +73,7 @@ class MeshPace(Pace):
             raise RunStopped("the run is over already.")
         self._meeting, board = received[1]
         self._signs = Signs.of(board, config.workers)
-        self._mesh: PortionRoutes | None = None
+        self._mesh: Mesh | None = None
         self._split: Split | None = None
         self._begun = 0
         self._done: list[m.Iteration] = []
@@ -83,7 +83,7 @@ class MeshPace(Pace):
 
     # -- the mesh -----------------------------------------------------------------------------
 
-    def mesh(self, **axes: int) -> PortionRoutes:
+    def mesh(self, **axes: int) -> Mesh:
         """The grid that the workers form. All workers come here; the first call connects them."""
         given = self.config.mesh
         assert given is not None

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import ConfigError
 from paceline.parallel.along import Along
-from paceline.parallel.mesh import PortionRoutes
+from paceline.parallel.mesh import Mesh
 from paceline.parallel.pace import MeshPace
 from paceline.parallel.parts import Part, import_optimizer, read_mesh_checkpoint
 from paceline.parallel.pipeline.blocks import Cost, Row, as_blocks, check_apart, measure, stage_of
@@ -55,7 +55,7 @@ def pipeline(
         if not isinstance(model, nn.Module):
             model = list(model)
         return unsplit(pace, model, optimizer, loader, loss, scheduler)
-    if not isinstance(pace, MeshPace) or not isinstance(mesh, PortionRoutes):
+    if not isinstance(pace, MeshPace) or not isinstance(mesh, Mesh):
         raise ConfigError("a pipeline needs the mesh that pace.mesh() gives.")
     others = [axis for axis in mesh.axes if axis not in ("data", "stage")]
     if others:
@@ -65,7 +65,7 @@ def pipeline(
 
 def _cut(
     pace: MeshPace,
-    mesh: PortionRoutes,
+    mesh: Mesh,
     blocks: nn.Sequential,
     optimizer: torch.optim.Optimizer,
     loader: Any,
@@ -206,14 +206,14 @@ def _elsewhere(name: str) -> Callable[..., None]:
     return refuse
 
 
-def _equal_copies(mesh: PortionRoutes, row: Row) -> None:
+def _equal_copies(mesh: Mesh, row: Row) -> None:
     """All copies begin as the first one."""
     if mesh.size("data") > 1:
         for tensor in (*row.parameters(), *row.buffers()):
             dist.broadcast(tensor.detach(), mesh.ranks("data")[0], group=mesh.group("data"))
 
 
-def _apart_randomness(pace: MeshPace, mesh: PortionRoutes) -> None:
+def _apart_randomness(pace: MeshPace, mesh: Mesh) -> None:
     """From here on every worker draws random numbers (dropout) of its own; the first goes on as it was."""
     if pace.rank:
         torch.manual_seed(pace.config.seed + 7919 * pace.rank)

@@ -13,7 +13,7 @@ from paceline.config import RunConfig
 from paceline.errors import ConfigError
 from paceline.parallel import messages as m
 from paceline.parallel.along import Along
-from paceline.parallel.mesh import PortionRoutes
+from paceline.parallel.mesh import Mesh
 from paceline.parallel.pace import MeshPace
 from paceline.parallel.parts import Part, export_optimizer
 from paceline.parallel.pipeline import engine as e
@@ -34,7 +34,7 @@ class Pipeline:
     def __init__(
         self,
         pace: MeshPace,
-        mesh: PortionRoutes,
+        mesh: Mesh,
         schedule: e.Schedule,
         computing: Computing,
         along: Along,
@@ -114,7 +114,11 @@ class Pipeline:
         if self._under_way:
             for _ in range(self._schedule.delays.drain):
                 self._iterate(feed=False)
+            updates = self._updates
             self._carry_out_all(self._stage.finish())
+            if self._updates > updates:
+                self._busy_s, self._counted = 0.0, 0
+                self._on_record()
             self._under_way = False
             assert self._stage.drained, "a pipeline is empty after as many iterations as its first delay"
 
