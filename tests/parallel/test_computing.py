@@ -40,7 +40,7 @@ def test_zero_delays_are_ordinary_back_propagation_bit_for_bit(stages: int, extr
     st.sampled_from([("inputs", "current"), ("inputs", "stashed"), ("graph", "stashed")]),
     st.integers(0, 99),
 )
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 def test_with_rate_zero_every_gradient_is_that_of_back_propagation(
     d: Delays, kept: tuple[Stored, Weights], seed: int
 ) -> None:
@@ -54,7 +54,7 @@ def test_with_rate_zero_every_gradient_is_that_of_back_propagation(
 
 
 @given(delays(most=2), st.integers(0, 2**16))
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=8)
 def test_whose_turn_it_is_changes_no_bit_of_the_weights(d: Delays, seed: int) -> None:
     model, data = blocks(d.stages), batches(8)
     one, other = (train(Schedule(d), model, data, seed=s) for s in (0, seed))

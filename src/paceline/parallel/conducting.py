@@ -108,7 +108,7 @@ class Conductor:
             self._epoll.unregister(fd)
             self._stopping = True
             self._calls.append(Action.STOP)
-        else:
+        elif not self._players[fd].gone:
             player = self._players[fd]
             try:
                 received = player.channel.receive(m.conductor_decoder)
@@ -161,7 +161,8 @@ class Conductor:
             player.pid = hello.pid
             self._watcher.watch(hello.pid)
         self.books.joined(player.rank, hello)
-        player.channel.send(m.Welcome(), (self._meeting, self._signs.fd))
+        with suppress(OSError):  # it may be gone again; that is noticed elsewhere
+            player.channel.send(m.Welcome(), (self._meeting, self._signs.fd))
 
     def _saved(self, player: Player, message: m.Saved) -> None:
         """When the last part is on the disk, all go on, and the checkpoint is put together meanwhile."""
@@ -172,7 +173,8 @@ class Conductor:
         self._keeping.keep(message.updates, message.samples, lambda: self._whole)
         for each in self._players.values():
             each.saved = False
-            each.channel.send(m.GoOn())
+            with suppress(OSError):
+                each.channel.send(m.GoOn())
 
     def _whole(self) -> Snapshot:
         return read_parts(self.config.path / "parts")
