@@ -26,9 +26,9 @@ def join(protocol: str | None = None, **settings: Any) -> Pace:
     The protocol and settings named here are the script's defaults: the command's flags win.
     """
     from paceline.engines.torchrun import sit_down
-    from paceline.parallel.joining import join
+    from paceline.parallel.joining import join, splits
 
-    sit_down()
+    sit_down(splits(protocol))
     return join(protocol, **settings)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,6 +33,8 @@ def resolved_mesh(
     """Axes and workers. A pipeline has a stage per worker if no mesh is named; a mesh names its workers."""
     from paceline.protocols.grid import Grid, parse_mesh
 
+    if "WORLD_SIZE" in os.environ and os.environ["WORLD_SIZE"].isdecimal():  # torchrun has started us
+        workers, typed = int(os.environ["WORLD_SIZE"]), True
     if text is not None:
         axes = parse_mesh(text)
         workers = workers if typed else Grid(axes).count

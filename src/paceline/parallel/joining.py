@@ -33,6 +33,11 @@ def join(protocol: str | None = None, **settings: Any) -> Pace:
     return joining.join()
 
 
+def splits(protocol: str | None) -> bool:
+    """Whether a protocol splits the model."""
+    return protocol in PIPELINES
+
+
 def _chosen(
     protocol: str | None, settings: dict[str, Any], flag: str | None, given: dict[str, Any]
 ) -> tuple[str | None, dict[str, Any]]:
