@@ -15,7 +15,18 @@ from paceline.config import RunConfig
 from paceline.errors import ConfigError
 
 CONFIG = {field.name: field for field in msgspec.structs.fields(RunConfig)}
-APART = {"run", "folder", "script", "args", "protocol", "protocol_sha256", "settings", "resume", "plain", "plan"}
+APART = {
+    "run",
+    "folder",
+    "script",
+    "args",
+    "protocol",
+    "protocol_sha256",
+    "settings",
+    "resume",
+    "plain",
+    "plan",
+}
 """Fields that train takes in another way."""
 NEVER = {"cluster", "replay", "until"}
 """Fields of other commands."""

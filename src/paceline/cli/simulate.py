@@ -20,6 +20,8 @@ from paceline.cli.common import (
     print_json,
 )
 from paceline.cli.dials import Dials, takes
+from paceline.cli.mesh import is_split, simulate_split
+from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.cli.compare import Wanted
@@ -53,6 +55,7 @@ def simulate(
     workers: Annotated[
         int | None, typer.Option("--workers", "-n", help="Workers. Default: the cluster's, or 4.")
     ] = None,
+    mesh: o.Mesh = None,
     iterations: Annotated[int, typer.Option(help="Iterations per worker, on average (timing only).")] = 100,
     cluster: o.ClusterFile = None,
     like: Annotated[
@@ -115,7 +118,14 @@ def simulate(
         ways = correct if script is not None else "none"
         wanted = _wanted(named, parse_settings(set_ or []), balance, compress, ways)
         common = dials.asked()
-        if script is None:
+        split = [each for each in wanted if is_split(each.name)]
+        if split and script is not None:
+            raise ConfigError(
+                f"protocol {split[0].name!r} with a script runs in real time only: use paceline train."
+            )
+        if split or mesh is not None:
+            done = simulate_split(request, wanted, mesh, iterations, dials["seed"], runs)
+        elif script is None:
             done = _timing_only(request, wanted, iterations, common, runs)
         else:
             done = _exact(script, tuple(args or ()), request, wanted, common, runs)

@@ -51,6 +51,10 @@ def _store(order: bytes) -> int:
         _say(f"ready {address}", folder / "logs" / "store.log")
         return listener
 
+    if request.config.mesh is not None:
+        from paceline.parallel.strangers import conduct_strangers
+
+        return conduct_strangers(request.config, ready, stop)
     return serve_strangers(request.config, request.secret, ready, stop)
 
 

@@ -72,13 +72,17 @@ def rank() -> int:
     return _number("RANK")
 
 
-def sit_down() -> None:
-    """Take a seat for a script that runs by itself, and see to it that its end is heard."""
+def sit_down(split: bool = False) -> None:
+    """Take a seat for a script that runs by itself, and see to it that its end is heard. `split`: its model
+    is cut into as many stages as there are workers."""
     from paceline.runtime.script import end_script
 
     if seats.mine() is not None or not launched():
         return
-    seat = take_part({"script": sys.argv[0], "args": tuple(sys.argv[1:])}, Path("runs"))
+    asked: dict[str, Any] = {"script": sys.argv[0], "args": tuple(sys.argv[1:])}
+    if split:
+        asked["mesh"] = {"stage": _number("WORLD_SIZE")}
+    seat = take_part(asked, Path("runs"))
     seats.take(seat)
     shown = sys.excepthook
     failure: list[BaseException] = []
@@ -230,6 +234,8 @@ def _with_folder(board: Any, config: RunConfig, runs: Path) -> RunConfig:
 
 def _listening(config: RunConfig) -> RunConfig:
     """As its store needs it. If all are going to be started anew after a failure, they need not go on."""
+    if config.mesh is not None:
+        return _on_one_host(config)
     restarts = _number("TORCHELASTIC_MAX_RESTARTS", 0) > _number("TORCHELASTIC_RESTART_COUNT", 0)
     listening = msgspec.structs.replace(
         config,
@@ -238,6 +244,16 @@ def _listening(config: RunConfig) -> RunConfig:
         on_failure="stop" if restarts else config.on_failure,
     )
     return secured(listening)
+
+
+def _on_one_host(config: RunConfig) -> RunConfig:
+    """A mesh's groups are gloo's, which does not ask who connects: they stay on the loopback interface."""
+    if _number("LOCAL_WORLD_SIZE", 0) != _number("WORLD_SIZE"):
+        raise ConfigError(
+            f"the mesh {config.mesh} would reach over several hosts, where its groups (gloo) take in whoever "
+            "connects. Start all workers on one host: torchrun --nnodes 1."
+        )
+    return config
 
 
 def _saved(folder: Path) -> Path | None:

@@ -1,17 +1,13 @@
-"""The books of a run on a mesh: what its workers tell, as the events that any run writes.
-
-An iteration of a worker is a push, with the time it computed; that it had what it needed for the next one is
-its release. So tables, reports and waiting shares need not know that the model was split.
-"""
+"""The books of a run on a mesh: what its workers tell, as the events that any run writes."""
 
 from __future__ import annotations
 
-import heapq
 import time
-from itertools import count
+from math import inf
 
 from paceline.config import RunConfig
 from paceline.parallel import messages as m
+from paceline.parallel.record import Record
 from paceline.protocols.grid import Grid
 from paceline.runtime.messages.workers import Hello
 from paceline.store.ledger import run_not_begun, run_started
@@ -29,12 +25,7 @@ class Books:
         self.trace = TraceWriter(config.path / "trace.jsonl")
         self._zero_s = time.monotonic()
         self._begun = False
-        self._early: list[tuple[float, int, int, m.Iteration | None]] = []
-        """Iterations that wait to be put on record: when, a number, the rank, and what; None: it begins."""
-        self._numbers, self._verdicts = count(), count()
-        self._clocks = dict.fromkeys(range(config.workers), 0)
-        self._waiting: set[int] = set()
-        self._joined: set[int] = set()
+        self._record = Record(self.trace.write, config.workers)
         self._here: set[int] = set()
         self.stopped = False
         self.resumable = True
@@ -46,7 +37,7 @@ class Books:
     @property
     def version(self) -> int:
         """Updates that all workers have made."""
-        return min(self._clocks.values())
+        return self._record.version
 
     def joined(self, rank: int, hello: Hello) -> None:
         """A worker takes part. The first one says what is trained."""
@@ -92,50 +83,16 @@ class Books:
 
     def _did(self, rank: int, did: m.Did) -> None:
         for each in did.iterations:
-            end = each.end_s - self._zero_s
-            heapq.heappush(self._early, (end - each.busy_s, next(self._numbers), rank, None))
-            heapq.heappush(self._early, (end, next(self._numbers), rank, each))
+            self._record.add(rank, each.end_s - self._zero_s, each)
         for axis, sent in did.sent.items():
             self.trace.write(events.Exchanged(self.now(), "send", (rank,), sent, axis=axis))
         if did.values:
-            self.trace.write(events.Reported(self.now(), rank, self._clocks[rank], did.values))
+            self.trace.write(events.Reported(self.now(), rank, self._record.clocks[rank], did.values))
 
     def flush(self, now: float | None) -> None:
         """Write what is old enough; None: everything."""
-        until = float("inf") if now is None else now - self._zero_s - BEHIND_S
-        while self._early and self._early[0][0] <= until:
-            t, _, rank, done = heapq.heappop(self._early)
-            if done is None:
-                self._begins(rank, t)
-            else:
-                self._pushed(rank, t, done)
+        self._record.flush(inf if now is None else now - self._zero_s - BEHIND_S)
         self.trace.flush()
-
-    def _begins(self, rank: int, t: float) -> None:
-        if rank in self._waiting:
-            self._waiting.discard(rank)
-            gap = self._clocks[rank] - self.version
-            self.trace.write(
-                events.Decided(t, next(self._verdicts), None, self.version, release=(rank,), gap=gap)
-            )
-
-    def _pushed(self, rank: int, t: float, done: m.Iteration) -> None:
-        before, self._clocks[rank] = self._clocks[rank], done.clock
-        self._waiting.add(rank)
-        self.trace.write(
-            events.Decided(
-                t,
-                next(self._verdicts),
-                rank,
-                self.version,
-                fate="apply" if done.clock > before else "hold",
-                clock=done.clock,
-                samples=done.samples,
-                read=max(0, done.clock - 1 - done.staleness),
-                staleness=done.staleness,
-                compute_s=done.busy_s,
-            )
-        )
 
     def left(self, rank: int, reason: str, detail: str = "") -> None:
         """A worker takes part no longer."""

@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 import msgspec
@@ -38,7 +39,7 @@ LAST_S = 1.0
 class Player:
     """A worker, as the conductor knows it."""
 
-    def __init__(self, rank: int, channel: Channel, pid: int | None) -> None:
+    def __init__(self, rank: int, channel: Channel, pid: int) -> None:
         self.rank, self.channel, self.pid = rank, channel, pid
         self.over = False
         """Whether its script has ended in good order."""
@@ -61,12 +62,22 @@ class Trouble(msgspec.Struct, frozen=True, order=True):
 class Conductor:
     """One per run."""
 
-    def __init__(self, config: RunConfig, workers: list[tuple[Channel, int]], stop: int | None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        workers: list[tuple[Channel, int]],
+        stop: int | None,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
+        """`workers`: channel and process of each; `ranks`: whose they are, if not everybody is there."""
         assert config.mesh is not None
         self.config, self._grid = config, Grid(config.mesh)
         self._meeting = os.memfd_create("paceline-mesh", os.MFD_CLOEXEC)
         self._signs = Signs.create(config.workers)
-        self._players = {c.fileno(): Player(rank, c, pid) for rank, (c, pid) in enumerate(workers)}
+        self._players = {
+            c.fileno(): Player(rank, c, pid)
+            for rank, (c, pid) in zip(ranks or range(len(workers)), workers, strict=True)
+        }
         self._watcher = Watcher()
         self.books = Books(config, self._grid)
         self._keeping = CheckpointWriter(config, self.books.trace, self.books.now)
@@ -82,8 +93,15 @@ class Conductor:
             self._epoll.register(stop, select.EPOLLIN)
         for fd, player in self._players.items():
             self._epoll.register(fd, select.EPOLLIN)
-            if player.pid is not None:
-                self._watcher.watch(player.pid)
+            self._watcher.watch(player.pid)
+
+    def greet(self, hello: Hello) -> None:
+        """A worker's first word was heard before it was known whose it is."""
+        self._welcome(next(p for p in self._players.values() if p.rank == hello.rank), hello)
+
+    def give_up(self, rank: int, why: str) -> None:
+        """Somebody is missing who never was a player."""
+        self._trouble(1, rank, why)
 
     # -- the loop -----------------------------------------------------------------------------
 
@@ -108,7 +126,7 @@ class Conductor:
             self._epoll.unregister(fd)
             self._stopping = True
             self._calls.append(Action.STOP)
-        else:
+        elif not self._players[fd].gone:
             player = self._players[fd]
             try:
                 received = player.channel.receive(m.conductor_decoder)
@@ -157,11 +175,9 @@ class Conductor:
                 self.books.take(player.rank, message)
 
     def _welcome(self, player: Player, hello: Hello) -> None:
-        if player.pid is None:
-            player.pid = hello.pid
-            self._watcher.watch(hello.pid)
         self.books.joined(player.rank, hello)
-        player.channel.send(m.Welcome(), (self._meeting, self._signs.fd))
+        with suppress(OSError):  # it may be gone again; that is noticed elsewhere
+            player.channel.send(m.Welcome(), (self._meeting, self._signs.fd))
 
     def _saved(self, player: Player, message: m.Saved) -> None:
         """When the last part is on the disk, all go on, and the checkpoint is put together meanwhile."""
@@ -172,7 +188,8 @@ class Conductor:
         self._keeping.keep(message.updates, message.samples, lambda: self._whole)
         for each in self._players.values():
             each.saved = False
-            each.channel.send(m.GoOn())
+            with suppress(OSError):
+                each.channel.send(m.GoOn())
 
     def _whole(self) -> Snapshot:
         return read_parts(self.config.path / "parts")
@@ -220,11 +237,10 @@ class Conductor:
         until = time.monotonic() + LAST_S
         while left and time.monotonic() < until:
             time.sleep(0.005)
-            left = [player for player in left if player.pid is None or _lives(player.pid)]
+            left = [player for player in left if _lives(player.pid)]
         for player in left:
-            if player.pid is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(player.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(player.pid, signal.SIGKILL)
         for player in self._players.values():
             player.gone = True
 

@@ -41,6 +41,11 @@ def _named(protocol: str | Pacing | Peer | None) -> str | None:
     return protocol
 
 
+def splits(protocol: str | Pacing | Peer | None) -> bool:
+    """Whether a protocol splits the model."""
+    return isinstance(protocol, str) and protocol in PIPELINES
+
+
 def _chosen(
     protocol: str | None, settings: dict[str, Any], flag: str | None, given: dict[str, Any]
 ) -> tuple[str | None, dict[str, Any]]:

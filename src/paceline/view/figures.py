@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
+from paceline.protocols.grid import Grid
 from paceline.trace import Result
 from paceline.trace.events import RunStarted
 
@@ -182,3 +183,18 @@ def _kind(result: Result) -> str:
         return f"emulated: {emulation(emulated)}" if emulated else ""
     slow = {key: value for key, value in emulated.items() if key == "slow"}
     return f"simulated: {emulation(slow)}" if emulation(slow) else "simulated"
+
+
+def lane(start: RunStarted, rank: int) -> str:
+    """A worker's name beside its timeline: on a mesh its stage or the like, and after # of which copy."""
+    place = Grid(start.mesh).place(rank)
+    copy = place.pop("data", None)
+    where = " ".join(f"{axis} {index}" for axis, index in place.items())
+    if not where:
+        return f"rank {rank}"
+    return where if copy is None else f"{where} #{copy}"
+
+
+def by_axis(sent: Mapping[str, int]) -> str:
+    """Bytes along the axes of a mesh."""
+    return ", ".join(f"{size(total)} along {axis}" for axis, total in sent.items())

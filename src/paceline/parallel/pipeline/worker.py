@@ -114,7 +114,11 @@ class Pipeline:
         if self._under_way:
             for _ in range(self._schedule.delays.drain):
                 self._iterate(feed=False)
+            updates = self._updates
             self._carry_out_all(self._stage.finish())
+            if self._updates > updates:
+                self._busy_s, self._counted = 0.0, 0
+                self._on_record()
             self._under_way = False
             assert self._stage.drained, "a pipeline is empty after as many iterations as its first delay"
 

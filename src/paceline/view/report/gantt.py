@@ -136,7 +136,7 @@ def _row(record: RunRecord, rank: int, x: Axis, y: float) -> Markup:
     share = record.result.waiting_share[rank] if rank < record.start.workers else None
     inside = [span for span in record.spans[rank] if span.end > x.low and span.start < x.high]
     bars = merged(inside, THINNEST * (x.high - x.low) / (x.last - x.first))
-    parts = [label(LEFT - 10, y + 14, f"rank {rank}", "tick", "end")]
+    parts = [label(LEFT - 10, y + 14, figures.lane(record.start, rank), "tick", "end")]
     parts += [_bar(span, x, y) for span in bars]
     parts += [
         _cross(left.t, rank, left.reason, x, y)

@@ -28,13 +28,14 @@ def traffic(runs: Sequence[tuple[Result, Look]]) -> list[Markup]:
     parts = []
     if len(known) > 1:
         parts.append(figure(by_run(known), Markup("Sent by all workers of a run"), wide=True))
-    drawn = [_of_run(result.bytes_sent_each, look) for result, look in known]
+    drawn = [_of_run(result.bytes_sent_each, look, result.bytes_by_axis) for result, look in known]
     return [*parts, element("div", *drawn, class_="many")]
 
 
-def _of_run(sent: list[int] | None, look: Look) -> Markup:
+def _of_run(sent: list[int] | None, look: Look, axes: dict[str, int] | None) -> Markup:
     heading = swatch(look.swatch, look.short)
-    return figure(paragraph(ONLY_SUMS, "absent") if sent is None else by_worker(sent, look), heading)
+    drawn = paragraph(ONLY_SUMS, "absent") if sent is None else by_worker(sent, look)
+    return figure(drawn, heading, figures.by_axis(axes) if axes else "")
 
 
 def by_run(runs: Sequence[tuple[Result, Look]]) -> Markup:

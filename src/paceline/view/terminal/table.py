@@ -139,7 +139,8 @@ def _staleness(result: Result) -> str:
 def _moved(result: Result) -> str:
     if result.bytes_sent is None or result.bytes_received is None:
         return figures.DASH
-    return f"{figures.size(result.bytes_sent)} sent, {figures.size(result.bytes_received)} received"
+    moved = f"{figures.size(result.bytes_sent)} sent, {figures.size(result.bytes_received)} received"
+    return f"{moved}: {figures.by_axis(result.bytes_by_axis)}" if result.bytes_by_axis else moved
 
 
 def _failure(failure: Failure) -> str:

@@ -1,0 +1,49 @@
+"""Where a model is cut, and how its batches are dealt: against trying everything."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.errors import ConfigError
+from paceline.parallel.pipeline.loading import deal
+from paceline.parallel.pipeline.partition import check_cuts, partition
+
+
+def slowest(costs: list[float], cuts: tuple[int, ...]) -> float:
+    return max(sum(costs[start:end]) for start, end in pairwise((0, *cuts, len(costs))))
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=9), st.data())
+def test_no_other_cut_has_a_faster_slowest_stage(costs: list[float], data: st.DataObject) -> None:
+    stages = data.draw(st.integers(1, len(costs)))
+    cuts = partition(costs, stages)
+    assert check_cuts(cuts, len(costs), stages) == cuts
+    best = min(slowest(costs, each) for each in combinations(range(1, len(costs)), stages - 1))
+    assert slowest(costs, cuts) == best
+
+
+def test_more_stages_than_blocks_are_refused() -> None:
+    with pytest.raises(ConfigError, match="3 blocks, and the mesh 4 stages"):
+        partition([1.0, 1.0, 1.0], 4)
+
+
+@pytest.mark.parametrize("cuts", [(2,), (2, 2), (0, 3), (2, 5), (3, 2)])
+def test_cuts_that_leave_a_stage_empty_are_refused(cuts: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="do not cut 5 blocks into 3 stages"):
+        check_cuts(cuts, 5, 3)
+
+
+@given(st.lists(st.integers(1, 5), max_size=12), st.integers(1, 5))
+def test_every_sample_is_dealt_to_exactly_one_copy(sizes: list[int], copies: int) -> None:
+    numbers = iter(range(1000))
+    batches = [[next(numbers) for _ in range(size)] for size in sizes]
+    rounds = deal(batches, copies)
+    dealt = [index for each in rounds for batch in each for index in batch]
+    every = [index for batch in batches for index in batch]
+    assert sorted(dealt) == every[: len(dealt)]
+    assert len(every) - len(dealt) < copies
+    assert all(len(each) == copies and all(each) for each in rounds)

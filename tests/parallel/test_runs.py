@@ -1,0 +1,193 @@
+"""Pipelines between real processes: the same numbers as one process, and what becomes of losses and stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.trace.events import Decided, Evaluated, Kept, WorkerLeft
+from support.runs import Lab, Run, wait_until
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def close(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    for name in one.keys() | other.keys():
+        torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=1e-6)
+
+
+def piped(lab: Lab, *args: object, **dials: object) -> Run:
+    mesh = dials.setdefault("mesh", {"stage": 4})
+    workers = 1
+    for size in mesh.values():  # type: ignore[attr-defined]
+        workers *= size
+    return lab.trained("pipe.py", *args, **({"workers": workers} | dials))
+
+
+def test_without_delays_four_stages_train_bit_for_bit_as_one_process(lab: Lab) -> None:
+    alone = lab.trained("pipe.py", "--schedule", "--norm", workers=1)
+    split = piped(lab, "--schedule", "--norm", protocol="bp")
+    assert same(split.weights, alone.weights)
+    assert split.result.samples == alone.result.samples == 96
+    assert split.result.updates == alone.result.updates == 24
+    assert split.log() == alone.log()
+    assert split.result.bytes_by_axis is not None
+    assert split.result.bytes_by_axis["stage"] > 0
+
+
+def test_sleeps_change_no_bit_of_layerwise_weights(lab: Lab) -> None:
+    dials = {"protocol": "layerwise", "settings": {"p": "2,1,0,0", "m": "6,3,1,0"}}
+    plain = piped(lab, "--norm", **dials)
+    shaken = piped(lab, "--norm", device_time_s=0.002, jitter=0.9, slow={1: 4.0, 3: 2.0}, **dials)
+    assert same(shaken.weights, plain.weights)
+    assert plain.result.staleness is not None
+    assert plain.result.staleness.max == 6
+    assert plain.result.updates == 24
+    assert not same(plain.weights, piped(lab, "--norm", protocol="bp").weights)
+
+
+def test_copies_under_allreduce_train_as_one_process_with_their_batches_together(lab: Lab) -> None:
+    """S x 1 = lockstep data parallel, and the grid S x K is the same split once more."""
+    alone = lab.trained("pipe.py", "--samples", 44, "--batch", 8, workers=1)
+    copies = piped(lab, "--samples", 44, protocol="bp", mesh={"data": 2, "stage": 1})
+    grid = piped(lab, "--samples", 44, protocol="bp", mesh={"data": 2, "stage": 2})
+    close(copies.weights, alone.weights)
+    close(grid.weights, copies.weights)
+    assert grid.result.samples == 88
+    assert set(grid.result.bytes_by_axis or {}) == {"data", "stage"}
+    assert all(size > 0 for size in (grid.result.bytes_by_axis or {}).values())
+
+
+def test_gossip_on_a_complete_graph_after_the_step_is_all_reduce_for_sgd(lab: Lab) -> None:
+    mesh = {"data": 2, "stage": 2}
+    gossip = "dpsgd:topology=complete:order=adapt_then_combine"
+    mixed = piped(lab, protocol="fdg", settings={"data": gossip}, mesh=mesh)
+    reduced = piped(lab, protocol="fdg", mesh=mesh)
+    local = piped(lab, protocol="fdg", settings={"data": "local_sgd:period=1"}, mesh=mesh)
+    close(mixed.weights, reduced.weights)
+    close(local.weights, reduced.weights)
+
+
+def test_a_killed_worker_ends_the_run_at_once_with_rank_and_stage_named(lab: Lab) -> None:
+    running = lab.start(
+        "pipe.py",
+        "--epochs",
+        100,
+        "--pause",
+        0.01,
+        workers=4,
+        mesh={"data": 2, "stage": 2},
+        protocol="layerwise",
+    )
+    running.until_pushes(20)
+    began = time.monotonic()
+    running.kill(3)
+    run = lab.finish(running)
+    took = time.monotonic() - began
+    assert run.result.status == "failed"
+    assert run.end.detail.startswith("rank 3 (data 1, stage 1) died")
+    assert run.died == {3}
+    assert [f.worker for f in run.result.failures] == [3]
+    assert run.ended.statuses[3] == -signal.SIGKILL
+    assert all(code >= 0 for rank, code in run.ended.statuses.items() if rank != 3)
+    print(f"noticed and ended after {took:.2f} s")
+
+
+def test_a_script_that_fails_on_one_stage_is_named_and_not_its_neighbours(lab: Lab) -> None:
+    run = lab.run("pipe.py", "--raises", 2, workers=4, mesh={"stage": 4})
+    assert run.result.status == "failed"
+    assert run.end.detail == "rank 2 (stage 2) failed: ValueError: the script is at fault"
+
+
+@pytest.mark.parametrize(("stages", "again"), [(4, 2), (2, 4)])
+def test_a_stopped_run_goes_on_with_another_number_of_stages(lab: Lab, stages: int, again: int) -> None:
+    whole = piped(lab, "--epochs", 3, "--schedule", "--norm", protocol="bp", mesh={"stage": 2})
+    args = ("--epochs", 3, "--schedule", "--norm", "--pause", 0.02)
+    running = lab.start("pipe.py", *args, workers=stages, mesh={"stage": stages}, protocol="bp")
+    running.until_pushes(17 * stages)
+    running.stop()
+    stopped = lab.finish(running)
+    assert stopped.result.status == "stopped", stopped.end.detail
+    assert 0 < stopped.result.updates < 36
+    resumed = piped(
+        lab,
+        *args[:-2],
+        protocol="bp",
+        mesh={"stage": again},
+        resume=str(stopped.folder / "checkpoint"),
+    )
+    assert same(resumed.weights, whole.weights)
+    assert stopped.result.samples + resumed.result.samples == whole.result.samples
+    evaluated = [e.values["loss"] for run in (stopped, resumed) for e in run.of(Evaluated)]
+    assert evaluated == [e.values["loss"] for e in whole.of(Evaluated)]
+
+
+def test_what_was_killed_goes_on_from_its_last_checkpoint(lab: Lab) -> None:
+    args, dials = ("--epochs", 4, "--norm"), {"protocol": "layerwise", "workers": 4, "mesh": {"stage": 4}}
+    running = lab.start("pipe.py", *args, "--pause", 0.02, checkpoint_every="10", **dials)
+    wait_until(lambda: running.events(Kept) >= 1, "a checkpoint is kept")
+    running.kill(1)
+    killed = lab.finish(running)
+    assert killed.result.status == "failed"
+    assert "rank 1 (stage 1) died" in killed.end.detail
+    kept = killed.of(Kept)[-1]
+    resumed = piped(lab, *args, resume=str(killed.folder / "checkpoint"), **dials)
+    assert resumed.result.samples + kept.samples == 4 * 48
+    assert not (resumed.folder / "checkpoint").exists()
+    assert not (resumed.folder / "parts").exists()
+
+
+def test_training_that_the_lead_ends_ends_for_all_before_the_same_iteration(lab: Lab) -> None:
+    run = piped(lab, "--epochs", 50, "--stop", 7, protocol="layerwise")
+    assert 6 <= run.result.updates < 100
+    clocks = [max(e.clock for e in run.of(Decided) if e.pushed == rank) for rank in range(4)]
+    assert len(set(clocks)) == 1
+    assert [e.reason for e in run.of(WorkerLeft)] == ["finished"] * 4
+
+
+@pytest.mark.parametrize(
+    ("args", "dials", "said"),
+    [
+        (("--fault", "shared"), {}, "are one parameter, but lie on stages 0 and 2"),
+        (("--fault", "tuple"), {}, "block '1' (LSTM) returned a tuple"),
+        (("--fault", "whole"), {}, "is on another stage: this worker cannot call the whole model"),
+        ((), {"mesh": {"stage": 5}, "workers": 5}, "4 blocks, and the mesh 5 stages"),
+        ((), {"protocol": "ssp"}, "a store in the middle"),
+        (
+            ("--optimizer", "Adam"),
+            {"protocol": "fdg", "settings": {"predict": "true"}},
+            "predict follows SGD",
+        ),
+    ],
+)
+def test_mistakes_are_one_line_that_says_what_to_do(
+    lab: Lab, args: tuple[object, ...], dials: dict[str, object], said: str
+) -> None:
+    run = lab.run("pipe.py", *args, **({"workers": 4, "mesh": {"stage": 4}} | dials))
+    assert run.result.status == "failed"
+    assert run.end.user_mistake, run.end.detail
+    assert said in run.end.detail
+
+
+def test_a_mesh_that_was_not_asked_for_is_refused_with_the_flag(lab: Lab) -> None:
+    run = lab.run("pipe.py", workers=4, protocol="allreduce")
+    assert run.end.user_mistake
+    assert "--mesh stage=4" in run.end.detail
+
+
+def test_measured_cuts_are_told_and_every_stage_is_on_record(lab: Lab) -> None:
+    run = piped(lab, "--fault", "measured", protocol="adl")
+    assert "cut by measured time" in run.log()
+    assert "stage 3: " in run.log()
+    assert {e.pushed for e in run.of(Decided) if e.pushed is not None} == {0, 1, 2, 3}
+    assert run.result.mesh == {"stage": 4}
+    assert not [name for name in os.listdir(run.folder) if name == "parts"]
+    assert Path(run.folder / "weights.safetensors").exists()
