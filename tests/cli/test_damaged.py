@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from paceline.store.checksums import MANIFEST
+from paceline.store.disk.checksums import MANIFEST
 from paceline.trace import read_trace
 from paceline.trace.events import Note
 from support.shell import Shell

@@ -12,7 +12,7 @@ from paceline.cli.secret import given_secret
 from paceline.cli.train import make_config
 from paceline.errors import ConfigError
 from paceline.fabric.choice import is_loopback
-from paceline.store.tensor_files import umask
+from paceline.store.disk.tensor_files import umask
 from support.runs import SCRIPTS
 from support.shell import Shell
 

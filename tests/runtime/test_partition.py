@@ -52,7 +52,7 @@ def test_no_rows_at_all_is_an_empty_partition() -> None:
 
 
 def test_a_worker_without_rows_says_how_to_get_them() -> None:
-    import paceline.runtime.worker.solo as solo
+    import paceline.runtime.lone.solo as solo
 
     with pytest.raises(ConfigError, match="train_on"):
         solo.Solo().partition()

@@ -12,8 +12,8 @@ from paceline.config import RunConfig
 from paceline.fabric.channel import Channel
 from paceline.runtime.messages import workers as m
 from paceline.runtime.owner.owner import Owner
+from paceline.runtime.owner.stuck import QUIET_S, Vigil
 from paceline.runtime.run.member import Member
-from paceline.runtime.vigil import QUIET_S, Vigil
 from paceline.trace.waits import NOTICES
 from paceline.view.stacks import parse_stacks
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, OneCycleLR, SequentialLR
 
-from paceline.runtime.schedules import misfit
+from paceline.runtime.worker.optimizer.schedules import misfit
 from paceline.trace.events import Note, Reported
 from support.runs import Lab, Run
 

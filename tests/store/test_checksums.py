@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.store.checksums import MANIFEST, DamagedCheckpoint, newest_sound, unchecked, verify
 from paceline.store.disk.checkpoint import Snapshot, write_checkpoint
+from paceline.store.disk.checksums import MANIFEST, DamagedCheckpoint, newest_sound, unchecked, verify
 from paceline.store.disk.folders import saved_in
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", MANIFEST)

@@ -13,7 +13,7 @@ from paceline.config import RunConfig
 from paceline.engines.control import Ended
 from paceline.engines.engine import Engine
 from paceline.errors import EngineLost
-from paceline.store.reserve import Reserve, free_bytes
+from paceline.store.disk.reserve import Reserve, free_bytes
 from paceline.trace import Result, TraceTail
 from paceline.trace.events import Planned
 from paceline.trace.files import LineTail

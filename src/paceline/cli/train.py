@@ -266,7 +266,7 @@ def checked_protocol(
 def find_checkpoint(run: Path) -> Path:
     """The newest checkpoint of a run folder that is not damaged, or the folder itself."""
     from paceline.errors import ConfigError
-    from paceline.store.checksums import verify
+    from paceline.store.disk.checksums import verify
     from paceline.store.disk.folders import is_checkpoint
 
     run = run.resolve()  # `latest` is about to point elsewhere
@@ -284,7 +284,7 @@ def find_checkpoint(run: Path) -> Path:
 
 def _newest_sound(run: Path) -> Path | None:
     """Of the run's own checkpoints, or else what it began with; damaged ones are named."""
-    from paceline.store.checksums import DamagedCheckpoint, newest_sound, size_of, verify
+    from paceline.store.disk.checksums import DamagedCheckpoint, newest_sound, size_of, verify
     from paceline.store.disk.folders import saved_in
 
     newest = saved_in(run)

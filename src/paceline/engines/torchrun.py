@@ -38,7 +38,7 @@ from paceline.errors import ConfigError, RunError
 from paceline.fabric.choice import secured
 from paceline.fabric.wire import new_secret, parse_address
 from paceline.runtime import seat as seats
-from paceline.store.checksums import newest_sound
+from paceline.store.disk.checksums import newest_sound
 from paceline.store.disk.folders import new_folder
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

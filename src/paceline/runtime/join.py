@@ -9,6 +9,7 @@ from paceline.errors import ConfigError
 from paceline.protocols import Pacing, Peer, own
 from paceline.protocols.settings import is_peer, make_any, make_peer, resolved, spelled_out
 from paceline.runtime import seat
+from paceline.runtime.lone.solo import RecordedSolo, Solo
 from paceline.runtime.peer.collective.link import CollectiveLink
 from paceline.runtime.peer.collective.worker import CollectiveWorker
 from paceline.runtime.peer.worker import PeerWorker
@@ -16,7 +17,6 @@ from paceline.runtime.worker.link import StoreLink
 from paceline.runtime.worker.malloc import keep_freed_memory
 from paceline.runtime.worker.pace import Pace
 from paceline.runtime.worker.paced import PacedWorker
-from paceline.runtime.worker.solo import RecordedSolo, Solo
 
 _joined: Pace | None = None
 

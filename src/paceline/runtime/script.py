@@ -18,14 +18,14 @@ import torch
 
 from paceline.errors import ConfigError, PacelineError, RunError, RunStopped
 from paceline.runtime import seat as seats
-from paceline.runtime.environment import hint_for, tell_environment
 from paceline.runtime.join import joined
+from paceline.runtime.lone.solo import RecordedSolo
 from paceline.runtime.messages.workers import Failed, Hello
 from paceline.runtime.seat import Seat
-from paceline.runtime.stacks import be_ready
+from paceline.runtime.worker.environment import hint_for, tell_environment
 from paceline.runtime.worker.link import StoreLink
 from paceline.runtime.worker.paced import PacedWorker
-from paceline.runtime.worker.solo import RecordedSolo
+from paceline.runtime.worker.stacks import be_ready
 from paceline.trace import TraceWriter, events
 from paceline.trace.life import claim
 

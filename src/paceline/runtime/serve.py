@@ -25,11 +25,11 @@ from paceline.runtime.owner.owner import Owner
 from paceline.runtime.portions.orders import Coordinator
 from paceline.runtime.portions.owner import PortionOwner
 from paceline.runtime.portions.share import HostShare
-from paceline.runtime.stacks import be_ready
 from paceline.runtime.virtual.loop import VirtualLoop
 from paceline.runtime.virtual.meeting import VirtualMeeting
 from paceline.runtime.virtual.replay import ReplayLoop
 from paceline.runtime.virtual.replay_meeting import ReplayMeeting
+from paceline.runtime.worker.stacks import be_ready
 from paceline.sim.request import ClusterRequest
 from paceline.trace import read_trace
 from paceline.trace.life import claim, write_result

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 import paceline
-from paceline.runtime.stacks import STACK_SIGNAL, stack_file
+from paceline.runtime.worker.stacks import STACK_SIGNAL, stack_file
 
 ANSWER_S = 2.0
 """How long a process may take to write its stacks."""

@@ -26,9 +26,9 @@ from paceline.bench.harness.stats import Spread
 from paceline.bench.micro.lone_script import LoneTraining
 from paceline.config import RunConfig
 from paceline.fabric.channel import Channel
+from paceline.runtime.lone.solo import RecordedSolo
 from paceline.runtime.owner.loop import RealLoop
 from paceline.runtime.owner.owner import Owner
-from paceline.runtime.worker.solo import RecordedSolo
 from paceline.trace.events import Decided, Event
 from paceline.trace.lasting import LastingTrace
 
@@ -123,7 +123,7 @@ class TracedLoneStation(TrainingStation):
     """The same with a trace of its own."""
 
     def __init__(self, load: Load, config: RunConfig) -> None:
-        from paceline.runtime.worker import solo
+        from paceline.runtime.lone import solo
 
         self._writers: list[TimedWriter] = []
         vars(solo)["LastingTrace"] = self._make

@@ -14,8 +14,8 @@ from torch import nn
 from paceline.config import RunConfig
 from paceline.errors import ConfigError, PacelineError
 from paceline.runtime import seat
+from paceline.runtime.lone.solo import Solo
 from paceline.runtime.seat import Seat
-from paceline.runtime.worker.solo import Solo
 
 
 @dataclass

@@ -18,10 +18,10 @@ from paceline.errors import ConfigError
 from paceline.protocols.core.parts import Part
 from paceline.protocols.core.peer import Me
 from paceline.runtime.checkpoints.random_state import RandomState
-from paceline.runtime.worker_state import WorkerState
+from paceline.runtime.checkpoints.worker_state import WorkerState
 from paceline.store.disk.checkpoint import check_optimizer, read_files
+from paceline.store.disk.tensor_files import save_tensors
 from paceline.store.optimizers import export_state, import_state
-from paceline.store.tensor_files import save_tensors
 from paceline.store.together import title
 from paceline.store.vector import FlatVector
 

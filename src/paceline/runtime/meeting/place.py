@@ -23,13 +23,13 @@ from paceline.fabric.segment import Segment
 from paceline.protocols import Decision
 from paceline.protocols.core.meeting import Gathered, Meeting
 from paceline.protocols.core.peer_books import PeerBooks
-from paceline.runtime.alike import check_alike
 from paceline.runtime.hosts.remote_peer import RemotePeer
 from paceline.runtime.hosts.remote_worker import RemoteWorker
 from paceline.runtime.meeting.checkpoint import PeerCheckpoints
 from paceline.runtime.meeting.membership import ReplicaMembership
 from paceline.runtime.meeting.packed import PackedVectors
 from paceline.runtime.messages import workers as m
+from paceline.runtime.run.alike import check_alike
 from paceline.runtime.run.family import Concluded
 from paceline.runtime.run.held_gradients import HeldGradient
 from paceline.runtime.run.member import Member, bad_gradient, smallest, stops

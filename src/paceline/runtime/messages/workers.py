@@ -11,7 +11,7 @@ from paceline.protocols.core.meeting import Call
 from paceline.protocols.core.operations import Rule
 from paceline.protocols.core.parts import Part
 from paceline.protocols.paced.psp_distributed import PeerBarrier
-from paceline.runtime.worker_state import WorkerState
+from paceline.runtime.checkpoints.worker_state import WorkerState
 from paceline.store.layout import Layout, Slot
 from paceline.store.optimizers import GroupSettings, OptimizerSpec
 from paceline.store.work.budget import Batch, Source

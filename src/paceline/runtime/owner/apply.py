@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.config import RunConfig
 from paceline.protocols import Decision, Fate, Flush
-from paceline.runtime.alike import different_optimizers
+from paceline.runtime.run.alike import different_optimizers
 from paceline.runtime.run.held_gradients import HeldGradient, contributions
 from paceline.runtime.run.member import Member, bad_gradient, smallest
 from paceline.runtime.run.start import Run

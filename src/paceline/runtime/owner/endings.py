@@ -8,19 +8,19 @@ from typing import Literal
 from safetensors import SafetensorError
 
 from paceline.config import RunConfig
+from paceline.runtime.checkpoints.worker_state import all_told
 from paceline.runtime.checkpoints.writer import CheckpointWriter
 from paceline.runtime.messages.workers import Halt
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.start import Run
-from paceline.runtime.worker_state import all_told
 from paceline.store.disk.checkpoint import (
     model_state,
     remove_checkpoint,
     save_weights,
     write_checkpoint,
 )
+from paceline.store.disk.reserve import Reserve, not_saved
 from paceline.store.ledger import Ledger
-from paceline.store.reserve import Reserve, not_saved
 from paceline.trace.events import RunEnded
 
 NEVER_PREPARED = "the script ended without pace.prepare(model, optimizer, loader), so nothing was trained."

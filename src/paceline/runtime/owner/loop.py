@@ -20,8 +20,8 @@ from paceline.runtime.messages import workers as m
 from paceline.runtime.messages.hosts import Fetched
 from paceline.runtime.messages.workers import worker_decoder
 from paceline.runtime.owner.owner import Owner
+from paceline.runtime.owner.stuck import Vigil
 from paceline.runtime.run.member import Member
-from paceline.runtime.vigil import Vigil
 
 FLUSH_S = 0.1
 """How long a trace event may stay unwritten."""

@@ -21,16 +21,16 @@ from paceline.errors import ConfigError, PacelineError, RunError
 from paceline.fabric.channel import WorkerLine
 from paceline.protocols import Decision
 from paceline.runtime.checkpoints.writer import CheckpointWriter
-from paceline.runtime.exchanging import Exchanging
 from paceline.runtime.meeting.place import MeetingPlace
 from paceline.runtime.messages import workers as m
 from paceline.runtime.owner.batches import BatchDispenser
 from paceline.runtime.owner.endings import NEVER_PREPARED, last_remarks, run_ended, save_run
 from paceline.runtime.owner.evaluation import StoreEvaluation
+from paceline.runtime.owner.gather import Exchanging
 from paceline.runtime.owner.paced import PacedFamily
-from paceline.runtime.parting import hand_out, turn_away
-from paceline.runtime.recalling import recall
-from paceline.runtime.releasing import ready, release
+from paceline.runtime.owner.parting import hand_out, turn_away
+from paceline.runtime.owner.recall import recall
+from paceline.runtime.owner.release import ready, release
 from paceline.runtime.run.family import Family, NotBegun
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.owner_view import VirtualTime

@@ -21,7 +21,7 @@ from paceline.protocols.rules.steady import check_steady
 from paceline.protocols.settings import resolved
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.start import Run, RunStart, check_same, equip, resume_peers, room_needed
-from paceline.store.checksums import unchecked
+from paceline.store.disk.checksums import unchecked
 from paceline.store.disk.folders import partial_of
 from paceline.store.layout import Layout
 from paceline.store.ledger import Ledger

@@ -23,21 +23,21 @@ from paceline.protocols import Pacing, Peer, own
 from paceline.protocols.core.base import memory, restore
 from paceline.protocols.paced.psp_distributed import PeerBarrier, own_barrier
 from paceline.protocols.settings import make, make_any, resolved
+from paceline.runtime.checkpoints.optimizer_state import State, unpacked
+from paceline.runtime.checkpoints.worker_state import WorkerState, restored, saved
 from paceline.runtime.messages import workers as m
-from paceline.runtime.optimizer_state import State, unpacked
 from paceline.runtime.run.held_gradients import HeldGradients
 from paceline.runtime.run.member import Member
-from paceline.runtime.worker_state import WorkerState, restored, saved
-from paceline.store.checksums import unchecked
 from paceline.store.corrections.choice import Choice, choose
 from paceline.store.corrections.correction import memory_bytes
 from paceline.store.disk.checkpoint import VERSION, RunState, SavedRule, Snapshot, load_checkpoint, snapshot
+from paceline.store.disk.checksums import unchecked
+from paceline.store.disk.reserve import Reserve
 from paceline.store.layout import Layout
 from paceline.store.ledger import Ledger
 from paceline.store.optimizers import OptimizerSpec, import_state
 from paceline.store.parameters import Gradients, ParameterStore
 from paceline.store.portions import Portion, used_of
-from paceline.store.reserve import Reserve
 from paceline.trace.events import Event, WorkerLeft
 
 CHECKPOINT_HAD = "the checkpoint was made with another"

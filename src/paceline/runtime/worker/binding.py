@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from paceline.errors import ConfigError
 from paceline.fabric.segment import Segment
-from paceline.runtime.scaling import Scaled
+from paceline.runtime.worker.optimizer.scaling import Scaled
 from paceline.store.layout import describe, named_buffers, named_parameters
 from paceline.store.together import parts_of
 

@@ -13,11 +13,11 @@ from paceline.fabric.board import Board
 from paceline.fabric.channel import Channel
 from paceline.fabric.segment import Segment
 from paceline.protocols import own
+from paceline.runtime.checkpoints.optimizer_state import State, packed, unpacked
+from paceline.runtime.checkpoints.worker_state import WorkerState
 from paceline.runtime.messages import workers as m
-from paceline.runtime.optimizer_state import State, packed, unpacked
 from paceline.runtime.worker.binding import Binding
 from paceline.runtime.worker.peer_barrier import WorkerBarrier
-from paceline.runtime.worker_state import WorkerState
 from paceline.store.layout import Layout
 from paceline.store.optimizers import OptimizerSpec
 from paceline.store.replicas import answer_bytes

@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader
 from paceline.errors import ConfigError, RunError
 from paceline.protocols.grid import Grid, check_axes
 from paceline.runtime import seat
-from paceline.runtime.gathered import gather
-from paceline.runtime.optimizer_state import State, state_of
-from paceline.runtime.whole_state import Loaded, Saved, marked, unmarked, write
+from paceline.runtime.checkpoints.optimizer_state import State, state_of
+from paceline.runtime.checkpoints.whole_state import Loaded, Saved, marked, unmarked, write
+from paceline.runtime.worker.gather import gather
 from paceline.runtime.worker.partition import Partition
 from paceline.store.layout import Models, plain_name
 from paceline.store.optimizers import group_settings

@@ -12,23 +12,23 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paceline.errors import ConfigError, RunError, RunStopped
+from paceline.runtime.checkpoints.optimizer_state import State, in_order, state_of
 from paceline.runtime.checkpoints.random_state import RandomState, seed_apart
-from paceline.runtime.clipping import Watch
-from paceline.runtime.elsewhere import Elsewhere
+from paceline.runtime.checkpoints.worker_state import WorkerState, standing, steps_to_take
 from paceline.runtime.messages.workers import Push
-from paceline.runtime.optimizer_state import State, in_order, state_of
-from paceline.runtime.orders import SampleOrders
-from paceline.runtime.parting import notice_saving
-from paceline.runtime.scaling import taken_from, tell_scaler, welcome_scalers
-from paceline.runtime.schedules import misfit
 from paceline.runtime.worker.binding import Binding
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
 from paceline.runtime.worker.loader import Dispensed, PacedLoader, StridedLoader, source_of
+from paceline.runtime.worker.optimizer.clipping import Watch
+from paceline.runtime.worker.optimizer.scaling import taken_from, tell_scaler, welcome_scalers
+from paceline.runtime.worker.optimizer.schedules import misfit
+from paceline.runtime.worker.optimizer.store_state import Elsewhere
 from paceline.runtime.worker.pace import Pace, catch_up, follow, replace_step
 from paceline.runtime.worker.partition import Partition
+from paceline.runtime.worker.sample_order import SampleOrders
+from paceline.runtime.worker.saving_notice import notice_saving
 from paceline.runtime.worker.second_pass import SecondPass
-from paceline.runtime.worker_state import WorkerState, standing, steps_to_take
 from paceline.store.disk.checkpoint import model_state
 from paceline.store.optimizers import GroupSettings, OptimizerSpec, describe_optimizer, group_settings
 from paceline.store.together import parts_of

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from paceline.errors import TraceError
-from paceline.store.checksums import SINCE, DamagedCheckpoint, verify, write_manifest
+from paceline.store.disk.checksums import SINCE, DamagedCheckpoint, verify, write_manifest
 from paceline.store.disk.folders import all_saved_in, partial_of, previous_of
+from paceline.store.disk.reserve import no_room
+from paceline.store.disk.tensor_files import save_tensors
 from paceline.store.layout import Layout
 from paceline.store.parameters import ParameterStore
-from paceline.store.reserve import no_room
-from paceline.store.tensor_files import save_tensors
 from paceline.store.together import title
 
 VERSION = SINCE

@@ -16,9 +16,9 @@ from paceline.errors import RunError, RunStopped
 from paceline.fabric.channel import Channel
 from paceline.fabric.collective import LOOK_S, PATIENCE_S, Torn
 from paceline.fabric.segment import Segment
+from paceline.runtime.checkpoints.worker_state import WorkerState
 from paceline.runtime.messages import workers as m
 from paceline.runtime.worker.link import StoreLink
-from paceline.runtime.worker_state import WorkerState
 from paceline.store.layout import Layout
 
 T = TypeVar("T")

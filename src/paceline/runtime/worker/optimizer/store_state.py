@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from paceline.errors import ConfigError
-from paceline.runtime.optimizer_state import give_state, in_order, state_of
+from paceline.runtime.checkpoints.optimizer_state import give_state, in_order, state_of
 from paceline.runtime.worker.link import StoreLink
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from paceline.runtime.checkpoints.optimizer_state import packed
 from paceline.runtime.messages import workers as m
-from paceline.runtime.optimizer_state import packed
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.start import Run
 

@@ -7,11 +7,7 @@ or the mean of all replicas, and the lead's buffers beside them, bit for bit wha
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
-from functools import wraps
-from typing import Any
-
-from torch import nn
+from collections.abc import Iterable
 
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.member import Member
@@ -40,19 +36,3 @@ def _say(member: Member, message: m.FromStore) -> None:
     with contextlib.suppress(OSError):
         member.channel.send(message)
     member.channel.close()
-
-
-def notice_saving(models: Iterable[nn.Module], tell: Callable[[], None]) -> None:
-    """Be told when somebody takes the state of one of these models.
-
-    By the class and not by a hook: a hook would be saved, copied and pickled along with the model.
-    """
-    plain, known = nn.Module.state_dict, {id(model) for model in models}
-
-    @wraps(plain)
-    def state_dict(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if id(self) in known:
-            tell()
-        return plain(self, *args, **kwargs)
-
-    nn.Module.state_dict = state_dict  # type: ignore[method-assign]

@@ -14,8 +14,8 @@ from statistics import median
 
 from paceline.config import parse_stuck
 from paceline.runtime.owner.owner import Owner
+from paceline.runtime.owner.waiting import run_now, state_of, waits
 from paceline.runtime.run.member import Member
-from paceline.runtime.waiting import run_now, state_of, waits
 from paceline.trace.events import Heard, Silent
 from paceline.trace.waits import NOTICES, REQUEST, write_now
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from paceline.config import RunConfig
 from paceline.store.disk.checkpoint import Snapshot, remove_checkpoint, save_weights, write_checkpoint
-from paceline.store.reserve import Reserve, not_saved
+from paceline.store.disk.reserve import Reserve, not_saved
 
 
 def save_lone(config: RunConfig, reserve: Reserve, weights: dict[str, Tensor], taken: Snapshot | None) -> str:

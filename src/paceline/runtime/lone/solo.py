@@ -27,25 +27,25 @@ from paceline.protocols.paced.bsp import BSP
 from paceline.protocols.rules.compression import check_family
 from paceline.protocols.settings import make_any, resolved
 from paceline.runtime.checkpoints.random_state import RandomState
+from paceline.runtime.checkpoints.worker_state import standing, steps_to_take
 from paceline.runtime.checkpoints.writer import CheckpointWriter
-from paceline.runtime.lone_gradients import clip, dense, sums_are_finite
-from paceline.runtime.lone_saving import save_lone
-from paceline.runtime.scaling import Scaled, taken_from
+from paceline.runtime.lone.gradients import clip, dense, sums_are_finite
+from paceline.runtime.lone.saving import save_lone
 from paceline.runtime.worker.emulation import Emulation
 from paceline.runtime.worker.loader import count_samples
+from paceline.runtime.worker.optimizer.scaling import Scaled, taken_from
 from paceline.runtime.worker.pace import Pace, catch_up, replace_step, steps_of
-from paceline.runtime.worker_state import standing, steps_to_take
-from paceline.store.checksums import unchecked
 from paceline.store.disk.checkpoint import (
     VERSION,
     Snapshot,
     other_model,
     read_checkpoint,
 )
+from paceline.store.disk.checksums import unchecked
+from paceline.store.disk.reserve import Reserve
 from paceline.store.layout import plain_name
 from paceline.store.ledger import Ledger
 from paceline.store.optimizers import export_state, import_state
-from paceline.store.reserve import Reserve
 from paceline.store.together import Together, parts_of
 from paceline.trace import LastingTrace, events
 
