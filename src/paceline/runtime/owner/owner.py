@@ -146,7 +146,9 @@ class Owner:
             case m.Say():
                 self.note(message.level, message.text)
             case m.PlanEpochs():
-                self._plan(message.epochs)
+                self._planned_epochs = message.epochs
+                if self._run is not None:
+                    self._run.ledger.plan(message.epochs)
                 self.trace.write(events.Planned(self.now(), message.epochs))
             case m.Enough():
                 self._started.ledger.end_work(member.rank, self.now(), message.why)
@@ -206,7 +208,6 @@ class Owner:
         members = self.living
         run = assemble(self._gathering, self.config, members, self.trace.write, self._simulated)
         self._run = run
-        self._gathering.tell_absent(self.trace.write)
         if isinstance(run, PeerRun):
             self.peering = make_meeting(run, self, self.send, lambda x: self._work.draw(x), self._report)
         for text in self._gathering.remarks:
@@ -230,11 +231,6 @@ class Owner:
             self.send(member, ready, run.fds(member))
             self.on_release(member.rank)
         self.trace.flush()
-
-    def _plan(self, epochs: int) -> None:
-        self._planned_epochs = epochs
-        if self._run is not None:
-            self._run.ledger.plan(epochs)
 
     def timer(self) -> None:
         """The time the protocol asked for has come."""
