@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 from functools import cached_property
 from pathlib import Path
 
@@ -52,6 +55,11 @@ class LocalWorker:
         self.gone = False
         self.dismissed = False
         """Whether the store has heard the last of it."""
+
+    def end(self) -> None:
+        """It is stuck, and the run goes on without it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
     def memory(self, what: int) -> Segment | None:
         """One of its memories, by its number on the wire."""

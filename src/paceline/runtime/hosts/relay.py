@@ -15,7 +15,6 @@ import os
 import secrets
 import select
 import shutil
-import signal
 import socket
 import tempfile
 import threading
@@ -329,8 +328,7 @@ class Relay:
             keep(self._folder / "resume", worker.rank, order.kind, memoryview(worker.offered.map))
             worker.offered = None
         elif isinstance(order, End):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(worker.pid, signal.SIGKILL)
+            worker.end()
         elif isinstance(order, Dismissed):
             worker.dismissed = True
             os.eventfd_write(self._wake, 1)

@@ -173,7 +173,9 @@ class Owner:
             case m.Say():
                 self.note(message.level, message.text)
             case m.PlanEpochs():
-                self._plan(message.epochs)
+                self._planned_epochs = message.epochs
+                if self._run is not None:
+                    self._run.ledger.plan(message.epochs)
                 self.trace.write(events.Planned(self.now(), message.epochs))
             case m.Enough():
                 self._started.ledger.end_work(member.rank, self.now(), message.why)
@@ -232,7 +234,6 @@ class Owner:
         members = self.living
         run = assemble(self._gathering, self.config, members, self.trace.write, self._simulated)
         self._run = run
-        self._gathering.tell_absent(self.trace.write)
         self.family = self._family(run)
         self._gathering.hand_state(run)
         self._gathering.tell(self.note)
@@ -258,11 +259,6 @@ class Owner:
             self.send(member, ready(run, self.keeping, member, batch), run.fds(member))
             self.on_release(member.rank)
         self.trace.flush()
-
-    def _plan(self, epochs: int) -> None:
-        self._planned_epochs = epochs
-        if self._run is not None:
-            self._run.ledger.plan(epochs)
 
     def timer(self) -> None:
         """The time the protocol asked for has come."""

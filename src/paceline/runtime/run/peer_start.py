@@ -98,7 +98,9 @@ def assemble(
     check_family(config.compress, name, protocol)
     check_fabric(config.fabric, name, protocol, config.compress)
     if not isinstance(protocol, Peer):
-        return gathering.begin(members, write, simulated)
+        run = gathering.begin(members, write, simulated)
+        gathering.tell_absent(write)
+        return run
     _check_possible(config, name, simulated)
     elsewhere = any(member.far for member in members)
     check_hosts(config.fabric, elsewhere)
@@ -212,6 +214,7 @@ def _assemble_peers(
     ledger.write = write
     for event in opening:
         write(event)
+    gathering.tell_absent(write)
     return run
 
 
