@@ -38,6 +38,10 @@ class Limits(NamedTuple):
     shard_parameters: bool = True
     guided: bool = True
     """Use the estimate of what remains (A*); without it, plain uniform-cost search."""
+    byte_price: float = 0.0
+    """Seconds that a byte counts which devices hold: raised until a program fits."""
+    copies: float = 4.0
+    """Bytes held for each byte of a parameter."""
 
 
 class _Step(NamedTuple):
@@ -139,7 +143,18 @@ class Search:
             alive = tuple(
                 sorted((name, held) for name, held in holds.items() if self.last.get(name, -1) > place)
             )
-            yield sum(i.seconds for i in made), alive, _Step(at, tuple(made), tuple(placed))
+            paid_for = sum(i.seconds for i in made) + self._held_price(node, rule, placed)
+            yield paid_for, alive, _Step(at, tuple(made), tuple(placed))
+
+    def _held_price(self, node: Node, rule: Rule, placed: list[tuple[str, str]]) -> float:
+        """What is held because of this operation, at the price of a byte."""
+        if not self.limits.byte_price:
+            return 0.0
+        share = self.costs.longest[node.segment]
+        held = node.size_bytes * (share if rule.post[0] == "G" else 1.0)
+        for name, how in placed:
+            held += self.limits.copies * self.nodes[name].size_bytes * (share if how[0] == "G" else 1.0)
+        return self.limits.byte_price * held
 
     def _provide(
         self, node: Node, rule: Rule, holds: dict[str, Held]
