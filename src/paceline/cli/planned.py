@@ -49,7 +49,8 @@ def summary(result: dict[str, Any], plan: Any) -> Any:
     peaks = [size for size in measured["peak_bytes"] if size is not None]
     most = size_text(max(peaks)) if peaks else "-"
     table.add_row("peak memory per rank", size_text(predicted["peak_bytes"]), most)
-    table.add_row("limit", size_text(getattr(plan, "limit_bytes", 0) or 0), "")
+    if result["protocol"] == "osdp":
+        table.add_row("limit", size_text(plan.limit_bytes), "")
     rate = result["samples_per_s"]
     table.add_row("samples/s", f"{plan.predicted.samples_per_s:.1f}", "-" if rate is None else f"{rate:.1f}")
     return table

@@ -229,6 +229,16 @@ def test_memory_limits_hold_and_one_that_nothing_fits_into_is_named() -> None:
         plan_hap(graph, cluster(1e9, 1e9, memory=1000), "m", 4096)
 
 
+def test_where_replicas_do_not_fit_another_program_is_found() -> None:
+    graph = bent(65536, 64, 64, 64)
+    copies = 1e6  # of every parameter, so that these count
+    assert data_parallel(plan_hap(graph, cluster(1e9, 1e9), "m", 65536, copies).program)
+    room = int(0.8 * copies * 2 * FLOAT * 64 * 64)
+    plan = plan_hap(graph, cluster(1e9, 1e9, memory=room), "m", 65536, copies)
+    assert not data_parallel(plan.program)
+    assert plan.predicted.memory_bytes <= room
+
+
 @pytest.mark.parametrize("count", [2, 5, 16, 64])
 def test_plans_are_valid_for_any_number_of_devices(count: int) -> None:
     machines = cluster(*(1e9 * (1 + i % 3) for i in range(count)))

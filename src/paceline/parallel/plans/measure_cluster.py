@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.parallel.plans.processes import run_ranks
+from paceline.parallel.plans.uneven import gather_into, scatter_into
 from paceline.plan.profile.cluster import ClusterProfile, Device, Kind, Line
 from paceline.plan.profile.model import fit
 from paceline.plan.profile.units import MIB
@@ -92,8 +93,8 @@ def collectives(rank: int, size: int) -> dict[str, Callable[[int], Callable[[], 
         return make
 
     return {
-        "all_gather": on_parts(lambda full, part: dist.all_gather_into_tensor(full, part)),
-        "reduce_scatter": on_parts(lambda full, part: dist.reduce_scatter_tensor(part, full)),
+        "all_gather": on_parts(lambda full, part: gather_into(full, part)),
+        "reduce_scatter": on_parts(lambda full, part: scatter_into(part, full)),
         "all_reduce": on_parts(lambda full, part: dist.all_reduce(full)),
         "all_to_all": on_parts(lambda full, part: dist.all_to_all_single(torch.empty_like(full), full)),
         "gather_grouped": lambda whole: grouped(whole, lambda t, r: dist.broadcast(t, r, async_op=True)),

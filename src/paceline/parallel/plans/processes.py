@@ -87,7 +87,7 @@ def _wait(started: list[subprocess.Popen[bytes]], timeout_s: float | None, look:
     """Until all have ended; those that outlive a failed one, or the time there is, are ended."""
     end = float("inf") if timeout_s is None else time.monotonic() + timeout_s
     grace = None
-    while any(process.poll() is None for process in started):
+    while None in [process.poll() for process in started]:
         look()
         if grace is None and any(process.returncode for process in started):
             grace = time.monotonic() + GRACE_S

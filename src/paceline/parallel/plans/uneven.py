@@ -15,6 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 Lengths = Sequence[int]
+gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""New names of newer versions of torch, which warn of the old ones."""
 
 
 def cut(tensor: Tensor, dim: int, lengths: Lengths, rank: int) -> Tensor:
@@ -34,7 +37,7 @@ def _gather_padded(front: Tensor, lengths: Lengths) -> Tensor:
     padded = front.new_zeros((longest, *front.shape[1:]))
     padded[: front.shape[0]] = front
     every = front.new_empty((longest * len(lengths), *front.shape[1:]))
-    dist.all_gather_into_tensor(every, padded)
+    gather_into(every, padded)
     return torch.cat([every[r * longest : r * longest + length] for r, length in enumerate(lengths)])
 
 
@@ -60,7 +63,7 @@ def _scatter_padded(front: Tensor, lengths: Lengths) -> Tensor:
     for r, piece in enumerate(front.split(list(lengths))):  # type: ignore[no-untyped-call]
         padded[r * longest : r * longest + len(piece)] = piece
     mine = front.new_empty((longest, *front.shape[1:]))
-    dist.reduce_scatter_tensor(mine, padded)
+    scatter_into(mine, padded)
     return mine[: lengths[rank]]
 
 

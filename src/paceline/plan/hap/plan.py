@@ -56,7 +56,7 @@ def plan_hap(
 ) -> HapPlan:
     """The best program and ratios. `copies`: bytes held for each byte of a parameter (4 for Adam)."""
     graph = graph.parts(segments)
-    program, ratios, costs = alternate(graph, cluster, segments, copies)
+    program, ratios, costs = fitting(graph, cluster, segments, copies)
     return HapPlan(
         model=model,
         fingerprint=graph.fingerprint(),
@@ -71,6 +71,24 @@ def plan_hap(
         costs=costs,
         notes=graph.notes,
     )
+
+
+def fitting(
+    graph: Graph, cluster: ClusterProfile, segments: int, copies: float
+) -> tuple[Program, Ratios, tuple[float, ...]]:
+    """The fastest program; if that does not fit, one that holds less, at the lowest price of a byte that
+    does."""
+    try:
+        return alternate(graph, cluster, segments, copies)
+    except ConfigError as error:
+        least = error
+    for power in range(-14, -4):
+        limits = Limits(byte_price=10.0**power, copies=copies)
+        try:
+            return alternate(graph, cluster, segments, copies, limits)
+        except ConfigError as error:
+            least = error
+    raise least
 
 
 def alternate(

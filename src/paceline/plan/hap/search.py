@@ -38,14 +38,32 @@ class Limits(NamedTuple):
     shard_parameters: bool = True
     guided: bool = True
     """Use the estimate of what remains (A*); without it, plain uniform-cost search."""
+    byte_price: float = 0.0
+    """Seconds that a byte counts which devices hold: raised until a program fits."""
+    copies: float = 4.0
+    """Bytes held for each byte of a parameter."""
+
+
+class _Move(NamedTuple):
+    """A collective on one tensor."""
+
+    name: str
+    before: str
+    after: str
+    price: Price
+    segment: int
+    seconds: float
 
 
 class _Step(NamedTuple):
-    """How a state was reached."""
+    """How a state was reached; instructions are written down for the way that is taken in the end only."""
 
     before: tuple[int, State] | None
-    made: tuple[Instruction, ...]
-    placed: tuple[tuple[str, str], ...]
+    rule: Rule | None = None
+    moves: tuple[_Move, ...] = ()
+    placed: tuple[tuple[str, str], ...] = ()
+    paid: float = 0.0
+    done: Instruction | None = None
 
 
 class Search:
@@ -58,14 +76,16 @@ class Search:
         self.rules = self._all_rules()
         uses = [name for node in graph.nodes for name in set(node.inputs)]
         self.shared = {n.name for n in graph.nodes if n.op == "parameter" and uses.count(n.name) > 1}
-        self._moves: dict[tuple[str, str, str], Price | None] = {}
+        self._moves: dict[tuple[str, str, str, int], _Move | None] = {}
 
-    def _all_rules(self) -> list[list[Rule]]:
+    def _all_rules(self) -> list[list[tuple[Rule, float]]]:
+        """Of every operation, with the seconds that computing takes."""
         sizes = granules(self.graph)
         made = []
         for _, node in self.work:
             rules = rules_of(node, [self.nodes[name].shape for name in node.inputs])
-            made.append([rule for rule in rules if self._allowed(rule, node, sizes)])
+            allowed = [rule for rule in rules if self._allowed(rule, node, sizes)]
+            made.append([(r, self.costs.compute_s(node.flops, r.shared, node.segment)) for r in allowed])
         return made
 
     def _allowed(self, rule: Rule, node: Node, sizes: dict[tuple[str, int], int]) -> bool:
@@ -86,7 +106,7 @@ class Search:
         estimate = self._estimates()
         start: tuple[int, State] = (0, ())
         best: dict[tuple[int, State], float] = {start: 0.0}
-        came: dict[tuple[int, State], _Step] = {start: _Step(None, (), ())}
+        came: dict[tuple[int, State], _Step] = {start: _Step(None)}
         order = count()
         heap = [(estimate[0], next(order), 0.0, start)]
         while heap:
@@ -114,41 +134,60 @@ class Search:
 
     def _successors(self, at: tuple[int, State]) -> Iterator[tuple[float, State, _Step]]:
         place, node = self.work[at[0]]
-        for rule in self.rules[at[0]]:
+        for rule, compute_s in self.rules[at[0]]:
             ready = self._provide(node, rule, dict(at[1]))
             if ready is None:
                 continue
-            holds, made, placed, paid = ready
-            compute = self.costs.compute_s(node.flops, rule.shared, node.segment)
-            made.append(
-                Instruction(
-                    kind="compute",
-                    tensor=node.name,
-                    before=rule.pre,
-                    after=rule.post,
-                    flops=node.flops,
-                    shared=rule.shared,
-                    segment=node.segment,
-                    compute_s=compute,
-                    comm_s=paid.at(self.costs.longest[node.segment]),
-                    fixed_s=paid.fixed,
-                    parameters=tuple(name for name, _ in placed),
-                )
-            )
+            holds, moves, placed, paid = ready
             holds[node.name] = (_key(rule.post, node.segment),)
-            alive = tuple(
-                sorted((name, held) for name, held in holds.items() if self.last.get(name, -1) > place)
+            alive = tuple(sorted(item for item in holds.items() if self.last.get(item[0], -1) > place))
+            seconds = compute_s + paid + sum(move.seconds for move in moves)
+            if self.limits.byte_price:
+                seconds += self._held_price(node, rule, placed)
+            yield seconds, alive, _Step(at, rule, tuple(moves), tuple(placed), paid)
+
+    def _written(self, step: _Step) -> list[Instruction]:
+        """The instructions of one step of the way."""
+        if step.before is None or step.done is not None:
+            return [step.done] if step.done is not None else []
+        assert step.rule is not None
+        node = self.work[step.before[0]][1]
+        made = [_moved(move) for move in step.moves]
+        made.append(
+            Instruction(
+                kind="compute",
+                tensor=node.name,
+                before=step.rule.pre,
+                after=step.rule.post,
+                flops=node.flops,
+                shared=step.rule.shared,
+                segment=node.segment,
+                compute_s=self.costs.compute_s(node.flops, step.rule.shared, node.segment),
+                comm_s=step.paid,
+                fixed_s=step.paid,
+                parameters=tuple(name for name, _ in step.placed),
             )
-            yield sum(i.seconds for i in made), alive, _Step(at, tuple(made), tuple(placed))
+        )
+        return made
+
+    def _held_price(self, node: Node, rule: Rule, placed: list[tuple[str, str]]) -> float:
+        """What is held because of this operation, at the price of a byte."""
+        if not self.limits.byte_price:
+            return 0.0
+        share = self.costs.longest[node.segment]
+        held = node.size_bytes * (share if rule.post[0] == "G" else 1.0)
+        for name, how in placed:
+            held += self.limits.copies * self.nodes[name].size_bytes * (share if how[0] == "G" else 1.0)
+        return self.limits.byte_price * held
 
     def _provide(
         self, node: Node, rule: Rule, holds: dict[str, Held]
-    ) -> tuple[dict[str, Held], list[Instruction], list[tuple[str, str]], Price] | None:
+    ) -> tuple[dict[str, Held], list[_Move], list[tuple[str, str]], float] | None:
         """Have all inputs as the rule needs them; None if that cannot be."""
-        made: list[Instruction] = []
+        made: list[_Move] = []
         placed: list[tuple[str, str]] = []
         paid = 0.0
-        for name, wanted in dict(zip(node.inputs, rule.pre, strict=True)).items():
+        for name, wanted in zip(node.inputs, rule.pre, strict=True):
             known = self.nodes[name]
             if known.op in ("input", "constant"):
                 if wanted == REDUCE:
@@ -170,10 +209,10 @@ class Search:
                     return None
             elif not self._move(known, wanted, holds, made, node.segment):
                 return None
-        return holds, made, placed, Price(paid)
+        return holds, made, placed, paid
 
     def _move(
-        self, known: Node, wanted: str, holds: dict[str, Held], made: list[Instruction], segment: int
+        self, known: Node, wanted: str, holds: dict[str, Held], made: list[_Move], segment: int
     ) -> bool:
         """Have a computed tensor as it is wanted."""
         held = holds[known.name]
@@ -184,11 +223,17 @@ class Search:
         before, own = _plain(held[0]), known.segment if held[0][0] == "G" else segment
         if before[0] == wanted[0] == "G" and own != segment:
             return False
-        price = self.costs.move(before, wanted, known.size_bytes, own)
-        if price is None:
+        key = (known.name, before, wanted, own)
+        if key not in self._moves:
+            price = self.costs.move(before, wanted, known.size_bytes, own)
+            self._moves[key] = price and _Move(
+                known.name, before, wanted, price, own, price.at(self.costs.longest[own])
+            )
+        move = self._moves[key]
+        if move is None:
             return False
         holds[known.name] = (held[0], _key(wanted, segment))
-        made.append(_moved(known.name, before, wanted, price, own, self.costs.longest[own]))
+        made.append(move)
         return True
 
     def _finish(self, at: tuple[int, State]) -> Iterator[tuple[float, State, _Step]]:
@@ -213,14 +258,14 @@ class Search:
             fixed_s=price.fixed,
             longest_s=price.longest,
         )
-        yield seconds, (), _Step(at, (done,), ())
+        yield seconds, (), _Step(at, done=done)
 
     def _program(self, at: tuple[int, State], came: dict[tuple[int, State], _Step]) -> Program:
         made: list[Instruction] = []
         placed: dict[str, str] = {}
         step: _Step | None = came[at]
         while step is not None:
-            made[0:0] = step.made
+            made[0:0] = self._written(step)
             placed = dict(step.placed) | placed
             step = None if step.before is None else came[step.before]
         return Program(instructions=tuple(made), placements=dict(sorted(placed.items())))
@@ -235,17 +280,17 @@ def _plain(held: str) -> str:
     return held.partition("@")[0]
 
 
-def _moved(name: str, before: str, after: str, price: Price, segment: int, longest: float) -> Instruction:
+def _moved(move: _Move) -> Instruction:
     return Instruction(
-        kind=NAMES.get(before[:1] + after[:1], "slice"),
-        tensor=name,
-        before=(before,),
-        after=after,
-        variant=price.variant,
-        segment=segment,
-        comm_s=price.at(longest),
-        fixed_s=price.fixed,
-        longest_s=price.longest,
+        kind=NAMES[move.before[0] + move.after[0]],
+        tensor=move.name,
+        before=(move.before,),
+        after=move.after,
+        variant=move.price.variant,
+        segment=move.segment,
+        comm_s=move.seconds,
+        fixed_s=move.price.fixed,
+        longest_s=move.price.longest,
     )
 
 

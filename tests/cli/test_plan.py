@@ -1,0 +1,134 @@
+"""`paceline profile`, `paceline plan` and `paceline train --plan`, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = str(ROOT / "examples" / "transformer.py")
+SMALL = ["--", "--width", "32", "--epochs", "1", "--batch-size", "64"]
+
+
+def paceline(*words: str, cwd: Path, timeout: int = 200) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "paceline", *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def cluster_file(folder: Path, device: str = 'name = "cpu"\nflops_per_s = 1e9') -> str:
+    file = folder / "cluster.toml"
+    file.write_text(
+        f'[[device]]\n{device}\nmemory = "2GiB"\ncount = 2\n\n[link]\nlatency_s = 1e-4\nbytes_per_s = 1e8\n'
+    )
+    return str(file)
+
+
+def planned(folder: Path, *words: str) -> dict[str, Any]:
+    at = words.index("--") if "--" in words else len(words)
+    options = ["--cluster", cluster_file(folder), "--json"]
+    done = paceline("plan", *words[:at], *options, *words[at:], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    made: dict[str, Any] = json.loads(done.stdout)
+    return made
+
+
+def trained(folder: Path, plan: str) -> dict[str, Any]:
+    """Run a plan and look at what it leaves behind."""
+    done = paceline("train", EXAMPLE, "--plan", plan, "--json", *SMALL, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    kept = folder / "runs" / result["run"]
+    assert json.loads((kept / "result.json").read_text()) == result
+    assert (result["workers"], result["samples"]) == (2, 512)
+    assert all(size > 0 for size in result["measured"]["peak_bytes"])
+    assert result["predicted"]["step_s"] > 0
+    assert result["measured"]["step_s"] > 0
+    assert 0 < result["loss"] < 5
+    assert load_file(kept / "weights.safetensors")["blocks.0.up.weight"].shape == (128, 32)
+    return result
+
+
+@pytest.mark.timeout(400)
+def test_a_profile_becomes_an_osdp_plan_half_way_that_runs(tmp_path: Path) -> None:
+    done = paceline("profile", EXAMPLE, "--out", "model.json", *SMALL, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "blocks.0.up" in done.stdout
+    given = ["osdp", "--profile", "model.json", "--batch", "64", "--overhead", "40MiB"]
+    free = planned(tmp_path, *given)
+    half = (free["replicated"]["memory_bytes"] + free["sharded"]["memory_bytes"]) // 2
+    plan = planned(tmp_path, *given, "--memory", str(half), "--out", "plan.json")
+    assert {op["mode"] for op in plan["operators"]} == {"zdp", "dp"}
+    assert plan["predicted"]["memory_bytes"] <= half
+    result = trained(tmp_path, "plan.json")
+    assert max(result["measured"]["peak_bytes"]) <= half * 1.05
+
+
+@pytest.mark.timeout(400)
+def test_a_hap_plan_of_a_script_runs(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "hap", EXAMPLE, "--out", "plan.json", *SMALL)
+    assert sum(plan["ratios"][0]) == pytest.approx(1.0)
+    trained(tmp_path, "plan.json")
+
+
+def test_bad_input_is_one_clear_line(tmp_path: Path) -> None:
+    profile = tmp_path / "model.json"
+    layers = [{"name": "fc", "kind": "Linear", "parameter_bytes": 2**20, "max_slices": 8}]
+    profile.write_text(
+        json.dumps({"model": "m", "operators": [*layers, {"name": "norm", "parameter_bytes": 64}]})
+    )
+    cluster, model = cluster_file(tmp_path), ["--profile", str(profile)]
+    cases = [
+        (["osdp", *model, "--cluster", cluster, "--memory", "801MiB"], "smallest plan takes 804.00 MiB"),
+        (
+            ["osdp", *model, "--cluster", cluster, "--split", "norm:2"],
+            "'norm' (module) cannot be split into 2",
+        ),
+        (["osdp", *model, "--cluster", cluster, "--memory", "much"], "such as 8GiB or 500MB, got 'much'"),
+        (["osdp", "--cluster", cluster], "which model?"),
+        (["osdp", *model, "--cluster", "none.toml"], "cannot read the cluster file none.toml"),
+    ]
+    for words, expected in cases:
+        done = paceline("plan", *words, cwd=tmp_path)
+        assert done.returncode == 2, done.stderr
+        assert expected in done.stderr
+        assert done.stderr.count("\n") == 1
+    unknown = cluster_file(tmp_path, 'kind = "a100-40g"')
+    done = paceline("plan", "osdp", *model, "--cluster", unknown, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Did you mean 'a100-40gb'?" in done.stderr
+
+
+def test_a_plan_that_is_none_and_flags_without_meaning_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text('{"planner": "other"}')
+    done = paceline("train", EXAMPLE, "--plan", "plan.json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "is no OSDP plan" in done.stderr
+    done = paceline("train", EXAMPLE, "--plan", "plan.json", "--protocol", "ssp", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--protocol has no meaning with --plan" in done.stderr
+
+
+def test_a_catalogue_cluster_is_enough_to_plan(tmp_path: Path) -> None:
+    profile = tmp_path / "model.json"
+    layers = [
+        {"name": f"l{i}", "parameter_bytes": 2**30, "per_sample_s": 1e-3, "activation_bytes": 1e6}
+        for i in range(24)
+    ]
+    profile.write_text(json.dumps({"model": "m", "operators": layers}))
+    file = str(ROOT / "examples" / "plans" / "unequal_gpus.toml")
+    done = paceline("plan", "osdp", "--profile", str(profile), "--cluster", file, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "8 workers x batch" in done.stdout
+    assert "all sharded (FSDP)" in done.stdout
