@@ -47,6 +47,11 @@ def test_allreduce_compares_one_exchange_and_whole_steps_over_both_fabrics() -> 
     ]
 
 
+@pytest.mark.long  # eight processes import torch anew
+def test_pipeline_compares_with_theory_and_with_torchs_own() -> None:
+    assert [case["against"] for case in quick("pipeline")] == ["theory", "1f1b, 4 micro-batches"]
+
+
 @pytest.mark.skipif(not ray_server.installed(), reason="Ray is not installed: pip install 'paceline[bench]'")
 def test_store_compares_with_rpc_and_ray_for_one_worker_and_for_two() -> None:
     cases = {(case["workers"], case["peer"]) for case in quick("store")}

@@ -119,6 +119,8 @@ def test_prediction_without_momentum_changes_no_bit() -> None:
     named = [make_pipeline("fdg", {"predict": on}).schedule(3) for on in (False, True)]
     one, other = (train(schedule, model, data, momentum=0.0) for schedule in named)
     assert same(one.state, other.state)
+    one, other = (train(schedule, model, data, momentum=0.9) for schedule in named)
+    assert not same(one.state, other.state)
 
 
 def test_a_parameter_on_two_stages_is_refused_with_both_names() -> None:

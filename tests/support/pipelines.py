@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from paceline.parallel.pipeline import engine as e
 from paceline.parallel.pipeline.blocks import stage_of
 from paceline.parallel.pipeline.computing import Computing
+from paceline.parallel.pipeline.cutting import ahead_of
 
 Batches = Sequence[tuple[Tensor, Tensor]]
 
@@ -114,7 +115,9 @@ class Driver:
         row = stage_of(self.trained.model, list(range(1, stages)), stage)
         optimizer = torch.optim.SGD(row.parameters(), lr=lr, momentum=momentum)
         loss = F.cross_entropy if stage == stages - 1 else None
-        return _Actor(engine, Computing(row, stage == 0, loss, optimizer), optimizer)
+        computing = Computing(row, stage == 0, loss, optimizer)
+        computing.ahead = ahead_of(self.schedule, stage, optimizer)
+        return _Actor(engine, computing, optimizer)
 
     def run(self) -> Trained:
         left = list(self.actors)

@@ -22,6 +22,7 @@ from paceline.bench.micro.network import network
 from paceline.bench.micro.simulator import simulator
 from paceline.bench.micro.store import store
 from paceline.bench.micro.trace import trace
+from paceline.bench.pipeline import pipelines
 from paceline.errors import unknown
 
 
@@ -81,6 +82,13 @@ BENCHMARKS = {
         "complete: the model fits into its first bucket. One run each.",
         cluster,
         check_cluster,
+    ),
+    "pipeline": Benchmark(
+        "Seconds per batch of four equal blocks on four workers with emulated devices, forward one unit of "
+        "time (60 ms) and backward two: pipelines whose stages do not wait, against what theory allows, and "
+        "against torch.distributed.pipelining's GPipe and 1F1B, whose blocks sleep as long. The median gap "
+        "between two batches counts, once the pipeline is full.",
+        pipelines,
     ),
     "death": Benchmark("From SIGKILL of a worker to the store's `worker_left` event.", death),
     "lone": Benchmark("Training with one worker under the engine against plain PyTorch.", lone),

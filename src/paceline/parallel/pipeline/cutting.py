@@ -93,7 +93,7 @@ def _cut(
     _equal_copies(mesh, row)
     last = index == stages - 1
     computing = Computing(row, index == 0, loss if last else None, optimizer)
-    computing.ahead = _ahead(schedule, index, optimizer)
+    computing.ahead = ahead_of(schedule, index, optimizer)
     if checkpoint is not None:
         _restore(Path(config.resume or ""), checkpoint, row, optimizer)
     _apart_randomness(pace, mesh)
@@ -219,7 +219,7 @@ def _apart_randomness(pace: MeshPace, mesh: Mesh) -> None:
         torch.manual_seed(pace.config.seed + 7919 * pace.rank)
 
 
-def _ahead(schedule: Schedule, stage: int, optimizer: torch.optim.Optimizer) -> float:
+def ahead_of(schedule: Schedule, stage: int, optimizer: torch.optim.Optimizer) -> float:
     """How many updates lie between a batch's forward and its backward, if momentum is to be followed."""
     delay = schedule.delays.m[stage]
     if not schedule.predict or not delay:

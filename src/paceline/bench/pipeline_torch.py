@@ -1,0 +1,81 @@
+"""The other side of the benchmark of pipelines: torch.distributed.pipelining on the same blocks.
+
+A process is one stage. A block's forward sleeps for its micro-batch's share of a unit of time, its backward
+for twice as long, as on the emulated devices of the other side.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from paceline.bench.pipeline_script import BATCH, STAGES, WIDTH, blocks, loss
+
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
+class _Sleeps(torch.autograd.Function):
+    """Does nothing, for as long as a device would compute."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, seconds: float) -> Tensor:
+        context.seconds = seconds
+        time.sleep(seconds)
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        time.sleep(2 * context.seconds)
+        return gradients[0], None
+
+
+class Device(nn.Module):
+    """A block on an emulated device."""
+
+    def __init__(self, block: nn.Module, seconds: float) -> None:
+        super().__init__()
+        self.block, self.seconds = block, seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's, and the time it takes."""
+        out: Tensor = _Sleeps.apply(self.block(x), self.seconds)  # type: ignore[no-untyped-call]
+        return out
+
+
+def main() -> None:
+    """One stage, over a file as the meeting place; the last one prints when each batch was done."""
+    name, rank, file, micro, batches, unit = sys.argv[1:]
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    store = dist.FileStore(file, STAGES)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=int(rank), world_size=STAGES)
+    stage, parts = int(rank), int(micro)
+    device = Device(blocks()[stage], float(unit) / parts)
+    piece = torch.zeros(BATCH // parts, WIDTH)
+    placed = PipelineStage(device, stage, STAGES, torch.device("cpu"), input_args=(piece,))
+    schedule = SCHEDULES[name](placed, parts, loss_fn=loss)
+    optimizer = torch.optim.SGD(device.parameters(), lr=0.01)
+    x = torch.randn(BATCH, WIDTH)
+    for _ in range(int(batches)):
+        if stage == 0:
+            schedule.step(x)
+        elif stage == STAGES - 1:
+            schedule.step(target=x)
+        else:
+            schedule.step()
+        optimizer.step()
+        optimizer.zero_grad()
+        if stage == 0:
+            print(time.monotonic(), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
