@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from paceline.trace.events import Note
 from support.runs import Lab
+from support.shell import Shell
 from support.tensors import assert_close, assert_equal
 
 SCRIPT = Path(__file__).parent / "digits_like.py"
@@ -66,3 +67,38 @@ def test_the_state_of_an_optimizer_is_saved_and_loaded_by_a_script(
     assert state["param_groups"][0]["fused"] is None
     warned = [note.text for note in run.of(Note) if "model.state_dict()" in note.text]
     assert bool(warned) == (protocol in ("dssp", "local_sgd")), warned
+
+
+LEAVES = """
+import sys, torch, paceline
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.join()
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+loader = DataLoader(TensorDataset(torch.ones(24, 2)), batch_size=2)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for (x,) in loader:
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+pace.leave()
+state = optimizer.state_dict()["state"]
+assert all("momentum_buffer" in each for each in state.values()) and len(state) == 2, state
+if pace.rank == int(sys.argv[1]):
+    raise ValueError("after all is done")
+"""
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "dssp", "allreduce", "local_sgd"])
+def test_who_has_left_has_the_optimizers_state_and_a_late_error_is_not_a_success(
+    shell: Shell, tmp_path: Path, protocol: str
+) -> None:
+    script = tmp_path / "leaves.py"
+    script.write_text(LEAVES)
+    done = shell("train", script, "-p", protocol, "-n", 2, "--correct", "none", "--", -1)
+    assert done.code == 0, done.err
+    failed = shell("train", script, "-p", protocol, "-n", 2, "--correct", "none", "--", 1)
+    assert failed.code == 1
+    assert "the script of rank 1 failed after it had left" in failed.error

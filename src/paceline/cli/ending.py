@@ -32,6 +32,7 @@ def finish(config: RunConfig, ended: Ended) -> Result:
     if result.status == "finished":
         for place in places:
             print(f"warning: {place}", file=sys.stderr)
+        _check_late(config, ended, result)
         return result
     if total.end.user_mistake:
         raise ConfigError(total.end.detail + go_on(config))
@@ -43,6 +44,19 @@ def finish(config: RunConfig, ended: Ended) -> Result:
     read = " ".join(places) or f"Read {config.path}/logs/."
     engine = f" {ended.detail}." if ended.detail else ""
     raise RunError(f"{total.end.detail.rstrip('.')}{why}.{killed}{engine} {read}{go_on(config)}")
+
+
+def _check_late(config: RunConfig, ended: Ended, result: Result) -> None:
+    """A script may raise after it has left the run, which then cannot know of it."""
+    known = {failure.worker for failure in result.failures}
+    late = sorted(rank for rank, status in ended.statuses.items() if status > 0 and rank not in known)
+    if late:
+        who = ", ".join(f"rank {rank}" for rank in late)
+        logs = " and ".join(f"{config.path}/logs/rank{rank}.log" for rank in late)
+        raise RunError(
+            f"the run finished, and its weights are saved; but the script of {who} failed after it had left. "
+            f"Read {logs}."
+        )
 
 
 def cut_short(config: RunConfig, why: str) -> None:

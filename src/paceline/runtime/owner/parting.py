@@ -10,20 +10,28 @@ import contextlib
 from collections.abc import Iterable
 
 from paceline.runtime.messages import workers as m
+from paceline.runtime.owner.recall import packed_state
 from paceline.runtime.run.member import Member
+from paceline.runtime.run.peer_start import PeerRun
 from paceline.runtime.run.start import Run
 
 
 def hand_out(run: Run, lead: Member, waiting: Iterable[Member]) -> None:
     """Put the saved model into the memory of all who wait, and wake them."""
     store, layout, clocks = run.store, run.store.layout, run.ledger.pacer.clocks
+    remembered = None if isinstance(run, PeerRun) and not run.shared else packed_state(run)
     for member in waiting:
         assert member.segment is not None
         assert lead.segment is not None
         if member.weights is not None:
             member.weights.bytes.copy_(store.weights)
         member.segment.bytes[layout.gradient_end :].copy_(lead.segment.bytes[layout.gradient_end :])
+        if remembered is not None:
+            with contextlib.suppress(OSError):
+                member.channel.send(remembered[0], (remembered[1].fd,))
         _say(member, m.Release(clocks.version, run.ledger.position(), over=True))
+    if remembered is not None:
+        remembered[1].close_fd()
 
 
 def turn_away(waiting: Iterable[Member], halted: m.Halt) -> None:

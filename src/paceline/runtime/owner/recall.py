@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from paceline.fabric.segment import Segment
 from paceline.runtime.checkpoints.optimizer_state import packed
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.member import Member
@@ -14,9 +15,15 @@ Send = Callable[[Member, m.FromStore, tuple[int, ...]], None]
 
 def recall(run: Run, member: Member, asked: m.Recall, send: Send) -> None:
     """Tensors go into memory of their own, so the run may go on at once."""
+    recalled, memory = packed_state(run, asked.weights)
+    send(member, recalled, (memory.fd,))
+    memory.close_fd()
+
+
+def packed_state(run: Run, weights: bool = False) -> tuple[m.Recalled, Segment]:
+    """What it remembers, with the weights if they are asked for; the memory is the caller's to close."""
     tensors, values = run.store.export()
-    if asked.weights:
+    if weights:
         tensors |= {f"model.{name}": view for name, view in run.store.named_weights()}
     slots, memory = packed(tensors)
-    send(member, m.Recalled(slots, values), (memory.fd,))
-    memory.close_fd()
+    return m.Recalled(slots, values), memory

@@ -44,6 +44,8 @@ class StoreLink:
         """Whether there is no further work for anybody."""
         self.segments: list[Segment] = []
         """This worker's segment, its weights, and what else it was given."""
+        self._last: State | None = None
+        """What the optimizer remembered at the end of the run, once this worker has left."""
         self._barrier: WorkerBarrier | None = None
         """Where this worker decides itself when to go on; None: the store does."""
         self._send(m.Hello(os.getpid(), protocol, settings, rank, own.digest(protocol), correct))
@@ -167,7 +169,11 @@ class StoreLink:
         return self.config.listen is None and self.config.store_hosts == 1
 
     def recall(self, weights: bool = False) -> State:
-        """What the optimizer that steps for all remembers; with the weights as `model.` and their names."""
+        """What the optimizer that steps for all remembers; with the weights as `model.` and their names.
+
+        After this worker has left, what it remembered when the run was over."""
+        if self._last is not None:
+            return dict(self._last[0]), self._last[1]
         self._send(m.Recall(weights))
         recalled, fds = self._expect(m.Recalled)
         return unpacked(recalled.slots, fds[0]), recalled.values
@@ -190,7 +196,15 @@ class StoreLink:
             self._over = True
             self._send(m.Leave(values, waits, state))
             if waits:
-                self._expect(m.Release)
+                self._wait_for_the_end()
+
+    def _wait_for_the_end(self) -> None:
+        """Until the model that is saved lies in this worker's memory, and the optimizer's state has come."""
+        wanted: Any = m.Release | m.Recalled
+        message, fds = self._expect(wanted)
+        if isinstance(message, m.Recalled):
+            self._last = unpacked(message.slots, fds[0]), message.values
+            self._expect(m.Release)
 
     def fail(self, error: BaseException, text: str) -> None:
         """Tell why the script ended."""
