@@ -11,8 +11,8 @@ from torch.optim import lr_scheduler
 
 from paceline.errors import ConfigError
 from paceline.runtime.lone.solo import Solo
+from paceline.runtime.worker.optimizer.schedules import follow
 from paceline.runtime.worker.optimizer.store_state import Elsewhere
-from paceline.runtime.worker.pace import follow
 from paceline.store.optimizers import check_suited
 
 
