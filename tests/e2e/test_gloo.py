@@ -277,10 +277,10 @@ def test_a_worker_that_dies_while_all_connect_ends_the_run(lab: Lab) -> None:
     """The others wait for it inside of torch, so they are ended from outside after a while."""
     script = lab.script(
         "import os, torch, paceline\n"
-        "from paceline.runtime.peer.collective import worker as collective_worker\n"
+        "from paceline.runtime.peer.collective import carrier\n"
         "pace = paceline.join()\n"
         "if pace.rank == 1:\n"
-        "    collective_worker.Collective = lambda *args: os.kill(os.getpid(), 9)\n"
+        "    carrier.Collective = lambda *args: os.kill(os.getpid(), 9)\n"
         "model = torch.nn.Linear(2, 1)\n"
         "pace.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
     )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from itertools import combinations
+from types import SimpleNamespace
 
 import pytest
 
 from paceline.errors import ConfigError
 from paceline.protocols import PEERS
 from paceline.protocols.core.meeting import Call
-from paceline.protocols.core.operations import Compute
+from paceline.protocols.core.operations import Exchange, Rule
 from paceline.runtime.meeting.collective import CollectiveGroups
-from paceline.runtime.peer.collective.worker import CARRIED, CollectiveWorker
+from paceline.runtime.peer.collective.carrier import CollectiveCarrier
+from paceline.store.vector import FlatVector
 
 EVERYBODY = tuple(range(6))
 
@@ -34,8 +36,7 @@ def test_one_worker_alone_needs_no_group_unless_it_has_begun() -> None:
 
 
 def test_an_operation_that_needs_shared_memory_is_refused_by_name() -> None:
-    pace = object.__new__(CollectiveWorker)
-    pace._protocol = PEERS["allreduce"]()
-    assert Compute not in CARRIED
-    with pytest.raises(ConfigError, match=r"AllReduce uses Compute, .* Use --fabric shared"):
-        pace._carry_out(Compute())
+    carrier = object.__new__(CollectiveCarrier)
+    carrier._peer = SimpleNamespace(protocol=PEERS["allreduce"]())  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match=r"AllReduce uses Exchange, .* Use --fabric shared"):
+        carrier.trade(Exchange(FlatVector([]), Rule.GOSSIP, 0))

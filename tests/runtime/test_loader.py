@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 
 from paceline.errors import ConfigError
-from paceline.runtime.worker.loader import (
+from paceline.runtime.worker.data.loader import (
     Dispensed,
     PacedLoader,
     SampleOrders,
@@ -32,7 +32,7 @@ from paceline.runtime.worker.loader import (
     count_samples,
     source_of,
 )
-from paceline.runtime.worker.second_pass import SecondPass
+from paceline.runtime.worker.data.second_pass import SecondPass
 from paceline.store.work.budget import Batch, Source
 
 DATA = TensorDataset(torch.arange(20))

@@ -10,9 +10,13 @@ import torch
 from torch.optim import lr_scheduler
 
 from paceline.errors import ConfigError
+from paceline.runtime.lone.recorded import RecordedSolo
 from paceline.runtime.lone.solo import Solo
+from paceline.runtime.peer.worker import PeerWorker
+from paceline.runtime.worker.optimizer.schedules import follow
 from paceline.runtime.worker.optimizer.store_state import Elsewhere
-from paceline.runtime.worker.pace import follow
+from paceline.runtime.worker.pace import Pace
+from paceline.runtime.worker.paced import PacedWorker
 from paceline.store.optimizers import check_suited
 
 
@@ -76,3 +80,8 @@ def test_a_parameter_of_two_optimizers_is_refused_with_what_to_do() -> None:
 def test_a_model_without_an_optimizer_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one optimizer"):
         Solo().prepare(torch.nn.Linear(1, 1))
+
+
+def test_no_kind_of_worker_derives_from_another() -> None:
+    kinds = (Solo, RecordedSolo, PacedWorker, PeerWorker)
+    assert {kind.__bases__ for kind in kinds} == {(Pace,)}

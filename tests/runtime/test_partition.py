@@ -9,8 +9,8 @@ import pytest
 from torch.utils.data import DataLoader
 
 from paceline.errors import ConfigError
-from paceline.runtime.worker.partition import Partition
-from paceline.runtime.worker.rows import spooled
+from paceline.runtime.worker.data.partition import Partition
+from paceline.runtime.worker.data.rows import spooled
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

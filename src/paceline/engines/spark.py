@@ -40,7 +40,7 @@ from paceline.errors import ConfigError, RunError
 from paceline.fabric.choice import secured
 from paceline.fabric.tls import Seal
 from paceline.fabric.wire import new_secret, parse_address
-from paceline.runtime.worker.rows import spooled
+from paceline.runtime.worker.data.rows import spooled
 from paceline.store.disk.folders import new_folder
 from paceline.trace import Result, read_trace, tally
 

@@ -6,6 +6,7 @@ and is asked to come to rest, to evaluate, and for its part of what is saved.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -182,6 +183,10 @@ class MeshPace(Pace):
 
     def end(self, error: BaseException | None, text: str) -> None:
         """The script is over: save, and say so; or say what went wrong."""
+        with contextlib.suppress(OSError):
+            self._end(error, text)
+
+    def _end(self, error: BaseException | None, text: str) -> None:
         if error is not None and not isinstance(error, RunStopped):
             kind = "config" if isinstance(error, ConfigError) else "error"
             torn = isinstance(error, RuntimeError) and not isinstance(error, RunError) and _is_torn(error)

@@ -9,11 +9,10 @@ from paceline.errors import ConfigError
 from paceline.protocols import Pacing, Peer, own
 from paceline.protocols.settings import is_peer, make_any, make_peer, resolved, spelled_out
 from paceline.runtime import seat
-from paceline.runtime.lone.solo import RecordedSolo, Solo
-from paceline.runtime.peer.collective.link import CollectiveLink
-from paceline.runtime.peer.collective.worker import CollectiveWorker
+from paceline.runtime.fabrics import FABRICS
+from paceline.runtime.lone.recorded import RecordedSolo
+from paceline.runtime.lone.solo import Solo
 from paceline.runtime.peer.worker import PeerWorker
-from paceline.runtime.worker.link import StoreLink
 from paceline.runtime.worker.malloc import keep_freed_memory
 from paceline.runtime.worker.pace import Pace
 from paceline.runtime.worker.paced import PacedWorker
@@ -84,8 +83,8 @@ def _take_part(protocol: str | None, settings: dict[str, Any], correct: str | No
     if place.channel is None:
         return RecordedSolo(place.config, protocol, settings)
     keep_freed_memory()
-    kind = CollectiveLink if place.config.connects else StoreLink
-    link = kind(place.channel, protocol, settings, place.rank, correct)
+    fabric = FABRICS[place.config.fabric]
+    link = fabric.link(place.channel, protocol, settings, place.rank, correct)
     name = link.config.protocol or protocol
     peers = name is not None and is_peer(name)
     if name is not None:
@@ -93,4 +92,4 @@ def _take_part(protocol: str | None, settings: dict[str, Any], correct: str | No
     if name is None or not peers:
         return PacedWorker(link)
     peer = make_peer(name, (settings if name == protocol else {}) | link.config.settings)
-    return CollectiveWorker(link, peer) if isinstance(link, CollectiveLink) else PeerWorker(link, peer)
+    return PeerWorker(link, peer, fabric.carrier(link))

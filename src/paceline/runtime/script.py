@@ -19,12 +19,9 @@ import torch
 from paceline.errors import ConfigError, PacelineError, RunError, RunStopped
 from paceline.runtime import seat as seats
 from paceline.runtime.join import joined
-from paceline.runtime.lone.solo import RecordedSolo
 from paceline.runtime.messages.workers import Failed, Hello
 from paceline.runtime.seat import Seat
 from paceline.runtime.worker.environment import hint_for, tell_environment
-from paceline.runtime.worker.link import StoreLink
-from paceline.runtime.worker.paced import PacedWorker
 from paceline.runtime.worker.stacks import be_ready
 from paceline.trace import TraceWriter, events
 from paceline.trace.life import claim
@@ -94,16 +91,8 @@ def end_script(seat: Seat, error: BaseException | None) -> int:
     """Tell the run how the script ended; the exit status."""
     pace = joined()
     text = "" if error is None else _one_line(error)
-    if isinstance(pace, PacedWorker):
-        with contextlib.suppress(RunError):
-            _say_goodbye(pace, pace._link, error, text)
-    elif isinstance(pace, RecordedSolo):
+    if pace is not None:
         pace.end(error, text)
-        status = "finished" if error is None else "stopped" if isinstance(error, RunStopped) else "failed"
-        pace.close(status, text, isinstance(error, ConfigError))
-    elif pace is not None:
-        with contextlib.suppress(OSError):
-            pace.end(error, text)
     elif seat.channel is not None and error is not None:
         with contextlib.suppress(OSError):
             seat.channel.send(Hello(os.getpid(), None, {}, seat.rank))  # it never got so far
@@ -111,13 +100,6 @@ def end_script(seat: Seat, error: BaseException | None) -> int:
     elif error is not None:
         _leave_a_trace(seat, error, text)
     return 0 if error is None or isinstance(error, RunStopped) else 1
-
-
-def _say_goodbye(pace: PacedWorker, link: StoreLink, error: BaseException | None, text: str) -> None:
-    if error is None or isinstance(error, RunStopped):
-        pace.depart()
-    else:
-        link.fail(error, text)
 
 
 def _leave_a_trace(seat: Seat, error: BaseException, text: str) -> None:

@@ -26,7 +26,7 @@ from paceline.bench.harness.stats import Spread
 from paceline.bench.micro.lone_script import LoneTraining
 from paceline.config import RunConfig
 from paceline.fabric.channel import Channel
-from paceline.runtime.lone.solo import RecordedSolo
+from paceline.runtime.lone.recorded import RecordedSolo
 from paceline.runtime.owner.loop import RealLoop
 from paceline.runtime.owner.owner import Owner
 from paceline.trace.events import Decided, Event

@@ -14,8 +14,8 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.errors import ConfigError
-from paceline.runtime.worker.loader import COPIED
-from paceline.runtime.worker.sample_order import SampleOrders
+from paceline.runtime.worker.data.loader import COPIED
+from paceline.runtime.worker.data.sample_order import SampleOrders
 
 Indices = list[Any]
 

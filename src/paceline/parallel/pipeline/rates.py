@@ -14,7 +14,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import ConfigError
-from paceline.runtime.worker.pace import catch_up, follow
+from paceline.runtime.worker.optimizer.schedules import catch_up, follow
 
 
 class Deferred:

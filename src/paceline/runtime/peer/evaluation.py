@@ -2,62 +2,58 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from paceline.runtime.peer.stopping import StoppablePeer
-from paceline.store.layout import Layout
-from paceline.store.replicas import answer_parts
+from paceline.runtime.peer.carrier import Carrier
+from paceline.runtime.peer.state import PeerState
 from paceline.store.vector import FlatVector
 
 
-class PeerEvaluation(StoppablePeer):
-    """A peer, as far as evaluation is concerned."""
+class PeerEvaluation:
+    """One peer's."""
 
-    _layout: Layout
-    _answers: dict[bool, Tensor]
-    """Where answers lie: those for all, and those for this worker."""
+    def __init__(self, peer: PeerState, carrier: Carrier) -> None:
+        self._peer, self._carrier = peer, carrier
+        self._link = peer.trainer.link
+        self._aside: tuple[Any, Any] = (None, None)
+        """What it is when it does not wear the mean."""
 
-    def _away(self) -> None:
+    def away(self) -> None:
         """Wear the mean of all models."""
-        if self._model is None:
-            return
         self._link.away()
-        self._wear(*self._found())
+        self._wear(*self._carrier.mean())
 
-    def _model_now(self) -> dict[str, Tensor]:
-        """The mean of all models, as it would be evaluated and saved."""
+    def back(self, values: dict[str, float], seconds: float) -> None:
+        """Be oneself again, and tell what was found."""
+        self._take_off()
+        self._link.back(values | self._carrier.figures(), seconds)
+
+    @contextmanager
+    def worn(self) -> Iterator[None]:
+        """In here the model is the mean of all, as it would be evaluated and saved."""
         self._link.away(distance=True)
-        self._wear(*self._found())
+        self._wear(*self._carrier.mean())
         try:
-            return super()._model_now()
+            yield
         finally:
             self._take_off()
 
-    def _found(self) -> tuple[FlatVector, FlatVector]:
-        """Parameters and buffers of the mean that was taken."""
-        mean = answer_parts(self._layout, self._answers[False])
-        return FlatVector(mean[0]), FlatVector(mean[1])
+    def apart(self) -> float:
+        """How far the replicas are from their mean."""
+        return self._carrier.distance(self._link.away(distance=True))
 
     def _take_off(self) -> None:
-        parameters, self._me.buffers[:] = self._aside
+        me = self._peer.me
+        parameters, me.buffers[:] = self._aside
         if parameters is not None:
-            self._me.parameters[:] = parameters
+            me.parameters[:] = parameters
 
     def _wear(self, parameters: FlatVector, buffers: FlatVector) -> None:
         """Be the mean for a while. Where all have one model, only buffers may differ."""
-        me = self._me
-        self._aside = None if self._shared else me.parameters.clone(), me.buffers.clone()
-        if not self._shared:
+        me, shared = self._peer.me, self._peer.trainer.shared
+        self._aside = None if shared else me.parameters.clone(), me.buffers.clone()
+        if not shared:
             me.parameters[:] = parameters
         me.buffers[:] = buffers
-
-    def _apart(self) -> float:
-        distance = self._link.away(distance=True).distance
-        assert distance is not None
-        return distance
-
-    def _back(self, values: dict[str, float], seconds: float) -> None:
-        if self._model is None:
-            return
-        self._take_off()
-        self._link.back(values, seconds)

@@ -1,8 +1,9 @@
-"""Steps of a worker's own optimizer at other rates, or without being remembered."""
+"""Steps of a worker's own optimizer: with gradients from elsewhere, at other rates, or not remembered."""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeGuard
@@ -11,7 +12,100 @@ import torch
 from torch import Tensor
 
 from paceline.protocols.core.operations import Preview, Step
+from paceline.protocols.core.parts import Part
+from paceline.runtime.peer.optimizer import not_finite, reads_only
+from paceline.runtime.peer.state import PeerState
+from paceline.runtime.run.member import smallest
+from paceline.store.cutting import blank
+from paceline.store.together import parts_of
 from paceline.store.vector import FlatVector
+
+
+class PeerSteps:
+    """One worker's."""
+
+    def __init__(self, peer: PeerState, memory_at: Callable[[int], Tensor | None]) -> None:
+        """Made while the optimizers' steps are still plain. `memory_at` tells where answers lie."""
+        self._peer, self._memory_at, self._trainer = peer, memory_at, peer.trainer
+        self._plain: list[Callable[[], Any]] = [part.step for part in parts_of(peer.trainer.optimizer)]
+        self._remembered = OptimizerMemory(peer.trainer.optimizer, peer.trainer.binding.trained)
+        self._blank: tuple[FlatVector, list[Tensor]] | None = None
+        self._shown: dict[int, list[Tensor]] = {}
+        self.skipped = 0
+        """Gradients that were not finite."""
+
+    def apply(self, operation: Step | Preview) -> None:
+        """Step with a gradient."""
+        gradient, part, trainer = operation.gradient, operation.part, self._trainer
+        assert isinstance(gradient, FlatVector)
+        norm = self._peer.cut.length(gradient, part)
+        if not math.isfinite(norm):
+            return self._refuse()
+        if trainer.shared:
+            return None  # the run has, for all
+        clip = smallest(trainer.link.config.clip_norm, trainer.clip_to)
+        if clip is not None and norm > clip:
+            gradient = gradient * (clip / (norm + 1e-6))
+        missing = gradient.missing | self._peer.cut.others(part)
+        trainer.binding.show_gradients(self._visible(gradient, part), missing)
+        with stepping(trainer.optimizer, operation):
+            self._plain[trainer.which]()
+        trainer.binding.show_gradients(None)
+        return None
+
+    def nothing(self) -> FlatVector:
+        """A gradient that takes no part: it was not finite."""
+        self._refuse()
+        for part in self._peer.gradient:
+            part.zero_()
+        nothing = FlatVector(self._peer.gradient, frozenset(range(len(self._peer.layout.trained))))
+        nothing.norm = 0.0
+        return nothing
+
+    def reset(self) -> None:
+        """The optimizer forgets."""
+        self._trainer.optimizer.state.clear()
+
+    def recall(self) -> dict[str, FlatVector]:
+        """What the optimizer remembers, in vectors."""
+        return self._remembered.recall(lambda: blank(self._peer.layout))
+
+    def remember(self) -> None:
+        """Let it remember what was made of them."""
+        self._remembered.remember()
+
+    def _visible(self, gradient: FlatVector, part: Part | None) -> list[Tensor] | None:
+        """The gradients that the optimizer is to read; None: those of this worker's segment."""
+        start = gradient.parts[0].data_ptr()
+        if start == self._peer.gradient[0].data_ptr():
+            return None
+        memory = self._memory_at(start)
+        if memory is None or not reads_only(self._trainer.optimizer):
+            if part is None:
+                FlatVector(self._peer.gradient)[:] = gradient
+                return None
+            return self._beside(gradient, part)  # the rest of the worker's own is still needed
+        if start not in self._shown:
+            self._shown[start] = [slot.view(memory, slot.offset) for slot in self._peer.layout.trained]
+        return self._shown[start]
+
+    def _beside(self, gradient: FlatVector, part: Part) -> list[Tensor]:
+        """A part of a gradient in memory of its own."""
+        if self._blank is None:
+            self._blank = blank(self._peer.layout)
+        self._peer.cut.copy(gradient, self._blank[0], part)
+        return self._blank[1]
+
+    def _refuse(self) -> None:
+        """What was to be applied is not finite."""
+        trainer = self._trainer
+        if trainer.scaled:
+            trainer.overflowed = True
+            return
+        if trainer.link.config.bad_gradient == "skip":
+            self.skipped += 1
+            return
+        raise not_finite(trainer.link.rank, trainer.binding.bad_parameter())
 
 
 @contextmanager

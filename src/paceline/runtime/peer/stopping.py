@@ -15,44 +15,35 @@ from safetensors import SafetensorError
 from paceline.errors import RunStopped
 from paceline.protocols.core.meeting import SETTLING
 from paceline.protocols.core.operations import Operation
-from paceline.protocols.core.peer import Done, Me, Peer, settles
+from paceline.protocols.core.peer import Done, settles
 from paceline.runtime.checkpoints.peer_files import load_peer, save_peer
-from paceline.runtime.messages.workers import Meet, Met
-from paceline.runtime.worker.link import StoreLink
-from paceline.runtime.worker.paced import PacedWorker
+from paceline.runtime.messages.workers import Meet
+from paceline.runtime.peer.carrier import Carrier
+from paceline.runtime.peer.state import PeerState
 from paceline.store.disk.folders import partial_of
 
 
-class StoppablePeer(PacedWorker):
-    """A peer, as far as its end is concerned."""
+class PeerEnding:
+    """One peer's."""
 
-    _me: Me
-
-    def __init__(self, link: StoreLink, protocol: Peer) -> None:
-        super().__init__(link)
-        self._protocol = protocol
-        self._lane = 0
+    def __init__(
+        self, peer: PeerState, carrier: Carrier, carry_out: Callable[[Operation | Done], Any]
+    ) -> None:
+        self._peer, self._carrier, self._carry_out = peer, carrier, carry_out
+        self._link = peer.trainer.link
         self._iterations = 0
-        self._until: int | None = None
-        self._save_at: int | None = None
         self._saved = False
-        self._before = 0
-        """Iterations before the run was stopped that goes on."""
 
-    def _carry_out(self, operation: Operation | Done) -> Any:
-        raise NotImplementedError
-
-    def _say(self, message: Meet, how: Callable[[Meet, tuple[int, ...]], Any]) -> Any:
-        raise NotImplementedError
-
-    def _meet(self, message: Meet) -> Met:
-        raise NotImplementedError
+    def settle(self) -> None:
+        """Bring to an end what is under way, unless that was done when the run was stopped."""
+        if settles(self._peer.protocol) and not self._saved:
+            self._settle()
 
     def _settle(self) -> None:
-        """Bring to an end what is under way, with everybody who has come to the end."""
-        self._say(Meet(retires=True), self._link.begin)
-        self._lane = SETTLING
-        steps, answer = self._protocol.settle(self._me), None
+        """With everybody who has come to the end."""
+        self._carrier.tell(Meet(retires=True))
+        self._peer.lane = SETTLING
+        steps, answer = self._peer.protocol.settle(self._peer.me), None
         while True:
             try:
                 operation = steps.send(answer)
@@ -60,30 +51,24 @@ class StoppablePeer(PacedWorker):
                 return
             answer = self._carry_out(operation)
 
-    def _leave(self) -> None:
-        if self._model is not None and settles(self._protocol) and not self._saved:
-            self._settle()
-        super()._leave()
-
     # -- stopping and going on ----------------------------------------------------------------
 
-    def _completed(self) -> None:
+    def completed(self) -> None:
         """An iteration is; if the run was stopped and this is the last, leave what it takes to go on."""
         self._iterations += 1
-        if self._iterations == self._until:
-            if settles(self._protocol):
+        if self._iterations == self._peer.until:
+            if settles(self._peer.protocol):
                 self._settle()
             self._save()
             self._saved = True
             raise RunStopped("interrupted")
-        if self._iterations == self._save_at:
+        if self._iterations == self._peer.save_at:
             self._save_and_wait()
 
     def _save(self) -> None:
-        assert self._optimizer is not None
+        peer = self._peer
         folder = partial_of(self._link.config.path / "checkpoint")
-        own = None if self._shared else self._optimizer
-        save_peer(folder, self._me, own, self._all_buffers(), self._stand())
+        save_peer(folder, peer.me, self._own_optimizer(), peer.buffers(), peer.trainer.standing())
 
     def _save_and_wait(self) -> None:
         """A checkpoint on the way: go on once all have saved theirs, or somebody could not."""
@@ -91,15 +76,16 @@ class StoppablePeer(PacedWorker):
         try:
             self._save()
         except (OSError, SafetensorError) as error:
-            why = f"rank {self.rank}: {error}"
-        self._meet(Meet(saved=why))
+            why = f"rank {self._link.rank}: {error}"
+        self._carrier.meet(Meet(saved=why))
 
-    def _resume(self) -> None:
+    def resume(self) -> None:
         """Begin where a stopped run ended."""
-        folder, own = self._link.config.resume, None if self._shared else self._optimizer
+        peer, folder = self._peer, self._link.config.resume
         if folder is not None:
-            self._find(load_peer(Path(folder), self._me, own, self._all_buffers()))
-            self._before = self._position = self._me.count
+            peer.trainer.go_on(load_peer(Path(folder), peer.me, self._own_optimizer(), peer.buffers()))
+            peer.before = peer.trainer.schedulers.position = peer.me.count
 
-    def _all_buffers(self) -> Any:
-        return self._binding.layout.buffer_views(self._link.segments[0].bytes)
+    def _own_optimizer(self) -> Any:
+        """The optimizer, if it is this worker's that steps."""
+        return None if self._peer.trainer.shared else self._peer.trainer.optimizer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from paceline.config import RunConfig
@@ -39,6 +40,8 @@ class StoreLink:
     ) -> None:
         self._channel = channel
         self._granted: deque[Batch] = deque()
+        self._said: set[str] = set()
+        """What was warned of: once is enough."""
         self._over = False
         self.enough = False
         """Whether there is no further work for anybody."""
@@ -185,8 +188,10 @@ class StoreLink:
         memory.close_fd()
 
     def say(self, text: str) -> None:
-        """Put a warning on record."""
-        self._send(m.Say("warning", text))
+        """Put a warning on record, once."""
+        if text not in self._said:
+            self._said.add(text)
+            self._send(m.Say("warning", text))
 
     def leave(
         self, values: dict[str, float] | None, waits: bool = False, state: WorkerState | None = None
@@ -211,6 +216,14 @@ class StoreLink:
         if not self._over:
             self._over = True
             self._send(m.Failed(_kind(error), text))
+
+    def end(self, error: BaseException | None, text: str, depart: Callable[[], None]) -> None:
+        """The script is over: `depart` if it ended well, or was stopped, else tell why."""
+        with contextlib.suppress(RunError):
+            if error is None or isinstance(error, RunStopped):
+                depart()
+            else:
+                self.fail(error, text)
 
     def _nap(self, seconds: float) -> None:
         """Sleep for so long; the end of the run ends it at once."""

@@ -25,8 +25,8 @@ from paceline.protocols.grid import Grid, check_axes
 from paceline.runtime import seat
 from paceline.runtime.checkpoints.optimizer_state import State, state_of
 from paceline.runtime.checkpoints.whole_state import Loaded, Saved, marked, unmarked, write
+from paceline.runtime.worker.data.partition import Partition
 from paceline.runtime.worker.gather import gather
-from paceline.runtime.worker.partition import Partition
 from paceline.store.layout import Models, plain_name
 from paceline.store.optimizers import group_settings
 from paceline.store.together import Together
@@ -179,8 +179,7 @@ class Pace(ABC):
         """
         if self._model is None:
             raise ConfigError("pace.consensus() before pace.prepare(): there is no model yet. Prepare first.")
-        if self._left:
-            raise RunError("pace.consensus() after pace.leave(): this worker takes no part any more.")
+        self._check_here("pace.consensus()")
         return self._apart()
 
     def gather(self, x: Any) -> torch.Tensor:
@@ -189,8 +188,7 @@ class Pace(ABC):
         All workers that are left have to call this, and all get the result; meanwhile nobody waits for them.
         Under a protocol without a store, after equally many iterations. Alone it is `x` itself.
         """
-        if self._left:
-            raise RunError("pace.gather() after pace.leave(): this worker takes no part any more.")
+        self._check_here("pace.gather()")
         return gather(x, self._swap)
 
     def _swap(self, data: bytes, more: bool) -> dict[int, bytes]:
@@ -228,6 +226,11 @@ class Pace(ABC):
             self._left = True
             self._leave()
 
+    def _check_here(self, what: str, instead: str = "") -> None:
+        """Refuse what only a worker may do that still takes part."""
+        if self._left:
+            raise RunError(f"{what} after pace.leave(): this worker takes no part any more.{instead}")
+
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor | None:
         """Clip what the next `optimizer.step()` steps with to this norm; call it between backward and step.
 
@@ -254,8 +257,7 @@ class Pace(ABC):
         """
         if self._model is None or self._optimizer is None:
             raise ConfigError("pace.save() before pace.prepare(): there is no model yet. Prepare first.")
-        if self._left:
-            raise RunError("pace.save() after pace.leave(): this worker takes no part any more. Save before.")
+        self._check_here("pace.save()", " Save before.")
         if not self.lead or self._idle():
             return
         self._evaluating = True  # it is what is evaluated that is taken
@@ -353,34 +355,6 @@ class Pace(ABC):
 
     @abstractmethod
     def _warn(self, text: str) -> None: ...
-
-
-def catch_up(scheduler: LRScheduler, steps: int) -> None:
-    """Bring a resumed run's scheduler to where it stood."""
-    if steps:
-        scheduler.optimizer._opt_called = True  # type: ignore[attr-defined]
-    for _ in range(steps):
-        scheduler.step()
-
-
-def steps_of(scheduler: LRScheduler) -> int:
-    """How often it was stepped, as it says itself."""
-    return int(getattr(scheduler, "last_epoch", 0))
-
-
-def follow(scheduler: LRScheduler, missed: Callable[[], int]) -> None:
-    """Let each step be as many as were missed.
-
-    By a class of its own: an attribute would be in its `state_dict()`, and could not be pickled.
-    """
-    kind = type(scheduler)
-
-    def step(self: LRScheduler, epoch: int | None = None) -> None:
-        for _ in range(missed()):
-            kind.step(self)
-
-    named = {"step": step, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    scheduler.__class__ = type(kind.__name__, (kind,), named)
 
 
 def replace_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> None:

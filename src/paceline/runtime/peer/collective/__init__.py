@@ -1,1 +1,1 @@
-"""The same, where vectors travel from worker to worker by torch.distributed."""
+"""The fabric whose vectors travel from worker to worker by torch.distributed: its carrier and link."""

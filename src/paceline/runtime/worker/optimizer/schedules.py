@@ -1,4 +1,4 @@
-"""Whether the length that a learning-rate schedule was built for is the one that the run will have.
+"""Learning-rate schedulers among several workers: they follow the run, and are as long as it is.
 
 A worker sees only its part of the batches, so `len(loader)` is smaller after `prepare` than before. A
 schedule that was built from the length before would end half-way, without a word.
@@ -6,10 +6,13 @@ schedule that was built from the length before would end half-way, without a wor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from paceline.errors import ConfigError
+from paceline.runtime.checkpoints.worker_state import standing, steps_to_take
 
 TOTALS = {
     "OneCycleLR": "total_steps",
@@ -44,3 +47,72 @@ def misfit(scheduler: LRScheduler, before: int, now: int, workers: int) -> str |
                 "pace.prepare(scheduler)"
             )
     return None
+
+
+def catch_up(scheduler: LRScheduler, steps: int) -> None:
+    """Bring a resumed run's scheduler to where it stood."""
+    if steps:
+        scheduler.optimizer._opt_called = True  # type: ignore[attr-defined]
+    for _ in range(steps):
+        scheduler.step()
+
+
+def steps_of(scheduler: LRScheduler) -> int:
+    """How often it was stepped, as it says itself."""
+    return int(getattr(scheduler, "last_epoch", 0))
+
+
+def follow(scheduler: LRScheduler, missed: Callable[[], int]) -> None:
+    """Let each step be as many as were missed.
+
+    By a class of its own: an attribute would be in its `state_dict()`, and could not be pickled.
+    """
+    kind = type(scheduler)
+
+    def step(self: LRScheduler, epoch: int | None = None) -> None:
+        for _ in range(missed()):
+            kind.step(self)
+
+    named = {"step": step, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    scheduler.__class__ = type(kind.__name__, (kind,), named)
+
+
+class PreparedSchedulers:
+    """The schedulers that a script steps once per iteration: each stands where the run says."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        """Where they are to stand: the run's samples (or updates), whoever processed them."""
+        self._began = 0
+        """The same when the iteration under way began."""
+        self._steps: list[int] = []
+        """How often each was stepped."""
+        self._kept: list[int] | None = None
+        """The same by the checkpoint that the run goes on from, of those not prepared yet."""
+
+    def prepare(self, scheduler: LRScheduler) -> None:
+        """Let it follow the run."""
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise ConfigError("ReduceLROnPlateau is stepped with a metric; leave it out of prepare.")
+        done = steps_to_take(self._kept.pop(0) if self._kept else None, self.position)
+        catch_up(scheduler, done)
+        number = len(self._steps)
+        self._steps.append(done)
+        follow(scheduler, lambda: self._missed(number))
+
+    def _missed(self, number: int) -> int:
+        done = self._steps[number]
+        self._steps[number] = max(self.position, done)
+        return self._steps[number] - done
+
+    def begin(self) -> None:
+        """An iteration's gradient is there."""
+        self._began = self.position
+
+    def go_on(self, kept: tuple[int, ...]) -> None:
+        """The run goes on where each stood."""
+        self._kept = list(kept)
+
+    def standing(self) -> tuple[int, ...]:
+        """What a checkpoint keeps of them."""
+        return tuple(standing(steps, self._began) for steps in self._steps)

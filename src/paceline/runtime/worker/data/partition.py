@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from paceline.runtime.worker.rows import read_rows, scan
+from paceline.runtime.worker.data.rows import read_rows, scan
 
 
 class Partition(IterableDataset[Any]):

@@ -16,9 +16,9 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from paceline.errors import ConfigError
 from paceline.runtime.checkpoints.random_state import digest
+from paceline.runtime.worker.data.sample_order import SampleOrders
+from paceline.runtime.worker.data.second_pass import SecondPass
 from paceline.runtime.worker.link import StoreLink
-from paceline.runtime.worker.sample_order import SampleOrders
-from paceline.runtime.worker.second_pass import SecondPass
 from paceline.store.work.budget import Batch, Source
 from paceline.store.work.chunks import Injection
 

@@ -1,4 +1,4 @@
-"""A worker among peers whose vectors travel by torch.distributed, from worker to worker.
+"""Carries vectors by torch.distributed, from worker to worker.
 
 What happens is as with shared memory: a worker comes to a joint operation, tells the meeting place, and is
 answered when all have come. But the answer only says who takes part, in which shares; the vectors then go
@@ -13,7 +13,8 @@ Hence a worker that has finished stays, and takes part with nothing until all ha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -24,29 +25,16 @@ from paceline.errors import ConfigError
 from paceline.fabric.collective import Collective, GroupLine, Torn
 from paceline.fabric.segment import Segment
 from paceline.protocols.core.meeting import call_of
-from paceline.protocols.core.operations import (
-    Agree,
-    Average,
-    Handle,
-    Mix,
-    Operation,
-    Preview,
-    Recall,
-    Remember,
-    Reset,
-    Start,
-    Step,
-    Test,
-    Wait,
-)
+from paceline.protocols.core.operations import Average, Exchange, Handle, Mix
 from paceline.protocols.core.parts import Part
-from paceline.protocols.core.peer import Done, Peer, settles
-from paceline.runtime.messages.workers import Carried, Joint, Meet, Met, Show, Stand
+from paceline.protocols.core.peer import settles
+from paceline.runtime.messages.workers import Carried, Joint, Meet, Met, Release, Show, Stand
 from paceline.runtime.peer.collective.buckets import Buckets
 from paceline.runtime.peer.collective.link import CollectiveLink
 from paceline.runtime.peer.collective.slab import Slab, pack
-from paceline.runtime.peer.worker import PeerWorker
-from paceline.runtime.worker.paced import PacedWorker
+from paceline.runtime.peer.optimizer import not_finite
+from paceline.runtime.peer.state import PeerState
+from paceline.runtime.worker.binding import Binding
 from paceline.store.replicas import (
     BUFFERS,
     GRADIENTS,
@@ -57,70 +45,75 @@ from paceline.store.replicas import (
 from paceline.store.vector import FlatVector
 
 T = TypeVar("T")
-CARRIED = (Step, Preview, Reset, Recall, Remember, Average, Mix, Agree, Start, Wait, Test, Done)
-"""The operations that need nobody's memory but one's own."""
 
 
-class CollectiveWorker(PeerWorker):
-    """One of several workers, connected to the others."""
+class CollectiveCarrier:
+    """One worker's, connected to the others."""
 
-    def __init__(self, link: CollectiveLink, protocol: Peer) -> None:
-        super().__init__(link, protocol)
-        self._wire = link
+    _peer: PeerState
+    _collective: Collective
+    _slab: Slab
+
+    def __init__(self, link: CollectiveLink) -> None:
+        self._link = link
         link.obey = self._obey
+        self._lanes = 0
         self._spare: list[Slab] = []
         self._started: dict[int, tuple[Slab, bool, Part | None, list[Any]]] = {}
         self._on_show: Slab | None = None
         self._distance = 0.0
         self._buckets: Buckets | None = None
 
-    def _ground(self) -> tuple[Tensor, Tensor]:
-        self._near = self._binding.stay_near()
-        return self._near
+    # -- preparing ----------------------------------------------------------------------------
 
-    def _all_buffers(self) -> list[Tensor]:
-        return self._layout.buffer_views(self._near[0])
+    def ground(self, binding: Binding) -> tuple[Tensor, Tensor]:
+        """The memory where the model is, on whatever device."""
+        self._binding = binding
+        return binding.stay_near()
 
-    def _connect(self) -> None:
-        wire, device = self._wire, self._gradient[0].device
-        self._collective = Collective(self.rank, self.size, wire.meeting, wire.look, device)
+    def connect(self, peer: PeerState) -> None:
+        """Find the others."""
+        self._peer, link = peer, self._link
+        self._collective = Collective(peer.me.rank, peer.me.size, link.meeting, link.look, self._device)
         self._slab = self._new_slab()
-        self._answers = {False: self._slab.memory}
-        if self._protocol.overlaps and len(self._since) == 1:
+        if peer.protocol.overlaps and not peer.trainer.intake.several:
             gradients, fabric = self._binding.gradients, self._collective
             self._buckets = Buckets(
-                self._layout, gradients, self._gradient, fabric, self._slab, self._expected_share
+                peer.layout, gradients, peer.gradient, fabric, self._slab, self._expected_share
             )
 
+    @property
+    def _device(self) -> torch.device:
+        return self._peer.gradient[0].device
+
     def _new_slab(self) -> Slab:
-        buffers = self._me.buffers
+        buffers = self._peer.me.buffers
         assert isinstance(buffers, FlatVector)
-        return (
-            self._spare.pop() if self._spare else Slab(self._layout, buffers.parts, self._gradient[0].device)
-        )
+        return self._spare.pop() if self._spare else Slab(self._peer.layout, buffers.parts, self._device)
 
     def _expected_share(self) -> float:
         """This gradient's share, if all the others come from full batches."""
-        known = self._samples or self._used  # a batch that counts for nothing has no samples
-        return (self._samples / self._usual if known else 1.0) / self.size
+        intake = self._peer.trainer.intake
+        known = intake.samples or intake.used  # a batch that counts for nothing has no samples
+        return (intake.samples / intake.usual if known else 1.0) / self._peer.me.size
 
-    # -- operations ---------------------------------------------------------------------------
-
-    def _carry_out(self, operation: Operation | Done) -> Any:
-        if not isinstance(operation, CARRIED):
-            raise ConfigError(
-                f"{type(self._protocol).__name__} uses {type(operation).__name__}, an operation that only "
-                "shared memory can carry out. Use --fabric shared."
-            )
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """What breaks off in here is explained by the run."""
         try:
-            if isinstance(operation, Test):
-                return all(work.is_completed() for work in self._started[operation.handle.lane][-1])
-            return super()._carry_out(operation)
+            yield
         except Torn as error:
-            raise self._wire.torn(str(error)) from None
+            raise self._link.torn(str(error)) from None
+
+    # -- joint operations ---------------------------------------------------------------------
+
+    def exchange(self, operation: Average | Mix, vector: FlatVector) -> FlatVector:
+        """Have the vectors travel, once all have come; a gradient may have left before, in buckets."""
+        with self._whole():
+            return self._exchange(operation, vector)
 
     def _exchange(self, operation: Average | Mix, vector: FlatVector) -> FlatVector:
-        place, part = self._kind(vector), _part(operation)
+        place, part, peer = self._kind(vector), _part(operation), self._peer
         bucketed = self._bucketed(operation, place)
         carried = None
         if bucketed is not None:
@@ -128,8 +121,8 @@ class CollectiveWorker(PeerWorker):
             void = vector.norm == 0.0 or bucketed.blind
             carried = Carried(bucketed=True, changed=not same and not void, void=void)
         missing = tuple(sorted(vector.missing))
-        call = call_of(operation, self._lane)
-        met = self._meet(Meet(call, place, missing=missing, push=self._told(), carried=carried))
+        call = call_of(operation, peer.lane)
+        met = self.meet(Meet(call, place, missing=missing, push=peer.told(), carried=carried))
         assert met.joint is not None
         if bucketed is None or not self._in_buckets(bucketed, met.joint):
             self._travel(operation, met.joint, vector, place == BUFFERS)
@@ -147,14 +140,14 @@ class CollectiveWorker(PeerWorker):
         buckets.finish()
         if joint.changed:
             buckets.stop()
-            if self.lead:
-                self._warn(
+            if self._link.rank == 0:
+                self._link.say(
                     "gradients change between backward and step (accumulated, clipped or scaled there), so "
                     "they are averaged at the step from now on, not while backward goes on"
                 )
         if joint.changed or joint.again:
             return False
-        self._slab.scale(self.size * self._usual / joint.total)
+        self._slab.scale(self._peer.me.size * self._peer.trainer.intake.usual / joint.total)
         return True
 
     def _travel(self, operation: Average | Mix, joint: Joint, vector: FlatVector, buffers: bool) -> None:
@@ -164,7 +157,7 @@ class CollectiveWorker(PeerWorker):
             mine = self._flats(vector, buffers, None)
             self._collective.mix(mine, joint.row, joint.takers, slab.flats(buffers))
         elif joint.among:
-            slab.fill(vector.parts, joint.row[self.rank], buffers, part)
+            slab.fill(vector.parts, joint.row[self._link.rank], buffers, part)
             self._collective.reduce(slab.flats(buffers, part), joint.among)
         else:
             mine = self._flats(vector, buffers, part)
@@ -174,7 +167,7 @@ class CollectiveWorker(PeerWorker):
         """A vector as it travels between pairs: as it lies, but for what is many and small."""
         if not buffers and part is None:
             return vector.parts
-        pieces = self._cut.pieces(vector.parts, part)
+        pieces = self._peer.cut.pieces(vector.parts, part)
         flats, views = pack(pieces)
         FlatVector(views)[:] = FlatVector(pieces)
         return flats
@@ -184,51 +177,73 @@ class CollectiveWorker(PeerWorker):
 
     def _kind(self, vector: FlatVector) -> int:
         """What a vector is, or is like."""
-        if vector.parts and vector.parts[0].data_ptr() == self._gradient[0].data_ptr():
+        if vector.parts and vector.parts[0].data_ptr() == self._peer.gradient[0].data_ptr():
             return GRADIENTS
-        return PARAMETERS if self._like_parameters(vector) else BUFFERS
+        return PARAMETERS if self._peer.like_parameters(vector) else BUFFERS
 
     def _checked(self, answer: FlatVector, place: int, part: Part | None) -> FlatVector:
         """Name the one whose gradient is not finite, if the mean is not."""
         if place != GRADIENTS:
             return answer
-        answer.norm = self._cut.length(answer, part)
-        if math.isfinite(answer.norm) or self._scaled or self._link.config.bad_gradient == "skip":
+        answer.norm = self._peer.cut.length(answer, part)
+        expected = self._peer.trainer.scaled or self._link.config.bad_gradient == "skip"
+        if math.isfinite(answer.norm) or expected:
             return answer
-        if self._binding.bad_parameter() is not None:
-            self._refuse()
-        raise self._wire.torn("the mean of all gradients is not finite.")
+        mine = self._binding.bad_parameter()
+        if mine is not None:
+            raise not_finite(self._link.rank, mine)
+        raise self._link.torn("the mean of all gradients is not finite.")
 
     # -- what is started ----------------------------------------------------------------------
 
-    def _start(self, operation: Average | Mix) -> Handle:
+    def start(self, operation: Average | Mix) -> Handle:
         """Send off a copy, over all who may come; the weights are made to add up to 1 in the end."""
+        with self._whole():
+            return self._start(operation)
+
+    def _start(self, operation: Average | Mix) -> Handle:
         vector = operation.vector
         assert isinstance(vector, FlatVector)
         if isinstance(operation, Mix) or (operation.weight <= 0 and vector.norm != 0.0):
             raise ConfigError(
-                f"{type(self._protocol).__name__} starts {call_of(operation)}: over gloo, only an average "
-                "with a weight above 0 can be started. Use --fabric shared."
+                f"{type(self._peer.protocol).__name__} starts {call_of(operation)}: over gloo, only an "
+                "average with a weight above 0 can be started. Use --fabric shared."
             )
         self._lanes += 1
         slab, place, part = self._new_slab(), self._kind(vector), operation.part
         buffers = place == BUFFERS
-        slab.fill(vector.parts, operation.weight / self.size, buffers, part)
+        slab.fill(vector.parts, operation.weight / self._peer.me.size, buffers, part)
         works = self._collective.begin(slab.flats(buffers, part), operation.group or (), GroupLine.STARTED)
         self._started[self._lanes] = slab, buffers, part, works
         missing = tuple(sorted(vector.missing))
-        self._say(Meet(call_of(operation, self._lanes), place, missing=missing), self._link.begin)
+        self.tell(Meet(call_of(operation, self._lanes), place, missing=missing))
         return Handle(self._lanes)
 
+    def test(self, handle: Handle) -> Any:
+        """This worker sees it by itself."""
+        return all(work.is_completed() for work in self._started[handle.lane][-1])
+
+    def wait(self, handle: Handle) -> FlatVector:
+        """The sum is there, and what it is to be divided by."""
+        with self._whole():
+            return self._wait(handle)
+
     def _wait(self, handle: Handle) -> FlatVector:
-        met = self._meet(Meet(wait=handle.lane, push=self._told()))
+        met = self.meet(Meet(wait=handle.lane, push=self._peer.told()))
         slab, buffers, part, works = self._started.pop(handle.lane)
         self._collective.finish(works)
         assert met.joint is not None
-        slab.scale(self.size / met.joint.total, buffers, part)
+        slab.scale(self._peer.me.size / met.joint.total, buffers, part)
         slab.put_back(part)
         self._spare.append(slab)
         return self._answer(slab, buffers, met)
+
+    def trade(self, operation: Exchange) -> FlatVector:
+        """Nobody keeps cells here."""
+        raise ConfigError(
+            f"{type(self._peer.protocol).__name__} uses {type(operation).__name__}, an operation that only "
+            "shared memory can carry out. Use --fabric shared."
+        )
 
     # -- what is asked in between -------------------------------------------------------------
 
@@ -246,7 +261,7 @@ class CollectiveWorker(PeerWorker):
 
     def _show(self, order: Show) -> None:
         """The mean of all models, and how far the replicas are from it."""
-        me, model = self._me, self._protocol.model(self._me)
+        me, model = self._peer.me, self._peer.protocol.model(self._peer.me)
         assert isinstance(model, FlatVector)
         assert isinstance(me.buffers, FlatVector)
         slab = self._on_show = self._on_show or self._new_slab()
@@ -255,7 +270,7 @@ class CollectiveWorker(PeerWorker):
             self._collective.reduce(slab.flats(buffers), (), GroupLine.MODEL)
         apart = me.parameters - FlatVector(slab.parts())
         mine = apart.dot(apart) if order.counts else 0.0
-        square = torch.tensor([mine], dtype=torch.float64, device=self._gradient[0].device)
+        square = torch.tensor([mine], dtype=torch.float64, device=self._device)
         self._collective.reduce([square], (), GroupLine.MODEL)
         self._distance = math.sqrt(float(square) / order.counted)
         if order.hand_over:
@@ -263,50 +278,68 @@ class CollectiveWorker(PeerWorker):
 
     def _hand_over(self, slab: Slab) -> None:
         """Give the mean to the run, which saves it."""
-        memory = Segment.create(answer_bytes(self._layout), "the mean of all models")
-        for buffers, parts in enumerate(answer_parts(self._layout, memory.bytes)):
+        memory = Segment.create(answer_bytes(self._peer.layout), "the mean of all models")
+        for buffers, parts in enumerate(answer_parts(self._peer.layout, memory.bytes)):
             FlatVector(parts)[:] = FlatVector(slab.parts(bool(buffers)))
         self._link.begin(Meet(carried=Carried(mean=True)), (memory.fd,))
         memory.close_fd()
 
-    # -- instead of shared memory -------------------------------------------------------------
+    # -- the mean of all models ---------------------------------------------------------------
 
-    def _say(self, message: Meet, how: Callable[[Meet, tuple[int, ...]], T]) -> T:
-        return how(msgspec.structs.replace(message, stage=self._protocol.stage(self._me)), ())
-
-    def _keep(self, vector: Any) -> FlatVector:
-        kept: FlatVector = vector.clone()
-        return kept
-
-    def _zero_grad(self, which: int, set_to_none: bool = True) -> None:
-        if self._buckets is not None:
-            self._buckets.spoil()
-        super()._zero_grad(which, set_to_none)
-
-    def _found(self) -> tuple[FlatVector, FlatVector]:
-        """The mean of all models, which was taken while this worker slept."""
+    def mean(self) -> tuple[FlatVector, FlatVector]:
+        """As it was shown to this worker."""
         slab = self._on_show
         assert slab is not None
         return FlatVector(slab.parts()), FlatVector(slab.parts(True))
 
-    def _apart(self) -> float:
-        self._link.away(distance=True)
-        self.report(consensus_distance=self._distance)
+    def distance(self, release: Release) -> float:
+        """As the workers have measured it among themselves."""
         return self._distance
 
-    def _back(self, values: dict[str, float], seconds: float) -> None:
-        super()._back(values | {"consensus_distance": self._distance}, seconds)
+    def figures(self) -> dict[str, float]:
+        """Only workers know it."""
+        return {"consensus_distance": self._distance}
 
-    def _leave(self) -> None:
-        if self._model is not None:
-            self._binding.hand_back()
-        if self._model is None or self._wire.halted:
-            return PacedWorker._leave(self)
-        if not settles(self._protocol):
-            self._say(Meet(retires=True), self._link.begin)
-        super()._leave()
+    # -- memory and words ---------------------------------------------------------------------
+
+    def keep(self, vector: Any) -> FlatVector:
+        """Nobody else has to see it."""
+        kept: FlatVector = vector.clone()
+        return kept
+
+    def memory_at(self, start: int) -> Tensor | None:
+        """That of the answer to the last exchange."""
+        return self._slab.memory if self._slab.memory.data_ptr() == start else None
+
+    def cleared(self) -> None:
+        """What has left in buckets is not the gradient any more."""
+        if self._buckets is not None:
+            self._buckets.spoil()
+
+    def meet(self, message: Meet) -> Met:
+        """Sleep until all have come."""
+        return self._peer.heard(self._say(message, self._link.meet))
+
+    def tell(self, message: Meet) -> None:
+        """Go on."""
+        self._say(message, self._link.begin)
+
+    def _say(self, message: Meet, how: Callable[[Meet, tuple[int, ...]], T]) -> T:
+        stage = self._peer.protocol.stage(self._peer.me)
+        return how(msgspec.structs.replace(message, stage=stage), ())
+
+    def leaving(self) -> bool:
+        """The shared memory has the model; the others go on over all ranks, unless the run is over."""
+        self._binding.hand_back()
+        if self._link.halted:
+            return False
+        if not settles(self._peer.protocol):
+            self.tell(Meet(retires=True))
+        return True
+
+    def close(self) -> None:
+        """Disconnect."""
         self._collective.close()
-        return None
 
 
 def _part(operation: Average | Mix) -> Part | None:

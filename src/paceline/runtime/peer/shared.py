@@ -1,0 +1,220 @@
+"""Carries vectors through shared memory: the meeting place reads them where they lie, and answers there.
+
+Parameters, gradients and buffers lie in memory that the meeting place reads, so giving a vector away copies
+nothing; only what a protocol has computed itself is copied there first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from torch import Tensor
+
+from paceline.errors import RunError
+from paceline.protocols.core.meeting import call_of
+from paceline.protocols.core.operations import Average, Exchange, Handle, Mix
+from paceline.protocols.rules.compression import parse_compression
+from paceline.runtime.messages.workers import Meet, Met, Release, Trade
+from paceline.runtime.peer.compression import Packed, Packing
+from paceline.runtime.peer.memory import Halves, PeerMemory
+from paceline.runtime.peer.state import PeerState
+from paceline.runtime.worker.binding import Binding
+from paceline.runtime.worker.link import StoreLink
+from paceline.store.compression import matrices
+from paceline.store.replicas import GRADIENTS, answer_parts, is_buffers
+from paceline.store.vector import FlatVector
+
+T = TypeVar("T")
+
+
+class SharedCarrier:
+    """One worker's."""
+
+    _peer: PeerState
+    _memories: PeerMemory
+    _packing: Packing
+
+    def __init__(self, link: StoreLink) -> None:
+        self._link = link
+        self._answers: dict[bool, Tensor] = {}
+        """Where answers lie: those for all, and those for this worker."""
+        self._cleared = False
+        """Whether the script has cleared its gradients since the last step."""
+        self._spent = False
+        """Whether it had at the last one, and the run may use the memory."""
+        self._lanes = 0
+        self._free: list[tuple[Halves, Halves]] = []
+        self._under_way: dict[int, tuple[tuple[Halves, Halves], FlatVector, Packed]] = {}
+
+    # -- preparing ----------------------------------------------------------------------------
+
+    def ground(self, binding: Binding) -> tuple[Tensor, Tensor]:
+        """The segments that it was given."""
+        binding.require_cpu()
+        segment, weights, *_ = self._link.segments
+        return segment.bytes, weights.bytes
+
+    def connect(self, peer: PeerState) -> None:
+        """Know what lies where."""
+        self._peer, me, config = peer, peer.me, self._link.config
+        answers = (each.bytes for each in self._link.segments[2:])
+        self._answers = dict(zip((True, False), answers, strict=False))
+        self._memories = PeerMemory(peer.layout, me.rank)
+        assert isinstance(me.parameters, FlatVector)
+        assert isinstance(me.buffers, FlatVector)
+        for place, parts in enumerate((me.parameters.parts, peer.gradient, me.buffers.parts)):
+            self._memories.know(parts, place)
+        how = parse_compression(config.compress)
+        found, wired = matrices(peer.layout, int(how.amount or 0)), config.listen is not None
+        self._packing = Packing(how, me, found, wired=wired)
+
+    # -- joint operations ---------------------------------------------------------------------
+
+    def exchange(self, operation: Average | Mix, vector: FlatVector) -> FlatVector:
+        """Give it away where it lies, and read the answer."""
+        if self._peer.trainer.shared:
+            return self._in_unison(operation, vector)
+        packed = self._packing.pack(operation)
+        call, size = call_of(operation, self._peer.lane, packed.size_bytes), packed.written_bytes(operation)
+        if size:
+            place = self._memories.at(self._memories.scratch(like_parameters=True))
+            self._memories.write(packed.pieces, place)
+        else:
+            place = self._memories.place(packed.vector, self._peer.like_parameters)
+        missing = tuple(sorted(vector.missing))
+        met = self.meet(Meet(call, place, missing=missing, push=self._peer.told(), packed=size))
+        answer = answer_parts(self._peer.layout, self._answers[met.shared])[is_buffers(place)]
+        return packed.opened(_answered(answer, met))
+
+    def _in_unison(self, operation: Average | Mix, vector: FlatVector) -> FlatVector:
+        """The run averages and steps for all. Nobody else has to see the mean, and it may take the place of
+        gradients in a script that clears them after every step."""
+        missing, call = tuple(sorted(vector.missing)), call_of(operation, self._peer.lane)
+        self._cleared &= not self._peer.trainer.intake.several  # what is left there is another optimizer's
+        if self._spent and not self._cleared:
+            self._link.say(
+                f"rank {self._link.rank} has not cleared its gradients since its last step, as it had "
+                "before. What is left there may be the mean of all; with --private-weights it is its own"
+            )
+        self._spent, self._cleared = self._cleared, False
+        met = self.meet(Meet(call, GRADIENTS, missing=missing, push=self._peer.told(), spent=self._spent))
+        return _answered(vector.parts, met)
+
+    def start(self, operation: Average | Mix) -> Handle:
+        """Send off a copy, so that the worker may go on; the answer gets memory of its own."""
+        vector, self._lanes, lend = operation.vector, self._lanes + 1, self._memories.lend
+        assert isinstance(vector, FlatVector)
+        slot = self._free.pop() if self._free else (lend("what is sent off"), lend("answers"))
+        half = not self._peer.like_parameters(vector)
+        there, back = slot[0][half], slot[1][half]
+        packed = self._packing.pack(operation)
+        place, into = (self._memories.at(each) for each in (there, back))
+        size = packed.written_bytes(operation)
+        if size:
+            self._memories.write(packed.pieces, place)
+        else:
+            part = operation.part if isinstance(operation, Average) else None
+            self._peer.cut.copy(packed.vector, there, part)
+        missing = tuple(sorted(vector.missing))
+        call = call_of(operation, self._lanes, packed.size_bytes)
+        self.tell(Meet(call, place, into, missing=missing, packed=size))
+        self._under_way[self._lanes] = slot, back, packed
+        return Handle(self._lanes)
+
+    def test(self, handle: Handle) -> Any:
+        """The meeting place knows."""
+        return self.meet(Meet(wait=handle.lane, test=True)).outcome
+
+    def wait(self, handle: Handle) -> FlatVector:
+        """The answer lies in the memory that was lent for it."""
+        met = self.meet(Meet(wait=handle.lane, push=self._peer.told()))
+        slot, back, packed = self._under_way.pop(handle.lane)
+        self._free.append(slot)
+        return packed.opened(_answered(back.parts, met))
+
+    def trade(self, operation: Exchange) -> FlatVector:
+        """The meeting place carries it out alone."""
+        vector = operation.vector
+        assert isinstance(vector, FlatVector)
+        trade = Trade(operation.rule, operation.cell, operation.other, operation.rate)
+        place = self._memories.place(vector, self._peer.like_parameters)
+        met = self.meet(Meet(trade=trade, place=place, push=self._peer.told()))
+        return _answered(answer_parts(self._peer.layout, self._answers[False])[is_buffers(place)], met)
+
+    # -- memory -------------------------------------------------------------------------------
+
+    def keep(self, vector: Any) -> FlatVector:
+        """In memory that is lent for it."""
+        kept = self._memories.lend("a protocol")[not self._peer.like_parameters(vector)]
+        kept[:] = vector
+        return kept
+
+    def memory_at(self, start: int) -> Tensor | None:
+        """What it was given for answers, or lent."""
+        memory = next((each for each in self._answers.values() if each.data_ptr() == start), None)
+        return self._memories.lent_at(start) if memory is None else memory
+
+    def cleared(self) -> None:
+        """The memory of gradients may be used."""
+        self._cleared = True
+
+    def mean(self) -> tuple[FlatVector, FlatVector]:
+        """It lies where answers for this worker do."""
+        mean = answer_parts(self._peer.layout, self._answers[False])
+        return FlatVector(mean[0]), FlatVector(mean[1])
+
+    def distance(self, release: Release) -> float:
+        """As the run has measured it."""
+        assert release.distance is not None
+        return release.distance
+
+    def figures(self) -> dict[str, float]:
+        """The run knows all of it."""
+        return {}
+
+    # -- words --------------------------------------------------------------------------------
+
+    def meet(self, message: Meet) -> Met:
+        """Sleep until it is carried out."""
+        return self._peer.heard(self._say(message, self._link.meet))
+
+    def tell(self, message: Meet) -> None:
+        """Go on."""
+        self._say(message, self._link.begin)
+
+    def _say(self, message: Meet, how: Callable[[Meet, tuple[int, ...]], T]) -> T:
+        """Tell it to the meeting place, with memory that is lent from now on, and what stands for us."""
+        fds, protocol, me = self._memories.unsent(), self._peer.protocol, self._peer.me
+        cell, stage = protocol.cell(me), protocol.stage(me)
+        message = msgspec.structs.replace(message, model=self._model_place(), cell=cell, stage=stage)
+        told = how(message, tuple(each.fd for each in fds))
+        for each in fds:
+            each.close_fd()
+        return told
+
+    def _model_place(self) -> int:
+        protocol = self._peer.protocol
+        model = protocol.model(self._peer.me)
+        assert isinstance(model, FlatVector)
+        place = self._memories.find(model)
+        if place is None:
+            raise RunError(
+                f"{type(protocol).__name__}.model() gave a vector that the run cannot see. "
+                "Give parameters, or what me.keep() made."
+            )
+        return place
+
+    def leaving(self) -> bool:
+        """What it has given away lies still."""
+        return True
+
+    def close(self) -> None:
+        """Memory goes with the process."""
+
+
+def _answered(parts: Sequence[Tensor], met: Met) -> FlatVector:
+    answer = FlatVector(parts, frozenset(met.missing))
+    answer.norm = met.norm
+    return answer

@@ -1,0 +1,1 @@
+"""What a worker computes on: loaders, the order of samples, rows that an engine hands over."""

@@ -1,0 +1,203 @@
+"""What one worker takes in: the data it is given, counted, from one step of its optimizer to the next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from paceline.errors import ConfigError
+from paceline.runtime.checkpoints.random_state import RandomState
+from paceline.runtime.checkpoints.worker_state import WorkerState
+from paceline.runtime.messages.workers import Ready
+from paceline.runtime.worker.data.loader import Dispensed, PacedLoader, StridedLoader, source_of
+from paceline.runtime.worker.data.partition import Partition
+from paceline.runtime.worker.data.sample_order import SampleOrders
+from paceline.runtime.worker.data.second_pass import SecondPass
+from paceline.runtime.worker.emulation import Emulation, VirtualDevice
+from paceline.runtime.worker.link import StoreLink
+from paceline.store.together import parts_of
+from paceline.store.work.budget import Batch, Source
+from paceline.store.work.chunks import CHUNKED, Injection, arrange
+
+
+class Intake:
+    """One worker's."""
+
+    def __init__(self, link: StoreLink, device: Emulation | VirtualDevice) -> None:
+        self._link, self._config = link, link.config
+        self.device = device
+        """What times the computing on the data."""
+        self.repeats = SecondPass(device.begin)
+        self.used: list[Batch] = []
+        """The batches since the last step."""
+        self.samples = 0
+        """Their samples."""
+        self.usual = 1
+        """Samples of a full batch, as far as they are known beforehand."""
+        self.resumed = False
+        """Whether a resumed script only repeats what was done before."""
+        self.lengths = (0, 0)
+        """Of the loader before and after prepare, as far as they are known."""
+        self.epoch = -1
+        """Of the last batch."""
+        self._fed = False
+        self._batch: int | None = None
+        self._since = [0]
+        """Samples since the last step of each of several optimizers."""
+        self._last = 0
+        self._loader: Any = None
+        self._source: Source | None = None
+        self._sampler: Any = None
+        self._whole_batches = False
+        self._injection: Injection | None = None
+        self._counted = False
+        """Whether a loader tells how many samples there are."""
+        self._in_pass = 0
+        self._random: RandomState | None = None
+        """Where random numbers stood when the run was stopped that goes on; None once they stand there."""
+
+    # -- preparing ----------------------------------------------------------------------------
+
+    def offer(self, loader: Any, optimizer: torch.optim.Optimizer) -> Source | None:
+        """What the loader offers to the run."""
+        self._loader, self._since = loader, [0] * len(parts_of(optimizer))
+        self._check_several()
+        if loader is not None:
+            self._source, self._sampler, self._whole_batches = source_of(loader)
+        self._source, self._injection = arrange(self._source, self._config)
+        source = self._source
+        self._batch = source.batch if source is not None and self._config.balance else None
+        self.usual = 1 if source is None else source.batch
+        return source
+
+    def _check_several(self) -> None:
+        """Refuse what would not be right with several optimizers."""
+        config = self._config
+        for flag, on in {
+            "--balance": config.balance,
+            f"--compress {config.compress}": config.compress != "none",
+            f"--store-hosts {config.store_hosts}": config.store_hosts > 1,
+        }.items():
+            if on and self.several:
+                raise ConfigError(f"{flag} does not go with several optimizers, so far. Leave it out.")
+
+    @property
+    def several(self) -> bool:
+        """Whether there are several optimizers, which step in turn with the same data."""
+        return len(self._since) > 1
+
+    def begin(self, ready: Ready) -> Any:
+        """Training begins: the loader that the script is to have."""
+        loader, source = self._loader, self._source
+        self._counted = loader is not None
+        self.lengths = 0 if source is None else source.batches, ready.rounds or 0
+        if loader is None:
+            self._mention_no_loader()
+            self.passed()
+            self.device.begin()
+            return None
+        if source is None:
+            everything = isinstance(loader.dataset, Partition)
+            rank, size = (0, 1) if everything else (self._link.rank, self._config.workers)
+            return StridedLoader(loader, rank, size, self.arrived, self.repeats, lambda: self._link.enough)
+        return self._dispensing(loader, source, ready)
+
+    def _dispensing(self, loader: Any, source: Source, ready: Ready) -> PacedLoader:
+        config = self._config
+        orders = SampleOrders(self._sampler, source.units, config.seed, config.shards in CHUNKED, loader)
+        dispensed = Dispensed(
+            self._link,
+            orders,
+            source,
+            self._whole_batches,
+            ready.epoch,
+            self._injection,
+            ready.rounds,
+            self._load,
+        )
+        return PacedLoader(loader, dispensed, self.arrived, self.passed, self.repeats)
+
+    def _mention_no_loader(self) -> None:
+        if self._link.rank == 0:
+            self._link.say(
+                "prepare was given no loader: every worker draws its own batches, by random numbers of its "
+                "own from here on, and nobody shares data out among them. The run counts samples if the "
+                "script says pace.report(samples=...) before each step; to share data, prepare a DataLoader"
+            )
+
+    # -- a pass over the loader ---------------------------------------------------------------
+    # A loader draws a random number at the beginning of each pass. Resumed, a script begins passes again that
+    # are behind it: what these draw is taken back, but not what a pass draws that is really new.
+
+    def go_on(self, state: WorkerState) -> None:
+        """The run goes on, and this worker where it stood."""
+        self._random, self.epoch = state.random, state.epoch
+
+    def _load(self, batch: Batch) -> None:
+        """A batch is about to be loaded."""
+        if self._random is not None and batch.epoch == self.epoch:
+            self._random.restore()
+        self._random = None
+
+    def arrived(self, samples: int, batch: Batch | None = None) -> None:
+        """A batch reached the script."""
+        self._fed = True
+        self._in_pass += 1
+        self.samples += samples
+        self._last = samples
+        self._since = [each + samples for each in self._since]
+        if batch is not None:
+            self.epoch = batch.epoch
+            self.used.append(batch)
+        self.resumed = False
+        self.device.begin()
+
+    def passed(self) -> None:
+        """The loader has come to an end."""
+        length, batches, self._in_pass = self.lengths[1], self._in_pass, 0
+        if self.used and batches != length:
+            self._link.say(
+                f"rank {self._link.rank} ended a pass with gradients of {len(self.used)} batches that it has "
+                f"not stepped with. It had {batches} batches, and len(loader) is {length}: under this "
+                "protocol that is an average, so `i + 1 == len(loader)` misses the end. Step after the loop, "
+                "too"
+            )
+        if self._random is not None:
+            self._random.restore()
+
+    def counted(self, values: dict[str, float]) -> dict[str, float]:
+        """What a script reports, without the samples that only it can count."""
+        if not self._counted and "samples" in values:
+            self.samples += int(values.pop("samples"))
+        return values
+
+    # -- a step -------------------------------------------------------------------------------
+
+    def computed(self) -> float:
+        """The gradient is there: how long it took."""
+        return self.device.finish(self._usual_batches())
+
+    def _usual_batches(self) -> float:
+        """What was computed, in batches of the loader's size; several of one iteration count as one."""
+        return 1.0 if self._batch is None else self.samples / (self._batch * max(len(self.used), 1))
+
+    def stepped(self, which: int) -> None:
+        """An optimizer has stepped; what comes now is counted anew."""
+        if not self._fed or self.several:
+            self.device.begin()  # no prepared loader, or another step to come: compute begins now
+        self._since[which] = 0
+        self.used, self.samples, self._fed = [], 0, False
+
+    @property
+    def wants(self) -> bool:
+        """Whether a batch is wanted that is not in hand yet."""
+        return self._fed and self._link.granted == 0
+
+    def again(self, which: int) -> bool:
+        """Whether another of several optimizers has stepped with these data."""
+        return self.several and (not self._fed if self._loader is not None else which > 0)
+
+    def weigh(self, which: int) -> int:
+        """What a gradient counts in a mean: the samples since its optimizer's last step."""
+        return (self._since[which] or self._last) if self.several else self.samples

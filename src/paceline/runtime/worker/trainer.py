@@ -1,0 +1,309 @@
+"""A worker's training among others, as far as it is the same with a store and without one.
+
+It ties the model to the run's memory, counts data, has schedulers follow the run, and makes every step of
+the script's optimizers an exchange. What an exchange is, the workers that have this know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.errors import ConfigError
+from paceline.runtime.checkpoints.optimizer_state import in_order, state_of
+from paceline.runtime.checkpoints.random_state import RandomState, seed_apart
+from paceline.runtime.checkpoints.worker_state import WorkerState
+from paceline.runtime.messages.workers import Push, Ready
+from paceline.runtime.worker.binding import Binding
+from paceline.runtime.worker.data.intake import Intake
+from paceline.runtime.worker.emulation import Emulation, VirtualDevice
+from paceline.runtime.worker.link import StoreLink
+from paceline.runtime.worker.optimizer.clipping import Watch
+from paceline.runtime.worker.optimizer.scaling import taken_from, tell_scaler, welcome_scalers
+from paceline.runtime.worker.optimizer.schedules import PreparedSchedulers, misfit
+from paceline.runtime.worker.optimizer.store_state import Elsewhere
+from paceline.runtime.worker.pace import replace_step
+from paceline.runtime.worker.saving_notice import notice_saving
+from paceline.store.optimizers import GroupSettings, OptimizerSpec, describe_optimizer, group_settings
+from paceline.store.together import parts_of
+
+
+class Trainer:
+    """One worker's."""
+
+    binding: Binding
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, link: StoreLink, device: Emulation | VirtualDevice, peer: bool = False) -> None:
+        self.link, self._peer = link, peer
+        self.intake = Intake(link, device)
+        self.schedulers = PreparedSchedulers()
+        self.which = 0
+        """Which of several optimizers steps."""
+        self.shared = False
+        """Whether all read the same weights."""
+        self.ahead = False
+        """Whether this worker computes on a look-ahead, and not on the weights of the store."""
+        self.clip_to: float | None = None
+        """The largest norm the next step may have, as the script asked."""
+        self.scaled = False
+        """Whether a GradScaler looks after this worker's steps."""
+        self.overflowed = False
+        """Whether the last of them was skipped, here or for all."""
+        self.tells = False
+        """Whether the next push is to tell where this worker stands."""
+        self.begun = False
+        """Whether there is a model."""
+        self._sent: list[GroupSettings] = []
+        self._written = False
+        """Whether it was said that the script writes to parameters."""
+        self._complete = False
+        """Whether its model is the one that the run evaluates and saves."""
+        self._told_incomplete = False
+
+    @property
+    def _lead(self) -> bool:
+        return self.link.rank == 0
+
+    # -- preparing ----------------------------------------------------------------------------
+
+    def bind(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """These are trained."""
+        if isinstance(model, DistributedDataParallel):
+            raise ConfigError(
+                "the model is a DistributedDataParallel, which averages gradients itself. Prepare the model "
+                "inside of it (model.module), and leave out init_process_group."
+            )
+        self.binding, self.optimizer = Binding(model, optimizer), optimizer
+        self.begun = True
+
+    def describe(self) -> OptimizerSpec:
+        """The optimizer as the run is to have it."""
+        spec = describe_optimizer(self.optimizer, self.binding.index)
+        self._sent = [group.settings for group in spec.groups]
+        return spec
+
+    def register(self, spec: OptimizerSpec, loader: Any) -> Ready:
+        """Show the model, wait for everybody, and take the memory."""
+        if self.optimizer.state and spec.groups:
+            self._hand_over_state()
+        source = self.intake.offer(loader, self.optimizer)
+        ready = self.link.register(self.binding, spec, source, self._peer)
+        self.schedulers.position, self.intake.resumed = ready.position, ready.epoch > 0
+        self.shared, self.ahead, self._complete = ready.shared, ready.ahead, ready.agrees
+        self._watch = Watch(self.binding.trained)
+        if self.shared or not self._peer:
+            self.optimizer.state.clear()
+        self.tells = ready.tell
+        if ready.state is not None:
+            self.go_on(ready.state)
+        return ready
+
+    def _hand_over_state(self) -> None:
+        """It remembers steps that were taken before, or loaded: the lead's memories are those of the run."""
+        if not self.link.reaches_state:
+            raise ConfigError(
+                "the optimizer has taken steps already, and in a run on several hosts nobody could hand that "
+                "over. Prepare it fresh, or use --resume."
+            )
+        if self._lead:
+            self.link.restore(state_of(self.optimizer, in_order(self.optimizer, self.binding.index)))
+
+    def replace_steps(self, step: Callable[..., Any], zero_grad: Callable[..., None]) -> None:
+        """Have every optimizer's step be an exchange of its own. Both are told which optimizer's it is."""
+        for which, part in enumerate(parts_of(self.optimizer)):
+            replace_step(part, partial(step, which))
+            welcome_scalers(part)
+            part.zero_grad = partial(zero_grad, which)  # type: ignore[method-assign]
+
+    def fetch_state(self) -> None:
+        """Steps are taken elsewhere, so that is where their memories are."""
+        first = 0
+        for part in parts_of(self.optimizer):
+            Elsewhere(part, self.binding.index, self.link, self.link.say, first)
+            first += len(in_order(part, self.binding.index))
+
+    def begin(self, ready: Ready, models: list[nn.Module], saving: Callable[[], None]) -> Any:
+        """Training begins: the loader that the script is to have. `saving` is told when it saves a model."""
+        notice_saving(models, saving)
+        seed_apart(self.link.config.seed, self.link.rank)
+        return self.intake.begin(ready)
+
+    # -- schedulers ---------------------------------------------------------------------------
+
+    def mention_misfit(self, scheduler: LRScheduler) -> None:
+        """Say so if a schedule has another length than the run."""
+        before, now = self.intake.lengths
+        if self._lead and before and now and self.link.config.schedule == "samples":
+            said = misfit(scheduler, before, now, self.link.config.workers)
+            if said is not None:
+                self.link.say(said)
+
+    def go_on(self, state: WorkerState) -> None:
+        """The run goes on, and this worker where it stood."""
+        self.intake.go_on(state)
+        self.schedulers.go_on(state.schedules)
+
+    def standing(self) -> WorkerState:
+        """Where this worker stands."""
+        return WorkerState(RandomState.now(), self.intake.epoch, self.schedulers.standing())
+
+    # -- a step -------------------------------------------------------------------------------
+
+    def step(
+        self,
+        which: int,
+        closure: Callable[[], Any] | None,
+        iterate: Callable[[float, tuple[int, ...]], None],
+    ) -> Any:
+        """One of several optimizers is to step: `iterate` carries it out, given the time that computing took
+        and the parameters without a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.which = which
+        self.binding.choose(which)
+        self.schedulers.begin()
+        compute_s = self.intake.computed()
+        self._mention_written()
+        self._exchange(lambda missing: iterate(compute_s, missing))
+        self.binding.fresh()
+        self.intake.stepped(which)
+        self.clip_to = None
+        return loss
+
+    def _exchange(self, iterate: Callable[[tuple[int, ...]], None]) -> None:
+        """Unscale it if need be, and carry the iteration out; a scaler hears what it could not see."""
+        optimizer = parts_of(self.optimizer)[self.which]
+        scaled, self.overflowed = taken_from(optimizer), False
+        if scaled is not None and self.link.config.store_hosts > 1:
+            raise ConfigError(
+                f"a GradScaler needs a store on one host, but --store-hosts is "
+                f"{self.link.config.store_hosts}. Leave it out, or use bfloat16, which needs no scaler."
+            )
+        self.scaled |= scaled is not None
+        if self.clip_to is None and self._watch.changed(scaled is not None):
+            self._mention_clipping()
+        iterate(self.binding.collect(scaled))
+        elsewhere = scaled is not None and self.overflowed and not scaled.found_inf
+        if elsewhere and not tell_scaler(optimizer):
+            self.link.say(
+                f"rank {self.link.rank}: a step was skipped for an overflow elsewhere, but the scaler that "
+                "called could not be told; its scale may differ from the others'. Use torch.amp.GradScaler"
+            )
+
+    def clip(self, max_norm: float) -> None:
+        """The next step is to be clipped."""
+        if self.link.config.store_hosts > 1:
+            raise ConfigError("pace.clip_grad_norm_() needs a store on one host. Use --clip-norm instead.")
+        self.clip_to = max_norm
+
+    def _mention_clipping(self) -> None:
+        """Say once, for all, what becomes of gradients that the script changes by itself."""
+        if self._lead:
+            self.link.say(
+                "the script changes gradients between backward and step. Every worker changes its own: "
+                "clip_grad_norm_ clips each by its own norm, before they are averaged. Write "
+                "pace.clip_grad_norm_(max_norm) to clip what is stepped with; a constant factor is fine"
+            )
+
+    def _mention_written(self) -> None:
+        """Say once that what the script wrote into parameters is lost with the store's next weights."""
+        name = None if self._peer or self._written else self.binding.written()
+        if name is not None:
+            self._written = True
+            self.link.say(
+                f"rank {self.link.rank} wrote to parameters by itself ({name!r}, say): that lasts until the "
+                "next optimizer.step(), which brings the store's weights. Write before prepare, or train "
+                "with a protocol that has no store, such as local_sgd"
+            )
+
+    def changed(self) -> list[GroupSettings] | None:
+        """The optimizer's settings, if a scheduler has changed them."""
+        settings = group_settings(self.optimizer)
+        if len(settings) != len(self._sent):
+            raise ConfigError("the optimizer got another parameter group after prepare. Add it before.")
+        changed, self._sent = settings != self._sent, settings
+        return settings if changed else None
+
+    def push(
+        self,
+        compute_s: float,
+        missing: tuple[int, ...],
+        values: dict[str, float] | None,
+        settings: list[GroupSettings] | None,
+        finite: bool = False,
+    ) -> Push:
+        """What is told of an iteration."""
+        intake = self.intake
+        return Push(
+            compute_s,
+            intake.samples,
+            tuple(intake.used),
+            settings,
+            missing,
+            values,
+            want=intake.wants,
+            finite=finite,
+            scaled=self.scaled,
+            clip=self.clip_to,
+            which=self.which,
+            again=intake.again(self.which),
+            weigh=intake.weigh(self.which) if intake.several else 0,
+            state=self.standing() if self.tells else None,
+        )
+
+    # -- besides ------------------------------------------------------------------------------
+
+    def check_reaches_state(self) -> None:
+        """Refuse to save what is not on this host."""
+        if not self.link.reaches_state:
+            raise ConfigError(
+                "pace.save() needs the whole run on one host. Use --checkpoint-every, and --resume to go on."
+            )
+
+    def swap(self, data: bytes, more: bool) -> dict[int, bytes]:
+        """Give bytes to all, and get theirs."""
+        if not self.begun:
+            raise ConfigError("pace.gather() before pace.prepare(): the run has not begun. Prepare first.")
+        return self.link.exchange(data, more)
+
+    def end_work(self, why: str) -> None:
+        """Nobody is to get further work."""
+        if not self.begun:
+            raise ConfigError("pace.stop() before pace.prepare(): there is no training yet. Prepare first.")
+        self.link.end_work(why)
+
+    def leave(
+        self, values: dict[str, float] | None, waits: bool, halted: WorkerState | None, whose: str
+    ) -> None:
+        """Take no further part. If it `waits`, for the model that the run saves; `whose` it has till then."""
+        warning = self.intake.device.warning()
+        if warning:
+            self.link.say(f"rank {self.link.rank}: {warning}")
+        handed = waits and self.link.config.listen is None
+        if waits and not handed and not self._complete:
+            self.link.say(
+                f"rank {self.link.rank} keeps {whose} after pace.leave(): in a run on several hosts the "
+                "model that is saved is handed to nobody. Read weights.safetensors"
+            )
+        self.link.leave(values, handed, halted)
+        if handed:
+            self.binding.settle(sealed=self.shared)
+            self._complete = True
+
+    def mention_incomplete(self, whose: str) -> None:
+        """Say once that what a script saves now is not what the run saves."""
+        if not (self._complete or self._told_incomplete):
+            self._told_incomplete = True
+            self.link.say(
+                f"rank {self.link.rank} takes model.state_dict() of {whose}, which is not what the run "
+                "evaluates and saves. Call pace.leave() first, after the last step, or pace.save(path)"
+            )
