@@ -106,7 +106,7 @@ class Run:
 
     def logs(self) -> str:
         """What all of them printed."""
-        names = sorted(path.stem for path in (self.folder / "logs").iterdir())
+        names = sorted(path.stem for path in (self.folder / "logs").glob("*.log"))
         return "\n".join(f"--- {name}\n{self.log(name)}" for name in names)
 
 
