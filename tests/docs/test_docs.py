@@ -126,9 +126,8 @@ def test_the_reference_names_every_protocol_with_its_promise() -> None:
 def test_every_call_of_a_pace_is_in_the_readme_and_the_reference() -> None:
     from paceline.runtime.worker.pace import Pace
 
-    calls = {name for name in vars(Pace) if not name.startswith("_")} - {
-        "depart"
-    }  # the engine's, not the script's
+    internal = {"depart", "end"}  # called when a script is over, not by it
+    calls = {name for name in vars(Pace) if not name.startswith("_")} - internal
     for page in (ROOT / "README.md", ROOT / "docs" / "reference-script.md"):
         text = page.read_text()
         assert not [name for name in calls if f"`pace.{name}" not in text], page.name
@@ -139,4 +138,7 @@ def test_every_file_that_the_design_names_is_there() -> None:
     text = (ROOT / "docs" / "design.md").read_text()
     files = [path.relative_to(ROOT).as_posix() for path in (ROOT / "src" / "paceline").rglob("*")]
     for name in re.findall(r"`([\w/]+(?:\.py|/))`", text):
-        assert any(f"/{file}/".endswith(f"/{name.rstrip('/')}/") for file in [*files, "src/paceline", "tests/contract"]), name
+        assert any(
+            f"/{file}/".endswith(f"/{name.rstrip('/')}/")
+            for file in [*files, "src/paceline", "tests/contract"]
+        ), name
