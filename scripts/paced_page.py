@@ -47,7 +47,8 @@ are real, the time is virtual ({epochs} epochs, batches of 16, the same learning
 protocol with its default settings; times are medians over seeds {seeds}, in brackets the smallest and
 the largest). *Waiting* is the mean share of a worker's time, *staleness* mean / max in optimizer
 steps, *gap* the largest lead at the start of an iteration. Accuracy is looked at once per epoch, so
-times to the target are no finer than that, and differences of a tenth mean nothing.
+times to the target are no finer than that, and differences of a tenth mean nothing. Stale gradients
+are applied as they are (`--correct none`); by default a run outside of lockstep corrects them.
 
 """
 CLOSING = """
@@ -63,6 +64,7 @@ Results = dict[str, list[dict[str, Any]]]
 def command(cluster: str, protocols: str, seed: int, balance: bool) -> list[str]:
     """The command behind some rows of one table."""
     flags = ["--cluster", f"examples/clusters/{cluster}.toml", "--target", str(TARGET), "--seed", str(seed)]
+    flags += ["--correct", "none"]
     if balance:
         flags.append("--balance")
     return ["simulate", "examples/digits.py", "--protocol", protocols, *flags, "--", "--epochs", str(EPOCHS)]

@@ -16,7 +16,7 @@ from paceline.testbed import records, why_not
 from paceline.testbed.bed import take_down
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BIN = Path(sys.executable).parent
 RUN_ELSEWHERE = ("make ", "paceline bench cluster --quick --protocols bsp")
 """`make test` is what runs this file; `make demo` is tried from a fresh clone; the benchmark takes long, and
@@ -113,11 +113,32 @@ def test_every_link_leads_to_a_file(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_readme_names_every_protocol_with_its_promise() -> None:
+def test_the_reference_names_every_protocol_with_its_promise() -> None:
     from paceline.protocols import PACED, PEERS
     from paceline.protocols.settings import about
 
-    readme = (ROOT / "README.md").read_text()
+    lines = (ROOT / "docs" / "reference-protocols.md").read_text().splitlines()
     for name in [*PACED, *PEERS]:
-        row = next(line for line in readme.splitlines() if line.startswith(f"| `{name}` |"))
+        row = next(line for line in lines if line.startswith(f"| `{name}` |"))
         assert about(name).promise.rstrip(".") in row
+
+
+def test_every_call_of_a_pace_is_in_the_readme_and_the_reference() -> None:
+    from paceline.runtime.worker.pace import Pace
+
+    internal = {"depart", "end"}  # called when a script is over, not by it
+    calls = {name for name in vars(Pace) if not name.startswith("_")} - internal
+    for page in (ROOT / "README.md", ROOT / "docs" / "reference-script.md"):
+        text = page.read_text()
+        assert not [name for name in calls if f"`pace.{name}" not in text], page.name
+
+
+def test_every_file_that_the_design_names_is_there() -> None:
+    """A name is a path below `src/paceline`, or the end of one."""
+    text = (ROOT / "docs" / "design.md").read_text()
+    files = [path.relative_to(ROOT).as_posix() for path in (ROOT / "src" / "paceline").rglob("*")]
+    for name in re.findall(r"`([\w/]+(?:\.py|/))`", text):
+        assert any(
+            f"/{file}/".endswith(f"/{name.rstrip('/')}/")
+            for file in [*files, "src/paceline", "tests/contract"]
+        ), name

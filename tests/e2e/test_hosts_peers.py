@@ -14,7 +14,7 @@ from paceline.engines.local import LocalEngine
 from paceline.errors import ConfigError
 from paceline.protocols.core.peer import settles
 from paceline.protocols.settings import make_peer
-from paceline.trace.events import Evaluated, Exchanged, Reported, WorkerLeft
+from paceline.trace.events import Evaluated, Exchanged, Note, Reported, WorkerLeft
 from support.hosts import Apart
 from support.runs import Lab, Run, once, wait_until
 from support.tensors import assert_equal, assert_finite
@@ -140,6 +140,7 @@ def test_compressed_two_hosts_arrive_where_one_does_bit_for_bit_with_the_bytes_t
     assert sent < apart.wire.there_bytes < 1.1 * sent + replicas + model
     got = far.result.bytes_received / 3 * (3 - here if protocol == "dpsgd" else 1)
     assert apart.wire.back_bytes < 1.1 * got + 2 * model, "a mixture is one worker's, an average one host's"
+    assert any(f"--compress {way}: vectors travel compressed" in note.text for note in far.of(Note))
 
 
 WIDE = """

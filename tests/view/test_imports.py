@@ -8,7 +8,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("view", ["progress", "table", "report"])
+@pytest.mark.parametrize("view", ["terminal.progress", "terminal.table", "report.report"])
 def test_a_view_does_not_import_torch(view: str) -> None:
     code = f"import sys, paceline.view.{view}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -29,7 +29,7 @@ STATES: dict[str, tuple[str, str]] = {
 }
 """Working time is quiet, lost time stands out."""
 
-_FIXED = {"bsp": "blue", "ssp": "green", "dssp": "orange", "asp": "violet", "auto": "grey"}
+_FIXED = {"bsp": "blue", "ssp": "green", "dssp": "orange", "asp": "violet"}
 _TERMINAL = {"blue": "blue", "green": "green", "orange": "yellow", "violet": "magenta", "cyan": "cyan"}
 
 

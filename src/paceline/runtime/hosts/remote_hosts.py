@@ -4,7 +4,7 @@ Each host has one session. A worker there is a lane of it, and at this end a `Re
 stands where a worker of this machine would have its channel: it is handed the same descriptors and
 maps the same memory. What arrives for the worker's segment is received straight into it; before a
 release it sends the weights, once per host where all workers of a host read one buffer. So
-the owner of the store never learns that a worker is elsewhere.
+a push and a release look the same to the owner, wherever the worker is.
 """
 
 from __future__ import annotations

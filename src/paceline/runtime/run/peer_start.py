@@ -111,7 +111,10 @@ def assemble(
             "on others. Leave it out, or use a paced protocol."
         )
     if config.compress != "none" and elsewhere:
-        gathering.remarks.append("--compress: vectors travel uncompressed between hosts, so far")
+        gathering.remarks.append(
+            f"--compress {config.compress}: vectors travel compressed to the host where peers meet; "
+            "an average comes back compressed or whole, whichever is less"
+        )
     protocol.check(config.workers)
     gathering.remarks += [*_ignored(config, name, protocol), *unchecked(config.resume)]
     _check_complete(config, members)
