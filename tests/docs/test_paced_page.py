@@ -25,6 +25,7 @@ def test_every_paced_protocol_has_a_row_on_every_cluster() -> None:
             assert f"| `{row}` |" in section
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_simulated_again_a_row_is_the_same_to_the_last_digit() -> None:
     found = paced_page.simulated("straggler", ("bsp",), paced_page.SEEDS)

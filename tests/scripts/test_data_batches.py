@@ -125,7 +125,8 @@ def test_a_script_for_torchrun_finds_its_rank(lab: Lab, workers: int) -> None:
 def test_a_process_group_besides_is_refused_in_words(lab: Lab) -> None:
     run = lab.run(lab.script(AWARE), lab.root, "group", workers=2)
     assert run.result.status == "failed"
-    assert "leave out init_process_group" in run.end.detail
+    assert all("leave out init_process_group" in each.detail for each in run.result.failures)
+    assert len(run.result.failures) == 2
 
 
 IN_ORDER = """

@@ -16,6 +16,7 @@ from paceline.cli.common import (
     print_json,
 )
 from paceline.cli.dials import Dials, takes
+from paceline.cli.mesh import is_split
 from paceline.cli.train import checked_protocol, make_config, warn_if_crowded
 from paceline.corrections import parse_correction
 from paceline.errors import ConfigError, RunError, RunStopped
@@ -137,6 +138,8 @@ def _is_stale(wanted: Wanted) -> bool:
 
     if wanted.name is None:
         return True
+    if is_split(wanted.name):
+        return False
     protocol = make_any(wanted.name, wanted.settings)
     return not isinstance(protocol, Peer) and not protocol.lockstep
 

@@ -170,7 +170,7 @@ class MeshPace(Pace):
         self.tell()
 
         def measure(model: nn.Module) -> dict[str, float]:
-            self._model = model
+            self._model, self._models = model, [model]
             return self._measure(fn)
 
         measured = self._split.evaluate(measure)

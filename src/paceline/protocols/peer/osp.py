@@ -94,11 +94,6 @@ class OSP(Peer):
     def in_parts(self) -> bool:
         return self.overlap > 0
 
-    @property
-    def level(self) -> bool:
-        """What a worker computes by itself is taken back when the mean of all arrives."""
-        return True
-
     def start(self, me: Me) -> None:
         me.private.base = me.keep(me.parameters)
         me.private.split = False
