@@ -97,7 +97,7 @@ def train(
         axes, workers = resolved_mesh(dials["mesh"], protocol, dials["workers"], typed)
         every = None if workers == 1 else dials["checkpoint_every"]
         among = dials["compress"], dials["fabric"], every, dials["store_hosts"]
-        sha256 = None
+        sha256 = ""
         if axes is None and not is_split(protocol):
             protocol, sha256 = checked_protocol(protocol, settings, *among)
         else:
