@@ -47,7 +47,7 @@ def main() -> None:
         optimizer,
         loader,
         loss=F.cross_entropy,
-        cuts=(2, 4, 6) if mesh.count == 4 else None,
+        cuts=(2, 4, 6) if mesh.size("stage") == 4 else None,
     )
 
     def accuracy(model: nn.Module) -> dict[str, float]:

@@ -168,6 +168,7 @@ def test_a_size_beyond_all_bounds_ends_the_conversation(request_: tuple[bytes, i
 
 def test_nobody_there_is_said_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(SECRET)
+    (tmp_path / "secret").chmod(0o600)
     done = run_command("doctor", "--to", "127.0.0.1:1", "--secret-file", "secret", cwd=tmp_path, timeout_s=30)
     assert done.returncode == 1
     assert "no doctor answers at 127.0.0.1:1: Connection refused. Start one there" in done.stderr
@@ -225,6 +226,7 @@ def asked(bed: Testbed, name: str, other: str, folder: Path) -> tuple[int, Any]:
 
 def test_between_hosts_a_slower_link_is_measured_slower(testbeds: Testbeds, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(SECRET)
+    (tmp_path / "secret").chmod(0o600)
     bed = testbeds({"a": HostSpec(), "fast": HostSpec(link_mbit=80), "slow": HostSpec(link_mbit=8)})
     with served(bed, "a", tmp_path) as server:
         code, fast = asked(bed, "fast", "a", tmp_path)
@@ -241,6 +243,7 @@ def test_between_hosts_a_slower_link_is_measured_slower(testbeds: Testbeds, tmp_
 
 def test_a_clock_that_is_ahead_is_found_out(testbeds: Testbeds, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(SECRET)
+    (tmp_path / "secret").chmod(0o600)
     bed = testbeds("a", "b")
     with served(bed, "a", tmp_path, sys.executable, "-c", EARLY) as server:
         _, answer = asked(bed, "b", bed["a"].address, tmp_path)

@@ -141,7 +141,7 @@ def test_an_evaluation_sees_the_stores_weights_and_never_the_look_ahead(lab: Lab
     for look in looks:
         assert look.values["total"] == pytest.approx(told.seen[look.version], rel=1e-9), look
     assert_is_dana(run)
-    assert any("took model.state_dict() between steps" in note.text for note in run.of(Note))
+    assert any("a look-ahead of the store's weights" in note.text for note in run.of(Note))
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum"])

@@ -123,10 +123,10 @@ class TracedLoneStation(TrainingStation):
     """The same with a trace of its own."""
 
     def __init__(self, load: Load, config: RunConfig) -> None:
-        from paceline.runtime.lone import solo
+        from paceline.runtime.lone import recorded
 
         self._writers: list[TimedWriter] = []
-        vars(solo)["LastingTrace"] = self._make
+        vars(recorded)["LastingTrace"] = self._make
         super().__init__(load, config, 0, None)
         self._notes = config.path / NOTES
 
