@@ -94,6 +94,12 @@ class OSP(Peer):
     def in_parts(self) -> bool:
         return self.overlap > 0
 
+    @property
+    def level(self) -> bool:
+        """With nothing put off it is all-reduce. What is put off is averaged by samples later, and an average
+        of no samples cannot be started over every fabric."""
+        return self.overlap == 0
+
     def start(self, me: Me) -> None:
         me.private.base = me.keep(me.parameters)
         me.private.split = False
