@@ -162,7 +162,7 @@ def test_what_a_killed_up_left_half_made_is_removed_by_the_next(name: str) -> No
 def test_a_later_process_with_the_same_id_is_no_owner() -> None:
     owner = records.this_process()
     assert owner.alive
-    assert not records.Owner(owner.pid, owner.start + "0").alive
+    assert not records.BedOwner(owner.pid, owner.start + "0").alive
 
 
 def test_taking_down_twice_is_harmless(name: str) -> None:
