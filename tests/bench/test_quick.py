@@ -52,6 +52,18 @@ def test_pipeline_compares_with_theory_and_with_torchs_own() -> None:
     assert [case["against"] for case in quick("pipeline")] == ["theory", "1f1b, 4 micro-batches"]
 
 
+@pytest.mark.long  # two dozen processes import torch anew
+def test_plans_are_searched_and_run_against_ddp_and_fsdp() -> None:
+    cases = quick("plans")
+    assert [(case["measured"], case["planner"]) for case in cases if case["measured"] != "search"] == [
+        ("whole steps", "hap"),
+        ("prediction off by", "hap"),
+        ("whole steps", "osdp"),
+        ("peak memory", "osdp"),
+    ][: len(cases) - 5]
+    assert all("emulated" in str(case["for"]) for case in cases[5:])
+
+
 @pytest.mark.skipif(not ray_server.installed(), reason="Ray is not installed: pip install 'paceline[bench]'")
 def test_store_compares_with_rpc_and_ray_for_one_worker_and_for_two() -> None:
     cases = {(case["workers"], case["peer"]) for case in quick("store")}

@@ -23,6 +23,7 @@ from paceline.bench.micro.simulator import simulator
 from paceline.bench.micro.store import store
 from paceline.bench.micro.trace import trace
 from paceline.bench.pipeline import pipelines
+from paceline.bench.plans.plans import plans
 from paceline.errors import unknown
 
 
@@ -89,6 +90,15 @@ BENCHMARKS = {
         "against torch.distributed.pipelining's GPipe and 1F1B, whose blocks sleep as long. The median gap "
         "between two batches counts, once the pipeline is full.",
         pipelines,
+    ),
+    "plans": Benchmark(
+        "Planners. *Search*: seconds until a plan is there. *Whole steps*, HAP: a small transformer on four "
+        "emulated devices of unequal speed (operations take as long as their flops would; processes, tensors "
+        "and collectives are real), against DistributedDataParallel with even batches on the same devices. "
+        "*Whole steps*, OSDP: layers of many bytes on four workers whose loopback is throttled (an emulated "
+        "link), with a memory limit half-way between all sharded and all replicated, against all sharded; "
+        "FSDP2 on both sides, layer by layer. In turns, medians of steps.",
+        plans,
     ),
     "death": Benchmark("From SIGKILL of a worker to the store's `worker_left` event.", death),
     "lone": Benchmark("Training with one worker under the engine against plain PyTorch.", lone),
