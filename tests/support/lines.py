@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from paceline.parallel.layers.costs import Costs
 from paceline.parallel.layers.line import Line
-from paceline.parallel.layers.parallelize import Splitter
 from paceline.parallel.layers.row_split import RowSplit
+from paceline.parallel.layers.splitting import Splitter
 
 
 class ThreadLine(Line):

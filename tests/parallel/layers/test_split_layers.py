@@ -211,6 +211,11 @@ def test_a_layer_of_a_chain_refuses_to_be_called_by_itself() -> None:
         split_over(2, mlp(4, 6, 4), lambda split: split.model[:2](torch.randn(2, 4)))
 
 
+def test_a_picture_that_is_no_batch_is_refused_and_not_gathered_along_its_height() -> None:
+    with pytest.raises(ConfigError, match=r"batches of 4 dimensions, got a tensor of shape \(1, 8, 8\)"):
+        split_over(2, nn.Sequential(nn.Conv2d(1, 4, 3)), lambda split: split.model(torch.randn(1, 8, 8)))
+
+
 def test_nothing_to_split_is_said_with_the_width_that_is_needed() -> None:
     with pytest.raises(ConfigError, match="at least 16 outputs"):
         split_over(2, mlp(4, 6, 4), lambda split: None, RowSplit())

@@ -1,5 +1,16 @@
-"""Layers split by output rows over the axis `model` of a mesh: `parallelize(model, mesh)`."""
+"""Layers split by their outputs over the axis `model` of a mesh.
 
-from paceline.parallel.layers.parallelize import parallelize
+model = parallelize(model, mesh)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+"""
 
-__all__ = ["parallelize"]
+from __future__ import annotations
+
+from typing import Any
+
+
+def parallelize(model: Any, mesh: Any) -> Any:
+    """Split a model's layers; see `paceline.parallel.layers.splitting.parallelize`."""
+    from paceline.parallel.layers.splitting import parallelize
+
+    return parallelize(model, mesh)

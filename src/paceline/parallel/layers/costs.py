@@ -155,12 +155,12 @@ class Costs:
         if isinstance(layer, ColumnLinear):
             self._sum(out.numel(), out)
         elif layer.exit != "own":
-            self._share(out.numel(), out, times=1 + (layer.exit == "chain"))
+            self._share(out.numel(), out, times=1 + (layer.exit == "chain" and out.requires_grad))
 
     def _gathers(self, chained: bool) -> Any:
         def gathers(module: nn.Module, args: Any, out: Tensor) -> None:
             if self._counting is not None:
-                self._share(out.numel(), out, times=1 + chained)
+                self._share(out.numel(), out, times=1 + (chained and out.requires_grad))
 
         return gathers
 

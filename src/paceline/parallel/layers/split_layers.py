@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from paceline.errors import ConfigError
 from paceline.parallel.layers.blocks import Blocks
 from paceline.parallel.layers.exchanging import enter, gather, total
 from paceline.parallel.layers.line import Line
@@ -104,6 +105,11 @@ class RowConv(SplitLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         x = enter(x, self.line) if self.entry == "whole" else x
+        if x.ndim != len(self.kernel_size) + 2:
+            raise ConfigError(
+                f"a split convolution takes batches of {len(self.kernel_size) + 2} dimensions, got a "
+                f"tensor of shape {tuple(x.shape)}. Add a first dimension: x.unsqueeze(0)."
+            )
         compute: Any = self._layer[0]._conv_forward
         return self.leave(compute(x, self.weight, self.bias))
 
