@@ -236,7 +236,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         """What the splitting of a model has no use for, or cannot do."""
         for asked, flag, why in (
             (self.listen is not None, "--listen", "the groups of a mesh do not ask who connects"),
-            (self.engine != "local", f"--engine {self.engine}", "its workers may be on other machines"),
             (self.connects, f"--fabric {self.fabric}", "a mesh has process groups of its own"),
             (self.balance, "--balance", "all workers of a copy work on the same batches"),
             (

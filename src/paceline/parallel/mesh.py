@@ -34,6 +34,9 @@ class Share:
         self.apart = apart
         """Whether workers along it have batches of their own, as copies have; else they share each batch."""
 
+    def begin(self) -> None:
+        """Training is about to begin: the model is there, and random numbers are drawn from here on."""
+
     def combine(self, samples: int) -> None:
         """A step's gradients are there, of so many samples: put together what lies along the axis."""
 
@@ -47,6 +50,8 @@ class Mesh(Grid):
         """torch's own, for whatever works on one: DTensor, FSDP, distributed checkpoints."""
         self.shares: dict[str, Share] = {}
         """What splits the model along which axis."""
+        self.chosen: object | None = None
+        """The protocol that splits the model, with its settings, if the run names one."""
         self.sent: Callable[[str, int], None] = lambda axis, size_bytes: None
         """Is told of bytes that go along an axis."""
         self.exchanges: dict[str, int] = {}

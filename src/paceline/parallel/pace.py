@@ -84,10 +84,12 @@ class MeshPace(Pace):
         protocol: str | None,
         settings: dict[str, Any],
         ordinary: Ordinary,
+        chosen: object | None = None,
     ) -> None:
+        """`chosen`: the object of a protocol that splits the model."""
         super().__init__(rank, config.workers)
         assert config.mesh is not None
-        self._ordinary = ordinary
+        self._ordinary, self._chosen = ordinary, chosen
         self._loop: OrdinaryLoop | None = None
         self.config, self.protocol, self.settings = config, protocol, settings
         self._channel = channel
@@ -119,6 +121,7 @@ class MeshPace(Pace):
         if self._mesh is None:
             self._mesh = connect(given, self.rank, self._meeting)
             self._mesh.sent = self.sent
+            self._mesh.chosen = self._chosen
         return self._mesh
 
     def attach(self, split: Split) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from paceline.errors import ConfigError, unknown
+from paceline.parallel.layers.row_split import RowSplit
 from paceline.parallel.pipeline.engine import Schedule
 from paceline.parallel.pipeline.named.adl import ADL
 from paceline.parallel.pipeline.named.bp import BP
@@ -45,7 +46,7 @@ PIPELINES: dict[str, Any] = {
 }
 
 
-IN_LAYERS: dict[str, tuple[str, Any]] = {}
+IN_LAYERS: dict[str, tuple[str, Any]] = {"row_split": ("model", RowSplit)}
 """Those that split a model inside an ordinary loop: the axis along which they do, and the class."""
 SPLITS = {name: ("stage", kind) for name, kind in PIPELINES.items()} | IN_LAYERS
 """All of the family."""
@@ -68,7 +69,8 @@ def make_split(name: str, settings: Mapping[str, Any] | None = None) -> Splittin
 def along_of(name: str | None, settings: Mapping[str, Any], batches: int) -> Peer:
     """What keeps copies in step in an ordinary loop of so many batches per epoch."""
     if name in SPLITS:
-        return parse_along(make_split(name, settings).data)[1]
+        made: Any = make_split(name, settings)
+        return parse_along((made.for_pass(batches) if hasattr(made, "for_pass") else made).data)[1]
     return check_along(name or "allreduce", settings)
 
 

@@ -35,7 +35,9 @@ from paceline.parallel.parts import (
 from paceline.parallel.pieces import Piece, pieces_of
 from paceline.parallel.rates import Deferred
 from paceline.parallel.registry import along_of
+from paceline.parallel.rows import DealtRows
 from paceline.protocols.grid import Grid
+from paceline.runtime.worker.data.partition import Partition
 from paceline.runtime.worker.pace import replace_step
 from paceline.store.disk.checkpoint import other_model
 from paceline.store.optimizers import check_suited
@@ -57,11 +59,16 @@ def prepare(
     if loader is None:
         raise ConfigError("a mesh deals the batches out: give pace.prepare() the training loader as well.")
     feeding = Feeding(mesh)
-    dealt = Dealt(loader, feeding.copy, feeding.copies, config.seed)
+    if isinstance(getattr(loader, "dataset", None), Partition):
+        dealt: Dealt = DealtRows(loader, feeding.copy, feeding.copies, config.seed, pace, mesh, feeding.axes)
+    else:
+        dealt = Dealt(loader, feeding.copy, feeding.copies, config.seed)
     pace.ready(model, dealt.per_epoch, len(dealt) * feeding.copies, pieces)
     _equal_copies(mesh, model)
     if feeding.copy:  # those of a copy draw the same random numbers (dropout), other copies others
         torch.manual_seed(config.seed + 7919 * feeding.copy)
+    for share in mesh.shares.values():
+        share.begin()
     stepped = Stepped(pace, mesh, model, optimizer, dealt, feeding, pieces)
     dealt.about_to = stepped.begin
     return stepped, dealt
