@@ -52,6 +52,13 @@ def test_pipeline_compares_with_theory_and_with_torchs_own() -> None:
     assert [case["against"] for case in quick("pipeline")] == ["theory", "1f1b, 4 micro-batches"]
 
 
+def test_sequence_compares_four_ways_whose_bytes_are_those_of_their_formulas() -> None:
+    cases = quick("sequence")
+    assert [case["way"] for case in cases] == ["dynamic", "ulysses", "ring", "megatron"]
+    assert all(case["bytes"] == case["formula"] for case in cases)
+    assert len({case["formula"] for case in cases}) == 4
+
+
 @pytest.mark.skipif(not ray_server.installed(), reason="Ray is not installed: pip install 'paceline[bench]'")
 def test_store_compares_with_rpc_and_ray_for_one_worker_and_for_two() -> None:
     cases = {(case["workers"], case["peer"]) for case in quick("store")}

@@ -17,8 +17,8 @@ def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="exchange, allreduce, store, network, hiding, cluster, pipeline, death, lone, trace, "
-            "simulator. Default: all of them; cluster only with --data."
+            help="exchange, allreduce, store, network, hiding, cluster, pipeline, sequence, death, lone, "
+            "trace, simulator. Default: all of them; cluster only with --data."
         ),
     ] = None,
     json: o.Json = False,

@@ -23,6 +23,7 @@ from paceline.bench.micro.simulator import simulator
 from paceline.bench.micro.store import store
 from paceline.bench.micro.trace import trace
 from paceline.bench.pipeline import pipelines
+from paceline.bench.sequence import sequences
 from paceline.errors import unknown
 
 
@@ -89,6 +90,15 @@ BENCHMARKS = {
         "against torch.distributed.pipelining's GPipe and 1F1B, whose blocks sleep as long. The median gap "
         "between two batches counts, once the pipeline is full.",
         pipelines,
+    ),
+    "sequence": Benchmark(
+        "A training step of two space-time layers (attention over space, then over time) whose sequences are "
+        "cut over the workers, in four ways with the same weights and samples: dynamic switching against "
+        "Ulysses, ring attention and Megatron's sequence parallelism. Forward, backward, gradients averaged "
+        "over the workers, weights stepped; all ways in turns in the same processes. *Bytes* are what one "
+        "worker sends per step for activations, as counted; they have to equal the formula. On hosts of a "
+        "testbed, *wire* is what its kernel counts in a step, weights' gradients and headers included.",
+        sequences,
     ),
     "death": Benchmark("From SIGKILL of a worker to the store's `worker_left` event.", death),
     "lone": Benchmark("Training with one worker under the engine against plain PyTorch.", lone),
