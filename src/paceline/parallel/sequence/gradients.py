@@ -23,7 +23,7 @@ def average_gradients(parameters: Iterable[Tensor], line: Line, alone: Iterable[
             shared.setdefault(p.grad.dtype, []).append(p.grad)
     for gradients in shared.values():
         flat = line.all_reduce(torch.cat([each.reshape(-1) for each in gradients])).div_(line.size)
-        pieces = flat.split([each.numel() for each in gradients])
+        pieces = torch.split(flat, [each.numel() for each in gradients])
         torch._foreach_copy_(
             gradients, [piece.view_as(each) for piece, each in zip(pieces, gradients, strict=True)]
         )

@@ -44,7 +44,7 @@ def parallelize(model: Model, mesh: Grid, *, short: bool = False) -> Model:
             "Set self.line = Line() in its __init__, and give it to split()."
         )
     for module in holders:
-        module.line = line
+        module.line = line  # type: ignore[assignment]
     _begin_equal(model, line)
     model.register_forward_pre_hook(_same_samples(line), with_kwargs=True)
     mesh.split(SequenceShare(model, line))
