@@ -72,6 +72,13 @@ def test_plans_are_searched_and_run_against_ddp_and_fsdp() -> None:
     assert all("emulated" in str(case["for"]) for case in cases[5:])
 
 
+def test_sequence_compares_four_ways_whose_bytes_are_those_of_their_formulas() -> None:
+    cases = quick("sequence")
+    assert [case["way"] for case in cases] == ["dynamic", "ulysses", "ring", "megatron"]
+    assert all(case["bytes"] == case["formula"] for case in cases)
+    assert len({case["formula"] for case in cases}) == 4
+
+
 @pytest.mark.long  # starts Ray several times
 @pytest.mark.skipif(not ray_server.installed(), reason="Ray is not installed: pip install 'paceline[bench]'")
 def test_store_compares_with_rpc_and_ray_for_one_worker_and_for_two() -> None:

@@ -17,7 +17,7 @@ def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="exchange, allreduce, store, network, hiding, cluster, pipeline, plans, death, lone, "
+            help="exchange, allreduce, store, network, hiding, cluster, pipeline, plans, sequence, death, lone, "
             "trace, simulator. Default: all of them; cluster only with --data."
         ),
     ] = None,

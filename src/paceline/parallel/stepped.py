@@ -274,7 +274,7 @@ class Stepped:
 SPLITTERS = {
     "model": "paceline.parallel.layers.parallelize(model, mesh)",
     "stage": "paceline.parallel.pipeline.pipeline(...) instead of pace.prepare()",
-    "sequence": "paceline.parallel.sequence",
+    "sequence": "paceline.parallel.sequence.parallelize(model, mesh)",
     "shard": "paceline.parallel.embedding",
 }
 

@@ -24,6 +24,7 @@ from paceline.bench.micro.store import store
 from paceline.bench.micro.trace import trace
 from paceline.bench.pipeline import pipelines
 from paceline.bench.plans.plans import plans
+from paceline.bench.sequence import sequences
 from paceline.errors import unknown
 
 
@@ -99,6 +100,15 @@ BENCHMARKS = {
         "link), with a memory limit half-way between all sharded and all replicated, against all sharded; "
         "FSDP2 on both sides, layer by layer. In turns, medians of steps.",
         plans,
+    ),
+    "sequence": Benchmark(
+        "A training step of two space-time layers (attention over space, then over time) whose sequences are "
+        "cut over the workers, in four ways with the same weights and samples: dynamic switching against "
+        "Ulysses, ring attention and Megatron's sequence parallelism. Forward, backward, gradients averaged "
+        "over the workers, weights stepped; all ways in turns in the same processes. *Bytes* are what one "
+        "worker sends per step for activations, as counted; they have to equal the formula. On hosts of a "
+        "testbed, *wire* is what its kernel counts in a step, weights' gradients and headers included.",
+        sequences,
     ),
     "death": Benchmark("From SIGKILL of a worker to the store's `worker_left` event.", death),
     "lone": Benchmark("Training with one worker under the engine against plain PyTorch.", lone),
