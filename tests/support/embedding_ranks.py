@@ -38,7 +38,8 @@ def _train(mesh: Mesh, case: Case) -> dict[str, Any]:
     optimizer = optimizer_of(case, tables)
     tables.trained_by(optimizer)
     sent: dict[str, int] = {}
-    tables.sent = lambda axis, size: sent.update({axis: sent.get(axis, 0) + size})
+    mesh.sent = lambda axis, size: sent.update({axis: sent.get(axis, 0) + size})
+    mesh.shares.clear()
     with Audit() as audit:
         outputs = [_step(mesh, case, tables, optimizer, step) for step in range(case.steps)]
         if case.at_last:

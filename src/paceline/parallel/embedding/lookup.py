@@ -8,7 +8,7 @@ reduce-scatter. The gradient stays with the owner, as rows and values, added up 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -20,21 +20,24 @@ from paceline.errors import BadGradient
 from paceline.parallel.embedding.arenas import Arena
 from paceline.parallel.embedding.meter import Meter
 from paceline.parallel.embedding.routing import Parcel
+from paceline.parallel.mesh import Mesh
+from paceline.protocols.grid import Grid
 
 
 class Line:
     """The workers of a group, as one of them sees them."""
 
-    def __init__(self, group: Any, size: int, index: int, sent: Callable[[int], None]) -> None:
-        self._group, self.size, self.index, self._sent = group, size, index, sent
+    def __init__(self, mesh: Grid) -> None:
+        self.size, self.index = mesh.size("shard"), mesh.index("shard")
+        self._mesh = mesh if isinstance(mesh, Mesh) else None
 
     def exchange(self, given: Tensor, to: Sequence[int], come: Sequence[int]) -> Tensor:
         """Give everybody so many numbers, and get so many from everybody."""
-        if self.size == 1:
+        if self._mesh is None or self.size == 1:
             return given
         got = given.new_empty(sum(come))
-        dist.all_to_all_single(got, given, list(come), list(to), group=self._group)
-        self._sent((sum(to) - to[self.index]) * given.element_size())
+        with self._mesh.exchange("shard", (sum(to) - to[self.index]) * given.element_size()):
+            dist.all_to_all_single(got, given, list(come), list(to), group=self._mesh.group("shard"))
         return got
 
 

@@ -6,22 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-import msgspec
-
-
-class Lookups(msgspec.Struct, frozen=True):
-    """What went on since the last time."""
-
-    count: int
-    """Lookups of a batch."""
-    ids: int
-    """That this worker was asked for, by all of its group."""
-    lookup_s: float
-    """Reading and adding up rows."""
-    latency_s: float
-    """From ids to sums, with all waiting: what a training step sees."""
-    longest_s: float
-    """Of the latencies."""
+from paceline.trace.events import Lookups
 
 
 class Meter:

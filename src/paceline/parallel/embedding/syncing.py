@@ -9,25 +9,25 @@ A group that saw more samples since the last time counts for more (with equal ba
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
+from paceline.parallel.mesh import Mesh
+from paceline.protocols.grid import Grid
 from paceline.protocols.peer.local_sgd import LocalSGD
 
 
 class Copies:
     """A worker's shards, among the copies of them."""
 
-    def __init__(
-        self, group: Any, size: int, weights: Sequence[nn.Parameter], every: int, sent: Callable[[int], None]
-    ) -> None:
+    def __init__(self, mesh: Grid, weights: Sequence[nn.Parameter], every: int) -> None:
         if every < 1:
             raise ConfigError(f"tables are synchronised every k steps, k >= 1, got every={every}.")
-        self._group, self.size, self._weights, self._sent = group, size, weights, sent
+        self.size, self._index, self._weights = mesh.size("data"), mesh.index("data"), weights
+        self._mesh = mesh if isinstance(mesh, Mesh) else None
         self._rule = LocalSGD(period=every)
         self._steps = self._since = 0
         self.syncs = 0
@@ -73,9 +73,10 @@ class Copies:
         return shares, [_once([part[index] for part in cut]) for index in range(len(mine))]
 
     def _gathered(self, given: Tensor) -> Tensor:
+        assert self._mesh is not None
         got = given.new_empty(self.size * len(given))
-        dist.all_gather_into_tensor(got, given, group=self._group)
-        self._sent((self.size - 1) * given.numel() * given.element_size())
+        with self._mesh.exchange("data", (self.size - 1) * given.numel() * given.element_size()):
+            dist.all_gather_into_tensor(got, given, group=self._mesh.group("data"))
         return got.view(self.size, -1)
 
     def _average(self, weight: Tensor, moments: dict[str, Tensor], rows: Tensor, shares: list[float]) -> None:
@@ -95,9 +96,10 @@ class Copies:
         """The weighted mean; the plain one, which rounds less, if all count the same."""
         same = len(set(shares)) == 1
         if not same:
-            mine *= shares[dist.get_rank(self._group)]
-        dist.all_reduce(mine, group=self._group)
-        self._sent(2 * (self.size - 1) * mine.numel() * mine.element_size() // self.size)
+            mine *= shares[self._index]
+        assert self._mesh is not None
+        with self._mesh.exchange("data", 2 * (self.size - 1) * mine.nbytes // self.size):
+            dist.all_reduce(mine, group=self._mesh.group("data"))
         return mine.div_(self.size) if same else mine
 
 

@@ -11,7 +11,7 @@ accumulated and rates scheduled; TorchRec updates in the middle of backward. Bot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,11 +21,14 @@ from paceline.errors import ConfigError
 from paceline.parallel.embedding.arenas import arenas_of, fill
 from paceline.parallel.embedding.lookup import Call, Line, Lookup, ask
 from paceline.parallel.embedding.meter import Meter
-from paceline.parallel.embedding.planner import Placement, Table, place
+from paceline.parallel.embedding.planner import Placement, Shard, Table, place
 from paceline.parallel.embedding.routing import Bags, Ids, parcel, read_bags
 from paceline.parallel.embedding.rowwise import RowWiseAdagrad, check_optimizer
 from paceline.parallel.embedding.syncing import Copies
+from paceline.parallel.mesh import Mesh, Share
+from paceline.parallel.pieces import Piece
 from paceline.protocols.grid import Grid
+from paceline.trace.events import Lookups
 
 AXES = ("data", "shard")
 UNTRAINED = (
@@ -53,27 +56,20 @@ class EmbeddingTables(nn.Module):
         _check(mesh, dtype)
         self.placement: Placement = place(tables, mesh.size("shard"), budget_bytes, dtype.itemsize)
         self.groups = mesh.size("data")
-        self.sent: Callable[[str, int], None] = lambda axis, size: None
-        """Told of bytes that went along an axis."""
         self.meter = Meter()
-        self._every, self._dtype = every, dtype
+        self._dtype = dtype
         self._arenas = [arenas_of(self.placement, owner) for owner in range(mesh.size("shard"))]
-        self._line = Line(
-            _group(mesh, "shard"),
-            mesh.size("shard"),
-            mesh.index("shard"),
-            lambda size: self.sent("shard", size),
-        )
+        self._line = Line(mesh)
         self.arenas = self._arenas[mesh.index("shard")]
         """Where this worker's shards lie."""
         self.weights = tuple(self._made(seed))
-        """For an optimizer of their own: they are not among `model.parameters()`, their gradients are sparse."""
-        self._copies = Copies(
-            _group(mesh, "data"), self.groups, self.weights, every, lambda size: self.sent("data", size)
-        )
+        """For an optimizer of their own: `model.parameters()` leaves them out, their gradients are sparse."""
+        self._copies = Copies(mesh, self.weights, every)
         self._anchor = torch.zeros((), requires_grad=True)
         self._optimizer: torch.optim.Optimizer | None = None
-        self._samples = 0
+        self._samples = self.steps = 0
+        if isinstance(mesh, Mesh):
+            mesh.split(TablesShare(self))
 
     def _made(self, seed: int) -> list[nn.Parameter]:
         made = [torch.empty(arena.rows, arena.width, dtype=self._dtype) for arena in self.arenas]
@@ -138,7 +134,7 @@ class EmbeddingTables(nn.Module):
 
     def _stepped(self) -> None:
         self._copies.stepped(self._samples, self.moments)
-        self._samples = 0
+        self._samples, self.steps = 0, self.steps + 1
 
     def sync(self) -> None:
         """Make all copies equal now, whatever `every` says; all workers come here. Before one is saved."""
@@ -149,11 +145,78 @@ class EmbeddingTables(nn.Module):
         """How often copies were made equal."""
         return self._copies.syncs
 
+    # -- what is saved ------------------------------------------------------------------------
+
+    def pieces(self) -> dict[str, Piece]:
+        """Of every tensor of `state_dict` which part of its table it is."""
+        if self._optimizer is None:
+            raise ConfigError(UNTRAINED)
+        return {name: _piece(self.placement.tables[shard.table], shard) for name, shard, _ in self._held()}
+
+    def _held(self) -> Iterator[tuple[str, Shard, Tensor]]:
+        """Names, shards, and tensors: weights, and moments as wide as their shard. However tables are split,
+        whole tables are saved that have the same names and shapes."""
+        for arena, weight in zip(self.arenas, self.weights, strict=True):
+            for seat in arena.seats:
+                shard, at = seat.shard, slice(seat.base, seat.base + seat.shard.rows)
+                name = self.placement.tables[shard.table].name
+                yield f"{name}.weight", shard, weight.detach()[at]
+                for kind, moment in self.moments(weight).items():
+                    yield f"{name}.{kind}", shard, moment[at].unsqueeze(1).expand(-1, shard.columns)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        destination.update({f"{prefix}{name}": tensor for name, _, tensor in self._held()})
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *more: Any) -> None:
+        """A moment of several columns is the mean of theirs: of equal ones, that one."""
+        missing, unexpected = more[2], more[3]
+        names = set()
+        for name, _, tensor in self._held():
+            names.add(f"{prefix}{name}")
+            saved = state_dict.get(f"{prefix}{name}")
+            if saved is None or saved.shape != tensor.shape:
+                missing.append(f"{prefix}{name}")
+            elif name.endswith(".weight"):
+                tensor.copy_(saved)
+            else:
+                tensor[:, 0].copy_(saved.double().mean(1))
+        unexpected += [name for name in state_dict if name.startswith(prefix) and name not in names]
+
     def moments(self, weight: nn.Parameter) -> dict[str, Tensor]:
         """What the optimizer remembers of a parameter."""
         if not isinstance(self._optimizer, RowWiseAdagrad):
             return {}
         return self._optimizer.moments(weight, self._optimizer.param_groups[0])
+
+
+class TablesShare(Share):
+    """What a run on a mesh asks of the tables."""
+
+    def __init__(self, tables: EmbeddingTables) -> None:
+        super().__init__("shard", apart=True)
+        self._tables, self._asked = tables, 0
+
+    def combine(self, samples: int) -> None:
+        """Gradients of tables are with their owners already; see that they are stepped with."""
+        if self._tables.steps < self._asked:
+            raise ConfigError(
+                "the embedding tables' own optimizer was not stepped. Call its step() beside the other's."
+            )
+        self._asked += 1
+
+    def settle(self) -> None:
+        """Copies become equal."""
+        self._tables.sync()
+
+    def left_out(self) -> tuple[int, int]:
+        """All of the tables."""
+        placement = self._tables.placement
+        numbers = sum(table.rows * table.width for table in placement.tables)
+        return numbers, numbers * placement.item_bytes
+
+    def lookups(self) -> Lookups | None:
+        """What they cost."""
+        return self._tables.meter.take()
 
 
 def _check(mesh: Grid, dtype: torch.dtype) -> None:
@@ -166,10 +229,6 @@ def _check(mesh: Grid, dtype: torch.dtype) -> None:
         raise ConfigError(f"embedding tables are float32 or float64, got {dtype}. Use torch.float32.")
 
 
-def _group(mesh: Grid, axis: str) -> Any:
-    return None if mesh.size(axis) == 1 else mesh.group(axis)  # type: ignore[attr-defined]
-
-
 def _sum(parts: list[Tensor]) -> Tensor:
     total = parts[0]
     for part in parts[1:]:
@@ -179,3 +238,10 @@ def _sum(parts: list[Tensor]) -> Tensor:
 
 def _lengths(bag: Bags, like: Tensor) -> Tensor:
     return bag.lengths.clamp(min=1).unsqueeze(1).to(like.dtype)
+
+
+def _piece(table: Table, shard: Shard) -> Piece:
+    whole = (table.rows, table.width)
+    if shard.columns < table.width:
+        return Piece(whole, 1, ((shard.first_column, shard.first_column + shard.columns),), "shard")
+    return Piece(whole, 0, ((shard.first_row, shard.first_row + shard.rows),), "shard")
