@@ -84,7 +84,7 @@ def main() -> None:
         pace.print(line)
     model = DLRM(tables)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
-    rows = RowWiseAdagrad(tables.weights, lr=0.1)
+    rows = RowWiseAdagrad(tables.weights, lr=0.03)
     tables.trained_by(rows)
     loader = DataLoader(clicks(options.samples, seed=1), batch_size=options.batch_size, shuffle=True)
     model, optimizer, loader = pace.prepare(model, optimizer, loader)

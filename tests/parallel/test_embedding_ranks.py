@@ -45,6 +45,7 @@ def all_cases() -> dict[str, Case]:
     made["every 3, sgd"] = replace(two, optimizer="sgd", every=3, steps=5)
     made["never"] = replace(two, every=1000)
     made["at last"] = replace(two, every=1000, at_last=True)
+    made["no ids"] = replace(two, pattern="none", steps=2)
     made["uneven"] = Case(MESHES[1], tables("row"), pattern="uneven")
     return made
 
@@ -235,6 +236,11 @@ def test_uneven_batches_count_by_their_samples(trained: dict[str, list[Any]]) ->
     close(whole(trained["uneven"]), one_process(CASES["uneven"]).weights)
 
 
+def test_batches_without_ids_change_nothing(trained: dict[str, list[Any]]) -> None:
+    close(whole(trained["no ids"]), first_weights(CASES["no ids"]), within=0.0)
+    assert {answer["syncs"] for answer in trained["no ids"]} == {2}
+
+
 def test_no_dense_gradient_is_ever_made(trained: dict[str, list[Any]]) -> None:
     assert not any(flag for answers in trained.values() for answer in answers for flag in answer["dense"])
 
@@ -244,13 +250,11 @@ def test_bytes_of_sums_are_the_formulas(trained: dict[str, list[Any]]) -> None:
     case = CASES[f"sgd table {MESHES[0]}"]
     sums = sum(case.batch * table["width"] * 8 * 3 for table in case.tables) * 2 * case.steps
     sent = sum(answer["sent"]["shard"] for answer in trained[f"sgd table {MESHES[0]}"])
-    head = RANKS * (RANKS - 1) * case.steps * 8  # the batch's size
-    counts = 2 * 3 * 8 * case.steps  # one number for each arena: a, b and c lie in at most three
-    lengths = 3 * 3 * RANKS // RANKS * 0
+    heads = RANKS * (RANKS - 1) * case.steps * 8 * 2  # the batch's size, and the ids of the owner's arena
     ids = sum(
         4 * (len(each[0]) + case.batch)
         for step in range(case.steps)
         for place in places(case.axes)
         for each in ids_of(case, step, place)[0].values()
     )
-    assert sums < sent <= sums + head + RANKS * counts + ids + lengths
+    assert sums < sent <= sums + heads + ids

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from paceline.trace.events import Evaluated, LookedUp
-from support.runs import Lab, Run
+from support.runs import SCRIPTS, Lab, Run
+from support.shell import Shell
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 GRID = {"data": 2, "shard": 2}
 
 
@@ -87,20 +90,35 @@ def test_moments_go_on_where_they_were(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "dials", "said"),
+    ("args", "said"),
     [
-        (("--budget", 300), {}, "the 2 workers of a group have 0.0 MB together"),
-        (("--optimizer", "Adam"), {}, "cannot be trained by Adam"),
-        (("--fault", "ids"), {}, "table 'a': id 19 is out of range, it has 19 rows. Use ids from 0 to 18"),
-        (("--fault", "untrained"), {}, "nobody trains the embedding tables"),
-        (("--fault", "unstepped"), {}, "own optimizer was not stepped"),
-        ((), {"mesh": {"data": 4}}, "copied along data, but the mesh is data=4. Use for instance --mesh"),
+        (("--budget", 300), "the 2 workers of a group have 0.0 MB together"),
+        (("--fault", "ids"), "table 'a': id 19 is out of range, it has 19 rows. Use ids from 0 to 18"),
+        pytest.param(("--optimizer", "Adam"), "cannot be trained by Adam", marks=pytest.mark.long),
+        pytest.param(("--fault", "untrained"), "nobody trains the embedding", marks=pytest.mark.long),
+        (("--fault", "unstepped"), "own optimizer was not stepped"),
     ],
 )
-def test_mistakes_are_one_line_that_says_what_to_do(
-    lab: Lab, args: tuple[object, ...], dials: dict[str, Any], said: str
+def test_mistakes_are_one_line_that_says_what_to_do_and_status_2(
+    shell: Shell, args: tuple[object, ...], said: str
 ) -> None:
-    run = lab.run("clicks.py", *args, **({"workers": 4, "mesh": GRID} | dials))
-    assert run.result.status == "failed"
-    assert run.end.user_mistake, run.end.detail
-    assert said in run.end.detail
+    done = shell("train", SCRIPTS / "clicks.py", "--mesh", "data=2,shard=2", "--", *args)
+    assert done.code == 2
+    assert said in done.error
+
+
+def test_a_mesh_without_the_axis_is_refused_with_one_that_has_it(shell: Shell) -> None:
+    done = shell("train", SCRIPTS / "clicks.py", "--mesh", "data=2")
+    assert done.code == 2
+    assert "but the mesh is data=2. Use for instance --mesh data=2,shard=2." in done.error
+
+
+def test_the_example_splits_the_large_table_and_reports_its_lookups(shell: Shell) -> None:
+    args = ("--epochs", 1, "--samples", 4000)
+    done = shell("train", EXAMPLES / "dlrm_clicks.py", "--mesh", "data=2,shard=2", "--", *args)
+    assert done.code == 0, done.err
+    log = (shell.runs / "latest" / "logs" / "rank0.log").read_text()
+    assert "table user: 60,000 x 16, row-wise on 0, 1" in log
+    page = shell.runs / "report.html"
+    assert shell("report", shell.runs / "latest", "--out", page).code == 0
+    assert "Lookups in embedding tables" in page.read_text()

@@ -13,7 +13,7 @@ from paceline.parallel.embedding import EmbeddingTables, RowWiseAdagrad, Table
 from paceline.parallel.mesh import Mesh
 from support.embeddings import Case, ids_of, loss_of
 
-COLLECTIVES = ("all_to_all_single", "all_reduce", "all_gather_into_tensor")
+COLLECTIVES = ("all_to_all_single", "all_reduce", "all_gather")
 
 
 def everything(rank: int, size: int, request: Any) -> Any:

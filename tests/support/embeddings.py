@@ -26,7 +26,7 @@ class Case:
     batch: int = 4
     pattern: str = "random"
     """`random`: every worker its own ids and targets; `equal`: all groups the same; `one`: in each step one
-    group has ids, the others have none; `uneven`: batches differ by rank."""
+    group has ids, the others have none; `none`: nobody has; `uneven`: batches differ by rank."""
     moment_scale: float | str = 1.0
     delay: bool = False
     at_last: bool = False
@@ -41,7 +41,7 @@ def ids_of(case: Case, step: int, place: Mapping[str, int]) -> tuple[dict[str, A
     seen = 0 if case.pattern == "equal" else group
     draw = torch.Generator().manual_seed(1000 * step + 10 * seen + index)
     batch = case.batch + (group + 2 * index if case.pattern == "uneven" else 0)
-    silent = case.pattern == "one" and step % case.axes.get("data", 1) != group
+    silent = case.pattern == "none" or (case.pattern == "one" and step % case.axes.get("data", 1) != group)
     ids: dict[str, Any] = {}
     targets: dict[str, Tensor] = {}
     for table in case.tables:

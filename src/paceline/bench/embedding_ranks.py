@@ -89,9 +89,7 @@ def _loss(found: Mapping[str, Tensor]) -> Tensor:
 
 def _torchrec(rank: int, size: int, request: Any) -> Step:
     """TorchRec's DistributedModelParallel, table-wise, with FBGEMM's fused row-wise AdaGrad."""
-    from torch.distributed.optim import (
-        _apply_optimizer_in_backward as in_backward,
-    )
+    from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
     from torchrec.distributed import DistributedModelParallel
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -106,7 +104,7 @@ def _torchrec(rank: int, size: int, request: Any) -> Step:
         for name in names
     ]
     bags = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
-    in_backward(TheirAdagrad, bags.parameters(), {"lr": LR})
+    _apply_optimizer_in_backward(TheirAdagrad, bags.parameters(), {"lr": LR})
     sharders = [EmbeddingBagCollectionSharder()]
     planner = EmbeddingShardingPlanner(
         topology=Topology(world_size=size, compute_device="cpu"),

@@ -73,11 +73,14 @@ class Copies:
         return shares, [_once([part[index] for part in cut]) for index in range(len(mine))]
 
     def _gathered(self, given: Tensor) -> Tensor:
+        """Everybody's, a row for each."""
         assert self._mesh is not None
-        got = given.new_empty(self.size * len(given))
+        got = given.new_empty(self.size, len(given))
+        if not len(given):
+            return got
         with self._mesh.exchange("data", (self.size - 1) * given.numel() * given.element_size()):
-            dist.all_gather_into_tensor(got, given, group=self._mesh.group("data"))
-        return got.view(self.size, -1)
+            dist.all_gather(list(got), given, group=self._mesh.group("data"))
+        return got
 
     def _average(self, weight: Tensor, moments: dict[str, Tensor], rows: Tensor, shares: list[float]) -> None:
         with torch.no_grad():
