@@ -79,6 +79,16 @@ def test_sequence_compares_four_ways_whose_bytes_are_those_of_their_formulas() -
     assert len({case["formula"] for case in cases}) == 4
 
 
+def test_embedding_compares_with_ddp_and_says_where_torchrec_cannot_be_imported() -> None:
+    cases = run("embedding", BenchPlan(quick=True, torchrec="no/such/folder"), say=lambda text: None).rows
+    assert [row.case["against"] for row in cases] == ["torchrec", "ddp"]
+    assert set(cases[1].measured) == {"paceline", "ddp"}
+    assert cases[1].value is not None
+    if "torchrec" not in cases[0].measured:
+        assert cases[0].value is None
+        assert "skipped: TorchRec cannot be imported" in cases[0].remark
+
+
 @pytest.mark.long  # starts Ray several times
 @pytest.mark.skipif(not ray_server.installed(), reason="Ray is not installed: pip install 'paceline[bench]'")
 def test_store_compares_with_rpc_and_ray_for_one_worker_and_for_two() -> None:

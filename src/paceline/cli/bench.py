@@ -17,8 +17,8 @@ def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="exchange, allreduce, store, network, hiding, cluster, pipeline, plans, sequence, death, lone, "
-            "trace, simulator. Default: all of them; cluster only with --data."
+            help="exchange, allreduce, store, network, hiding, cluster, pipeline, plans, sequence, "
+            "embedding, death, lone, trace, simulator. Default: all of them; cluster only with --data."
         ),
     ] = None,
     json: o.Json = False,
@@ -44,6 +44,14 @@ def bench(
             "Default: all."
         ),
     ] = "",
+    torchrec: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="For embedding: where TorchRec was installed with pip install --no-deps --target. Without "
+            "it, it is looked for where Python looks, and left out if it is not there.",
+        ),
+    ] = None,
 ) -> None:
     """Measure Paceline against other systems: both in the same run, in turns, as ratios.
 
@@ -61,7 +69,8 @@ def bench(
         if quick and record:
             raise ConfigError("--quick measures nothing worth keeping. Leave out --record, or --quick.")
         named = tuple(name for name in protocols.split(",") if name.strip())
-        plan = BenchPlan(quick=quick, seed=seed, data=None if data is None else str(data), protocols=named)
+        folders = [None if each is None else str(each) for each in (data, torchrec)]
+        plan = BenchPlan(quick=quick, seed=seed, data=folders[0], protocols=named, torchrec=folders[1])
         records = []
         for name in chosen(names or [], plan):
             records.append(run(name, plan, _say))

@@ -18,6 +18,8 @@ class BenchPlan(msgspec.Struct, frozen=True):
     """Folder with CIFAR-10, for `cluster`."""
     protocols: tuple[str, ...] = ()
     """What `cluster` runs; empty: everything."""
+    torchrec: str | None = None
+    """Folder into which TorchRec was installed, for `embedding`; None: where Python finds it."""
 
     @property
     def sizes_mb(self) -> tuple[float, ...]:

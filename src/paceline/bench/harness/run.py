@@ -10,6 +10,7 @@ import msgspec
 
 from paceline.bench.cluster.cluster import check as check_cluster
 from paceline.bench.cluster.cluster import cluster
+from paceline.bench.embedding import embedding
 from paceline.bench.harness.machine import copy_bandwidth, look_around
 from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.harness.record import BenchRecord, BenchRow, today
@@ -109,6 +110,14 @@ BENCHMARKS = {
         "worker sends per step for activations, as counted; they have to equal the formula. On hosts of a "
         "testbed, *wire* is what its kernel counts in a step, weights' gradients and headers included.",
         sequences,
+    ),
+    "embedding": Benchmark(
+        "Looking up in embedding tables, back-propagating a given gradient and updating the rows, on two "
+        "workers with tables split over both: against TorchRec's DistributedModelParallel with FBGEMM's "
+        "fused row-wise AdaGrad (eight tables, table-wise), and against a dense table of a million rows that "
+        "DistributedDataParallel keeps in step (plain SGD on both sides). Ids are Zipf's. Sides in turns in "
+        "the same processes, a step begun together; the slower worker counts.",
+        embedding,
     ),
     "death": Benchmark("From SIGKILL of a worker to the store's `worker_left` event.", death),
     "lone": Benchmark("Training with one worker under the engine against plain PyTorch.", lone),
