@@ -14,7 +14,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.errors import ConfigError
-from paceline.runtime.worker.data.loader import COPIED
+from paceline.runtime.worker.data.loader import with_batches
 from paceline.runtime.worker.data.sample_order import SampleOrders
 
 Indices = list[Any]
@@ -95,8 +95,7 @@ class Dealt:
             yield from ((None, None) for _ in rounds)
             return
         mine = [dealt[self._copy] for dealt in rounds]
-        settings = {name: getattr(self._loader, name) for name in COPIED}
-        for batch in DataLoader(self._loader.dataset, batch_sampler=mine, **settings):
+        for batch in with_batches(self._loader, mine):
             yield pair(batch)
 
 
