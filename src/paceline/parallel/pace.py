@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError, RunError, RunStopped
@@ -234,17 +233,8 @@ class MeshPace(Pace):
             "model, for instance with paceline.parallel.pipeline.pipeline(), or leave --mesh out."
         )
 
-    def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
-        raise AssertionError("nothing is prepared on a mesh")
-
     def _idle(self) -> bool:
         return self._split is not None and self._split.idle
-
-    def _away(self) -> None:
-        pass
-
-    def _back(self, values: dict[str, float], seconds: float) -> None:
-        pass
 
     def _plan(self, epochs: int) -> None:
         self._channel.send(m.Plan(epochs))

@@ -139,7 +139,7 @@ class MeetingPlace:
         if message.trade is not None:
             answers = self._trade(member.rank, message.trade, message.place)
         elif message.call is not None:
-            brought = Brought(message.place, message.into, frozenset(message.missing), message.spent)
+            brought = Brought(message.place, message.into, frozenset(message.missing))
             replica.bring(message.call.lane, brought)
             member.asks = message.call.lane <= 0
             answers = self._carry_out(self._meeting.arrive(member.rank, message.call))
@@ -253,10 +253,9 @@ class MeetingPlace:
             brought, pushed = self._run.replicas[rank].brought(gathered.lane), self._members[rank].pushed
             pushed.missing = brought.missing
             parts.append((pushed, share))
-        spent = self._run.replicas[min(row)].brought(gathered.lane).spent
-        total, norm = store.reduce(parts, None if spent else total)
+        lead = self._members[min(row)]
+        total, norm = store.reduce(parts, None if lead.spent else total)
         if isfinite(norm):
-            lead = self._members[min(row)]
             clip = smallest(self._owner.config.clip_norm, lead.clip)
             store.apply(total, lead.settings, 1.0, norm, clip)
         elif stops(self._owner.config, self._members, row):
