@@ -238,12 +238,20 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             (self.listen is not None, "--listen", "the groups of a mesh do not ask who connects"),
             (self.engine != "local", f"--engine {self.engine}", "its workers may be on other machines"),
             (self.connects, f"--fabric {self.fabric}", "a mesh has process groups of its own"),
-            (self.balance, "--balance", "all stages work on the same batches"),
-            (self.compress != "none", f"--compress {self.compress}", "what stages send is not compressed"),
+            (self.balance, "--balance", "all workers of a copy work on the same batches"),
+            (
+                self.compress != "none",
+                f"--compress {self.compress}",
+                "what workers of a mesh send is not compressed",
+            ),
             (self.shards != "shared", f"--shards {self.shards}", "copies take batches in turn"),
-            (self.damping != "none", f"--damping {self.damping}", "staleness is fixed by the delays"),
+            (
+                self.damping != "none",
+                f"--damping {self.damping}",
+                "staleness is fixed by how the model is split",
+            ),
             (self.weighting != "mean", f"--weighting {self.weighting}", "every update is one step"),
-            (self.bad_gradient != "stop", "--bad-gradient skip", "all stages take every step"),
+            (self.bad_gradient != "stop", "--bad-gradient skip", "all workers take every step"),
             (self.cluster is not None, "simulate SCRIPT", "a mesh runs in real time only"),
         ):
             if asked:

@@ -31,6 +31,7 @@ def test_exchange_compares_with_gloo_for_both_optimizers() -> None:
     assert [case["optimizer"] for case in quick("exchange")] == ["sgd", "adamw"]
 
 
+@pytest.mark.long  # every side starts anew for every size
 def test_network_compares_with_others_and_with_itself_under_tls() -> None:
     peers = [case["peer"] for case in quick("network") if case["link"] == "loopback"]
     assert peers == ["paceline tls", "gloo", "torch rpc", "socket"]
@@ -52,6 +53,7 @@ def test_pipeline_compares_with_theory_and_with_torchs_own() -> None:
     assert [case["against"] for case in quick("pipeline")] == ["theory", "1f1b, 4 micro-batches"]
 
 
+@pytest.mark.long  # starts Ray several times
 @pytest.mark.skipif(not ray_server.installed(), reason="Ray is not installed: pip install 'paceline[bench]'")
 def test_store_compares_with_rpc_and_ray_for_one_worker_and_for_two() -> None:
     cases = {(case["workers"], case["peer"]) for case in quick("store")}
@@ -70,6 +72,7 @@ def test_death_kills_workers_at_rest_and_busy_ones() -> None:
     assert [case["victim"] for case in quick("death")] == ["at rest", "store busy"]
 
 
+@pytest.mark.long  # twelve commands that import torch anew
 def test_lone_is_measured_in_one_process_and_as_commands() -> None:
     assert [case["measured"] for case in quick("lone")] == ["in one process", "as commands"]
 

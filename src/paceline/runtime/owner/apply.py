@@ -12,7 +12,7 @@ from paceline.protocols import Decision, Fate, Flush
 from paceline.runtime.run.alike import different_optimizers
 from paceline.runtime.run.held_gradients import HeldGradient, contributions
 from paceline.runtime.run.member import Member, bad_gradient, smallest
-from paceline.runtime.run.start import Run
+from paceline.runtime.run.run import Run
 from paceline.store.corrections.correction import Part, Stride
 from paceline.store.parameters import Gradients, clip_factor
 

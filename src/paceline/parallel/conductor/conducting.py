@@ -21,7 +21,7 @@ from paceline.errors import RunError
 from paceline.fabric.channel import Channel
 from paceline.fabric.watcher import Watcher
 from paceline.parallel import messages as m
-from paceline.parallel.books import Books
+from paceline.parallel.conductor.books import Books
 from paceline.parallel.parts import read_parts
 from paceline.parallel.signs import Action, Signs
 from paceline.protocols.grid import Grid
@@ -277,7 +277,7 @@ class Conductor:
             elif not player.over:
                 self.books.left(player.rank, "stopped")
         self._keeping.tell(wait=True)
-        alone = ", and the stages of a split model cannot go on without it" if first.weight == 0 else ""
+        alone = ", and the other parts of a split model cannot go on without it" if first.weight == 0 else ""
         self.books.end("failed", detail + alone, mistake=first.mistake)
 
 

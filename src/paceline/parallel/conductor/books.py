@@ -7,7 +7,7 @@ from math import inf
 
 from paceline.config import RunConfig
 from paceline.parallel import messages as m
-from paceline.parallel.record import Record
+from paceline.parallel.conductor.record import Record
 from paceline.protocols.grid import Grid
 from paceline.runtime.messages.workers import Hello
 from paceline.store.ledger import run_not_begun, run_started

@@ -14,7 +14,7 @@ from paceline.config import RunConfig
 from paceline.fabric.channel import Channel
 from paceline.fabric.neighbours import take_neighbour
 from paceline.fabric.wire import show_address
-from paceline.parallel.conducting import Conductor
+from paceline.parallel.conductor.conducting import Conductor
 from paceline.parallel.messages import conductor_decoder
 from paceline.runtime.messages.workers import Hello
 from paceline.trace import read_trace, tally

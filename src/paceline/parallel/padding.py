@@ -1,6 +1,6 @@
-"""Emulated devices for stages: a forward takes a third of the device's time for a batch, a backward the rest.
+"""Emulated devices for a mesh: a forward takes a third of the device's time for a batch, a backward the rest.
 
-As in `runtime.emulation`, padding sleeps, so four stages on two cores behave as four devices. Computing a
+As in `runtime.emulation`, padding sleeps, so four workers on two cores behave as four devices. Computing a
 batch once more is another third.
 """
 
@@ -13,7 +13,7 @@ from paceline.config import RunConfig
 
 
 class Padding:
-    """Stretches one stage's compute where the run says so."""
+    """Stretches one worker's compute where the run says so."""
 
     def __init__(self, config: RunConfig, rank: int) -> None:
         self._time_s, self._jitter = config.device_time_s, config.jitter
