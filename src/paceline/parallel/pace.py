@@ -306,12 +306,6 @@ class MeshPace(Pace):
     def _idle(self) -> bool:
         return self._split is not None and self._split.idle
 
-    def _away(self) -> None:
-        pass
-
-    def _back(self, values: dict[str, float], seconds: float) -> None:
-        pass
-
     def _plan(self, epochs: int) -> None:
         self._channel.send(m.Plan(epochs))
 

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paceline.config import RunConfig
@@ -153,31 +152,10 @@ class PlannedPace(Pace):
             "peak_bytes": None if meter is None else meter.peak_bytes,
         }
 
-    def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
-        pass
-
-    def _idle(self) -> bool:
-        return False
-
-    def _away(self) -> None:
-        pass
-
-    def _back(self, values: dict[str, float], seconds: float) -> None:
-        pass
-
-    def _leave(self) -> None:
-        pass
-
-    def _plan(self, epochs: int) -> None:
-        pass
-
     def _end_work(self, why: str) -> None:
         raise ConfigError(
             "pace.stop() cannot end a planned run yet: its workers have to stop at the same step."
         )
-
-    def _warn(self, text: str) -> None:
-        print(f"warning: {text}", flush=True)
 
 
 class OsdpPace(PlannedPace):

@@ -36,9 +36,10 @@ class VerdictApplier:
         if decision.pushed is not None:
             member = self._members[decision.pushed]
             pushed = HeldGradient(member.rank, member.pushed, decision.weight, member.samples, member.which)
-            self._mend(decision, member)
+            pushed = self._mended(decision, member, pushed)
             if decision.fate is Fate.APPLY:
                 scale = self._alone(decision, pushed, [] if decision.flush else stale)
+                self._run.held.done([pushed])
             elif decision.fate is Fate.HOLD:
                 self._run.held.hold(pushed)
         if decision.flush is not None:
@@ -67,10 +68,12 @@ class VerdictApplier:
             self._apply(pushed.gradients, [pushed], scale, norm, copies)
         return scale
 
-    def _mend(self, decision: Decision, member: Member) -> None:
+    def _mended(self, decision: Decision, member: Member, pushed: HeldGradient) -> HeldGradient:
         """Correct what has come, while its worker's memory still has the weights it was computed at."""
         if self._run.store.mends and decision.fate is not Fate.DROP and member.weights is not None:
-            self._run.store.mend(member.pushed, member.weights.bytes)
+            pushed = pushed if member.spent else self._run.held.apart(pushed)
+            self._run.store.mend(pushed.gradients, member.weights.bytes)
+        return pushed
 
     def _norm(self, pushed: HeldGradient) -> float | None:
         """None if the gradient is known to be finite, and nobody wants more."""
@@ -104,7 +107,8 @@ class VerdictApplier:
             stride = Stride(scale, share / len(parts) if mean else share, self._active)
             self._apply_each(parts, [factor for _, factor in factors], stride, norm, copies)
         else:
-            total, norm = run.store.reduce(factors)
+            spent = self._members[parts[0].rank].spent  # else its script adds to what lies there
+            total, norm = run.store.reduce(factors, None if spent else run.held.scratch)
             self._apply(total, parts, scale, norm, copies)
         return scale
 

@@ -52,7 +52,11 @@ class HeldGradients:
         """The worker is about to compute: what lies in its segment moves to the store's own memory."""
         held = self._held.get(rank)
         if held and held[-1].gradients not in self._own:
-            held[-1] = held[-1]._replace(gradients=self._copy(held[-1].gradients))
+            held[-1] = self.apart(held[-1])
+
+    def apart(self, pushed: HeldGradient) -> HeldGradient:
+        """A copy in the store's own memory, until it is `done`."""
+        return pushed._replace(gradients=self._copy(pushed.gradients))
 
     def take(self) -> list[HeldGradient]:
         """Hand all of them out. The memory is free for others once `done` is told."""
