@@ -158,6 +158,17 @@ def test_a_scene_that_was_changed_is_run_again(tmp_path: Path) -> None:
     assert hosts.made == [("ddp", 0.06, 0)]
 
 
+def test_a_run_that_has_waited_for_more_serves_and_one_for_less_does_not(tmp_path: Path) -> None:
+    file, times = tmp_path / "results.jsonl", {("ddp", 0.06, 0): (20.0, 30.0)}
+    table(series("ddp"), Told(times), Results(file))
+    sooner, later = (msgspec.structs.replace(SCENE, targets=targets) for targets in ((0.3,), (0.3, 0.6)))
+    hosts = Told(times)
+    [row] = table(series("ddp", scene=sooner), hosts, Results(file))
+    assert (row.case["time"], hosts.made) == ("20.0 s", [])
+    table(series("ddp", scene=later), hosts, Results(file))
+    assert hosts.made == [("ddp", 0.06, 0)]
+
+
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "results.jsonl").write_text("{}\n")
     with pytest.raises(ConfigError, match=r"line 1 of .* is no result of a run"):

@@ -26,6 +26,13 @@ class Job(msgspec.Struct, frozen=True):
     """The scene's fingerprint."""
     version: str
     """Of Paceline."""
+    targets: tuple[float, ...]
+    """The accuracies that were waited for."""
+
+    def serves(self, other: Job) -> bool:
+        """Whether this run tells all that another one would."""
+        same = msgspec.structs.replace(self, targets=other.targets) == other
+        return same and set(other.targets) <= set(self.targets)
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,8 +64,10 @@ class Results:
         return len(self._outcomes)
 
     def get(self, job: Job) -> Outcome | None:
-        """What is known of a job."""
-        return self._outcomes.get(job)
+        """What is known of a job, if only by one that has waited for more."""
+        if job in self._outcomes:
+            return self._outcomes[job]
+        return next((outcome for known, outcome in self._outcomes.items() if known.serves(job)), None)
 
     def add(self, outcome: Outcome) -> None:
         """A run is over."""
@@ -84,4 +93,4 @@ class Results:
 
 def job_of(scene: Scene, entry: Entry, lr: float, seed: int, simulated: bool, version: str) -> Job:
     """The run of an entry in a scene."""
-    return Job(scene.name, entry.title, lr, seed, simulated, scene.fingerprint, version)
+    return Job(scene.name, entry.title, lr, seed, simulated, scene.fingerprint, version, scene.targets)

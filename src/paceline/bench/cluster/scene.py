@@ -58,8 +58,9 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fingerprint(self) -> str:
-        """Changes with anything that a run's figures depend on."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:12]
+        """Changes with anything that the course of a run depends on; targets only decide where it ends."""
+        course = msgspec.structs.replace(self, targets=())
+        return hashlib.sha256(msgspec.json.encode(course)).hexdigest()[:12]
 
     def takes_s(self, rank: int, samples: int) -> float:
         """What a rank's device takes for so many samples."""
