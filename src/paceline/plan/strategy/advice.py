@@ -1,7 +1,7 @@
 """DDP, FSDP or a parameter store: the five rules of the evaluation, with the numbers that made them fire.
 
 Paper: Ovi, "Performance Characterization of Distributed Deep Learning Strategies: A Quantitative Evaluation
-of DDP, FSDP, and Parameter Server Architectures on GPU Clusters", arXiv 2505.12832. It states its framework in
+of DDP, FSDP, and Parameter Server Architectures on GPU Clusters", arXiv 2505.12832. Its framework is in
 words: DDP where workers are equal and start together, FSDP where memory is short, a parameter server where
 workers are unequal or come and go. The thresholds are ours. Advice is a pure function of profile and wishes.
 """
