@@ -16,6 +16,8 @@ the model lies (`stay_near`). That path is not tested on hardware.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -133,13 +135,31 @@ class Binding:
                 "a parameter that was frozen when the model was prepared requires a gradient now. Prepare it "
                 "unfrozen: as long as it has no gradient it is not moved, and not decayed."
             )
-        rose = {i: self._gradients[i]._version - self._seen[i] for i in self._chosen}
-        most = max(rose.values())
-        for i in self._chosen:
+        trained, views, seen = self.trained, self._gradients, self._seen
+        rose = [views[i]._version - seen[i] for i in self._chosen]
+        bound = [trained[i].grad is views[i] for i in self._chosen]
+        if min(rose) == max(rose) > 0 and all(bound):  # as after any backward pass
+            self._present.update(self._chosen)
+        else:
+            self._collect_each(rose)
+        self._set_others_aside()
+        if scaled is not None:
+            scaled.unscale(self._flats)
+        if self._staged:
+            self._to_host()
+        if len(self._present) == len(self._chosen) == len(self.trained):
+            return ()
+        there = self._present.intersection(self._chosen)
+        return tuple(i for i in range(len(self.trained)) if i not in there)
+
+    def _collect_each(self, rose: list[int]) -> None:
+        """Some have no gradient, or one that lies elsewhere. `rose`: how often each was written to."""
+        most = max(rose)
+        for i, times in zip(self._chosen, rose, strict=True):
             parameter, view = self.trained[i], self._gradients[i]
             gradient = parameter.grad
             if gradient is view:
-                if rose[i] == most > 0 or (rose[i] and bool(view.any())):
+                if times == most > 0 or (times and bool(view.any())):
                     self._present.add(i)
                 continue
             if gradient is None:
@@ -149,13 +169,6 @@ class Binding:
                 view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
                 self._present.add(i)
             parameter.grad = view
-        self._set_others_aside()
-        if scaled is not None:
-            scaled.unscale(self._flats)
-        if self._staged:
-            self._to_host()
-        there = self._present.intersection(self._chosen)
-        return tuple(i for i in range(len(self.trained)) if i not in there)
 
     def choose(self, which: int) -> None:
         """From now on it is about the gradients of this one of several optimizers."""
@@ -163,6 +176,8 @@ class Binding:
 
     def _set_others_aside(self) -> None:
         """What other optimizers will step with takes no part now, and is there again afterwards."""
+        if len(self._chosen) == len(self._quiet):
+            return
         chosen = set(self._chosen)
         others = [view for i, view in enumerate(self._quiet) if i not in chosen]
         self._aside = [(view, view.clone()) for view in others]
@@ -177,7 +192,7 @@ class Binding:
 
     def finite(self) -> bool:
         """Whether all gradients in the segment are finite; False also when it takes a closer look to tell."""
-        return all(bool(torch.isfinite(torch.linalg.vector_norm(flat))) for flat in self._flats)
+        return all(math.isfinite(_sum(flat)) for flat in self._flats)
 
     def bad_parameter(self) -> str | None:
         """The first parameter whose gradient in the segment is not finite."""
@@ -275,6 +290,12 @@ class Binding:
 def _moved(tensor: Tensor, view: Tensor) -> bool:
     """Whether it lies elsewhere."""
     return tensor.data_ptr() != view.data_ptr()
+
+
+def _sum(flat: Tensor) -> float:
+    """Not finite if some element is not: the cheapest way to see that. 16-bit numbers overflow easily."""
+    wide = flat.dtype in (torch.float32, torch.float64)
+    return float(flat.sum() if wide else torch.linalg.vector_norm(flat))
 
 
 def _one_device(tensors: list[Tensor]) -> torch.device:
