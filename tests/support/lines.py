@@ -1,83 +1,95 @@
-"""Workers of a line as threads of one process: the same layers, with exchanges through memory."""
+"""Four real processes that stay: tests have them do jobs over gloo, as lines of one to four workers."""
 
 from __future__ import annotations
 
-import copy
-import threading
-from collections.abc import Callable, Sequence
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+import torch.distributed as dist
 
-from paceline.parallel.layers.costs import Costs
-from paceline.parallel.layers.line import Line
-from paceline.parallel.layers.row_split import RowSplit
-from paceline.parallel.layers.splitting import Splitter
+from paceline.parallel.sequence import Line
 
-
-class ThreadLine(Line):
-    """A place on a line whose others are threads."""
-
-    def __init__(self, size: int, index: int, desk: dict[Any, Any], barrier: threading.Barrier) -> None:
-        self.size, self.index, self._desk, self._barrier = size, index, desk, barrier
-        self.sent_bytes = self.synchronisations = 0
-
-    def swap(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
-        self._desk[self.index] = outgoing
-        self._barrier.wait(60)
-        for other in range(self.size):
-            if other != self.index:
-                self.sent_bytes += outgoing[other].numel() * outgoing[other].element_size()
-                incoming[other].copy_(self._desk[other][self.index])
-        self._barrier.wait(60)
-
-    def same(self, tensor: Tensor) -> None:
-        self._barrier.wait(60)
+WORKERS = 4
+PATIENCE_S = 60.0
 
 
-class Split:
-    """One worker's share of a model."""
+class Lines:
+    """The processes, as a test sees them."""
 
-    def __init__(self, model: nn.Module, line: ThreadLine, settings: RowSplit) -> None:
-        self.line, self.costs = line, Costs(line)
-        self.model = Splitter(model, line, settings, self.costs).split()
-        self.costs.watch(self.model)
+    def __init__(self, folder: str) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["paceline.parallel.sequence.ways"])
+        self._ends: list[Connection] = []
+        self._processes = []
+        for rank in range(WORKERS):
+            mine, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(rank, f"{folder}/meeting", theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._ends.append(mine)
+            self._processes.append(process)
+
+    def __call__(self, job: str, workers: int, **request: Any) -> list[Any]:
+        """Have the first workers form a line and do a job of `support.line_jobs`; their answers by rank."""
+        for end in self._ends[:workers]:
+            end.send((job, workers, request))
+        answers = []
+        for rank, end in enumerate(self._ends[:workers]):
+            assert end.poll(PATIENCE_S), f"worker {rank} says nothing"
+            answers.append(end.recv())
+        for rank, (worked, answer) in enumerate(answers):
+            assert worked, f"worker {rank}:\n{answer}"
+        return [answer for _, answer in answers]
+
+    def close(self) -> None:
+        for end in self._ends:
+            end.close()
+        for process in self._processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join()
 
 
-def split_over(
-    workers: int, model: nn.Module, work: Callable[[Split], Any], settings: RowSplit | None = None
-) -> list[Any]:
-    """Every worker has its own copy of the model, split; what each made of it."""
-    barrier, desk = threading.Barrier(workers), {}
-    made: list[Any] = [None] * workers
-    failed: list[BaseException] = []
-
-    def run(index: int) -> None:
+@contextmanager
+def lines() -> Iterator[Lines]:
+    """Started, and gone afterwards, with the server that forked them."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Lines(folder)
         try:
-            line = ThreadLine(workers, index, desk, barrier)
-            made[index] = work(Split(copy.deepcopy(model), line, settings or RowSplit(smallest=1)))
-        except BaseException as error:
-            failed.append(error)
-            barrier.abort()
-
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    real = [error for error in failed if not isinstance(error, threading.BrokenBarrierError)]
-    if failed:
-        raise (real or failed)[0]
-    return made
+            yield made
+        finally:
+            made.close()
+            forkserver._forkserver._stop()  # type: ignore[attr-defined]
+            resource_tracker._resource_tracker._stop()
 
 
-def whole(pieces: list[dict[str, Any]], parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The tensors of all workers put together."""
-    found: dict[str, Tensor] = {}
-    for cut, tensors in zip(pieces, parts, strict=True):
-        for name, tensor in tensors.items():
-            if name in cut:
-                cut[name].into(found.setdefault(name, tensor.new_empty(cut[name].shape)), tensor)
-            else:
-                found[name] = tensor
-    return found
+def _work(rank: int, meeting: str, end: Connection) -> None:
+    from support import line_jobs
+
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=WORKERS)
+    groups = {size: dist.new_group(range(size)) for size in range(2, WORKERS + 1)}
+    while True:
+        try:
+            job, workers, request = end.recv()
+        except EOFError:
+            break
+        try:
+            how = request.pop("line", {})
+            line = Line(rank, workers, groups.get(workers), **how)
+            end.send((True, getattr(line_jobs, job)(line, **request)))
+        except Exception:
+            end.send((False, traceback.format_exc()))
+    Path(meeting).touch()
+    os._exit(0)  # an orderly end would wait for the others

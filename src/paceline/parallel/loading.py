@@ -14,7 +14,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.errors import ConfigError
-from paceline.runtime.worker.data.loader import COPIED
+from paceline.runtime.worker.data.loader import with_batches
 from paceline.runtime.worker.data.sample_order import SampleOrders
 
 Indices = list[Any]
@@ -110,8 +110,7 @@ class Dealt:
             yield from (None for _ in rounds)
             return
         mine = [dealt[self._copy] for dealt in rounds]
-        settings = {name: getattr(self._loader, name) for name in COPIED}
-        yield from DataLoader(self._loader.dataset, batch_sampler=mine, **settings)
+        yield from with_batches(self._loader, mine)
 
 
 def check_loader(loader: Any) -> None:

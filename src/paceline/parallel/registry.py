@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from paceline.errors import ConfigError, unknown
+from paceline.parallel.embedding.sparse_2d import Sparse2D
 from paceline.parallel.layers.row_split import RowSplit
+from paceline.parallel.named.dynamic_sequence import DynamicSequence
 from paceline.parallel.pipeline.engine import Schedule
 from paceline.parallel.pipeline.named.adl import ADL
 from paceline.parallel.pipeline.named.bp import BP
@@ -46,7 +48,11 @@ PIPELINES: dict[str, Any] = {
 }
 
 
-IN_LAYERS: dict[str, tuple[str, Any]] = {"row_split": ("model", RowSplit)}
+IN_LAYERS: dict[str, tuple[str, Any]] = {
+    "dynamic_sequence": ("sequence", DynamicSequence),
+    "row_split": ("model", RowSplit),
+    "sparse_2d": ("shard", Sparse2D),
+}
 """Those that split a model inside an ordinary loop: the axis along which they do, and the class."""
 SPLITS = {name: ("stage", kind) for name, kind in PIPELINES.items()} | IN_LAYERS
 """All of the family."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from paceline.errors import ConfigError
 from paceline.parallel.layers.row_split import RowSplit
 from paceline.parallel.pieces import pieces_of
-from support.lines import Split, split_over, whole
+from support.split_layers import Split, split_over, whole
 
 
 def mlp(*widths: int, norm: bool = False, drop: float = 0.0) -> nn.Sequential:
