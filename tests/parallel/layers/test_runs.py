@@ -109,16 +109,16 @@ def test_mistakes_are_one_line_that_says_what_to_do(
 
 
 def test_weights_that_do_not_fit_one_workers_budget_train_on_four(lab: Lab) -> None:
-    """The budget is enforced by the kernel: 48 MiB of weights, 40 MiB for each worker, gradients included."""
-    alone = lab.run("wide.py", 40, workers=1)
+    """The budget is enforced by the kernel: 96 MiB of weights, 80 MiB for each worker, gradients included."""
+    alone = lab.run("wide.py", 80, workers=1)
     assert alone.result.status == "failed"
     assert "memory" in alone.end.detail.lower() + alone.logs().lower()
-    four = lab.trained("wide.py", 40, workers=4, mesh={"model": 4}, protocol="row_split")
+    four = lab.trained("wide.py", 80, workers=4, mesh={"model": 4}, protocol="row_split")
     assert four.result.updates == 4
     weights, own = (int(four.log().split(word)[1].split()[0].rstrip(",")) for word in ("weights ", "own "))
     assert own < weights / 3.9
-    assert "12 layers over 4 workers, 1 kept whole" in four.log()
-    sent = 4 * (11 * 2 + 1) * 1024 * 4 * 4 * 3  # batches, gathers and reductions, width, batch, bytes, M-1
+    assert "24 layers over 4 workers, 1 kept whole" in four.log()
+    sent = 4 * (23 * 2 + 1) * 1024 * 4 * 4 * 3  # batches, gathers and reductions, width, batch, bytes, M-1
     assert (four.result.bytes_by_axis or {})["model"] == sent
 
 
