@@ -55,7 +55,7 @@ def hap(plan: BenchPlan, say: Say) -> list[BenchRow]:
     ).graph
     made = plan_hap(graph, _emulated(graph, task, slow), "letters", task.batch)
     ours, theirs = [], []
-    for _ in range(1 if plan.quick else 3):
+    for _ in range(1 if plan.quick else 2):
         ours.append(_ours(made, task, slow))
         theirs.append(_theirs(task, slow))
     return [_against(ours, theirs, made, plan, say), _prediction(ours, made, plan, say)]

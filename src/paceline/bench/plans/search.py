@@ -49,7 +49,7 @@ def _osdp(kind: str, count: int, batch: int | None, plan: BenchPlan, say: Say) -
 
 
 def _hap(plan: BenchPlan, say: Say) -> BenchRow:
-    layers, width = (2, 32) if plan.quick else (24, 768)
+    layers, width = (2, 32) if plan.quick else (24, 256)
     model, cluster = Letters(width, layers, 4), _unequal()
     batch = torch.zeros(64, model.length, dtype=torch.long)
     seen = _times(
