@@ -35,11 +35,13 @@ class Net(nn.Module):
         self.embed = nn.Linear(3, 8)
         self.layers = nn.ModuleList(SpaceTimeLayer(8, options.heads) for _ in range(2))
         self.head = nn.Linear(8, 2)
+        self.norm = nn.BatchNorm2d(options.time) if options.fault == "batch norm" else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         z = split(self.embed(x), 1, self.line)
         for layer in self.layers:
             z = made(options.way, layer, self.line)[0](z)  # type: ignore[arg-type]
+        z = z.map(lambda part: self.norm(part))
         out: Tensor = self.head(gather(z).mean((1, 2)))
         return out
 

@@ -13,7 +13,7 @@ SHORT = {"short": True}
 workers = st.integers(1, 4)
 lengths = st.integers(1, 9)
 quickly = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 SHAPES = [[2, 8, 8], [1, 6, 10], [2, 5, 7]]
 ITEM = 8

@@ -25,7 +25,9 @@ def close(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
         torch.testing.assert_close(one[name], other[name], rtol=1e-9, atol=1e-11)
 
 
-def test_four_workers_train_the_weights_of_one_process_with_the_bytes_of_the_formula(lab: Lab) -> None:
+def test_four_workers_train_the_weights_of_one_process_with_the_bytes_of_the_formula(
+    lab: Lab, shell: Shell
+) -> None:
     alone = lab.trained("frames.py", workers=1)
     split = lab.trained("frames.py", workers=4, mesh={"sequence": 4})
     close(split.weights, alone.weights)
@@ -33,6 +35,9 @@ def test_four_workers_train_the_weights_of_one_process_with_the_bytes_of_the_for
         assert one.values["loss"] == pytest.approx(other.values["loss"], rel=1e-9)
     assert (split.result.samples, split.result.updates) == (32, 8)
     assert (split.result.bytes_by_axis or {})["sequence"] == expected_bytes(alone.weights)
+    page = lab.root / "report.html"
+    assert shell("report", split.folder, "--out", page).code == 0
+    assert "along sequence" in page.read_text()
 
 
 def expected_bytes(weights: dict[str, Tensor]) -> int:
@@ -80,6 +85,7 @@ def test_a_lost_worker_is_named_and_the_run_goes_on_from_its_checkpoint_with_ano
         (("--time", 1), "dimension 1 has length 1, less than the 2 workers along sequence"),
         (("--space", 1), "dimension 2 has length 1, less than the 2 workers along sequence"),
         (("--heads", 1, "--way", "ulysses"), "1 heads cannot be shared out among 2 workers"),
+        (("--fault", "batch norm"), "a block is a BatchNorm2d: it would take its statistics from one"),
         (("--fault", "no line"), "no module of Net has a line"),
         (("--fault", "unsplit"), "the mesh has sequence=2, but nothing is split along it"),
     ],
@@ -99,16 +105,6 @@ def test_workers_of_a_line_with_different_samples_end_the_run(lab: Lab) -> None:
 
 def accuracies(text: str) -> list[float]:
     return [float(found) for found in re.findall(r"^epoch \d+: accuracy ([\d.]+)", text, re.M)]
-
-
-def test_the_example_trains_on_a_mesh_and_its_report_has_the_bytes(shell: Shell) -> None:
-    args = ("--mesh", "sequence=4", "--", "--epochs", 1, "--samples", 160)
-    done = shell("train", EXAMPLES / "spacetime.py", *args)
-    assert done.code == 0, done.err
-    assert len(accuracies((shell.runs / "latest" / "logs" / "rank0.log").read_text())) == 1
-    page = shell.runs / "report.html"
-    assert shell("report", shell.runs / "latest", "--out", page).code == 0
-    assert "along sequence" in page.read_text()
 
 
 @pytest.mark.long

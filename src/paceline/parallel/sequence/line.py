@@ -50,6 +50,8 @@ class Line:
         self.bytes: Counter[str] = Counter()
         """Sent by this worker, by kind of exchange."""
         self.calls: Counter[str] = Counter()
+        self.inside = False
+        """Whether a block is being computed on parts."""
 
     @classmethod
     def of(cls, mesh: Grid, **how: Any) -> Line:
@@ -157,7 +159,11 @@ class Line:
             torch.default_generator.manual_seed(seed)
             if not here:
                 torch.get_device_module(device).manual_seed(seed)
-            yield
+            outer, self.inside = self.inside, True
+            try:
+                yield
+            finally:
+                self.inside = outer
 
 
 class Hop:

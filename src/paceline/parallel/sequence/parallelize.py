@@ -11,6 +11,7 @@ from paceline.errors import ConfigError
 from paceline.parallel.mesh import Mesh, Share
 from paceline.parallel.sequence.gradients import average_gradients
 from paceline.parallel.sequence.line import AXIS, Line
+from paceline.parallel.sequence.sharded import refuse_batch_norm
 from paceline.protocols.grid import Grid
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -47,6 +48,9 @@ def parallelize(model: Model, mesh: Grid, *, short: bool = False) -> Model:
         module.line = line  # type: ignore[assignment]
     _begin_equal(model, line)
     model.register_forward_pre_hook(_same_samples(line), with_kwargs=True)
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.register_forward_pre_hook(_outside(line))
     mesh.split(SequenceShare(model, line))
     return model
 
@@ -57,6 +61,16 @@ def _begin_equal(model: nn.Module, line: Line) -> None:
     for tensor in (*model.parameters(), *model.buffers(), numbers):
         line.broadcast(tensor.detach())
     torch.set_rng_state(numbers)
+
+
+def _outside(line: Line) -> Any:
+    """For what a function given to `map` calls: it cannot be seen from outside."""
+
+    def check(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if line.inside:
+            refuse_batch_norm(module)
+
+    return check
 
 
 def _same_samples(line: Line) -> Any:

@@ -58,8 +58,8 @@ class Sharded:
 
         Random numbers in it (dropout) are every worker's own.
         """
-        if isinstance(block, nn.Module):
-            _check_local(block)
+        if isinstance(block, nn.Module) and self.line.size > 1:
+            refuse_batch_norm(block)
         with self.line.own_numbers(self.local.device):
             made = block(self.local)
         if made.dim() <= self.dim or made.shape[self.dim] != self.local.shape[self.dim]:
@@ -210,11 +210,11 @@ def _checked(x: Tensor, dim: int) -> int:
     return dim % x.dim()
 
 
-def _check_local(block: nn.Module) -> None:
+def refuse_batch_norm(block: nn.Module) -> None:
     """Statistics over a batch would be those of one worker's part, and of padding."""
     for name, module in block.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise ConfigError(
-                f"{name or 'the block'} is a {type(module).__name__}: it would take its statistics from one "
+                f"{name or 'a block'} is a {type(module).__name__}: it would take its statistics from one "
                 "worker's part of the tokens. Use LayerNorm, or put it outside the split region."
             )
