@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 def is_split(protocol: str | None) -> bool:
     """Whether a protocol splits the model."""
-    from paceline.parallel.registry import PIPELINES
+    from paceline.parallel.registry import SPLITS
 
-    return protocol in PIPELINES
+    return protocol in SPLITS
 
 
 def resolved_mesh(
     text: str | None, protocol: str | None, workers: int, typed: bool
 ) -> tuple[dict[str, int] | None, int]:
-    """Axes and workers. A pipeline has a stage per worker if no mesh is named; a mesh names its workers."""
+    """Axes and workers: a mesh names its workers; without one, a protocol that splits has its axis alone."""
     from paceline.protocols.grid import Grid, parse_mesh
 
     if "WORLD_SIZE" in os.environ and os.environ["WORLD_SIZE"].isdecimal():  # torchrun has started us
@@ -39,25 +39,33 @@ def resolved_mesh(
         axes = parse_mesh(text)
         workers = workers if typed else Grid(axes).count
         return (axes if Grid(axes).count > 1 or workers > 1 else None), workers
-    return ({"stage": workers} if is_split(protocol) and workers > 1 else None), workers
+    if protocol is None or not is_split(protocol) or workers == 1:
+        return None, workers
+    from paceline.parallel.registry import axis_of
+
+    return {axis_of(protocol): workers}, workers
 
 
 def check_split(protocol: str | None, settings: dict[str, Any], axes: dict[str, int] | None) -> None:
     """Find a misspelt protocol or setting, or delays that do not fit, before anything is started."""
     from paceline.errors import ConfigError
-    from paceline.parallel.registry import ALONG, check_along, make_pipeline
+    from paceline.parallel.registry import ALONG, PIPELINES, SPLITS, check_along, make_pipeline, make_split
     from paceline.protocols.settings import make_any
 
     if protocol is None:
         return
-    if is_split(protocol):
+    if protocol in PIPELINES:
         make_pipeline(protocol, settings).schedule((axes or {}).get("stage", 1))
+        return
+    if protocol in SPLITS:
+        make_split(protocol, settings)
         return
     make_any(protocol, settings)
     if protocol not in ALONG:
         raise ConfigError(
-            f"protocol {protocol!r} splits no model, as --mesh asks. Use one that does (bp, fr, ddg, fdg, "
-            f"adl, layerwise), one for copies along the axis data ({', '.join(ALONG)}), or leave --mesh out."
+            f"protocol {protocol!r} splits no model, as --mesh asks. Use one that does "
+            f"({', '.join(sorted(SPLITS))}), one for copies along the axis data ({', '.join(ALONG)}), or "
+            "leave --mesh out."
         )
     check_along(protocol, settings)
 
@@ -77,9 +85,9 @@ def simulate_split(
     check_workers(axes, cluster.workers)
     others = [axis for axis in axes if axis not in ("data", "stage")]
     for each in wanted:
-        if not is_split(each.name):
+        if each.name not in PIPELINES:
             raise ConfigError(
-                f"protocol {each.name!r} splits no model, and is not simulated on a mesh. Use one of: "
+                f"protocol {each.name!r} is no pipeline, and is not simulated on a mesh. Use one of: "
                 f"{', '.join(sorted(PIPELINES))}."
             )
         if others:

@@ -10,11 +10,11 @@ from torch import Tensor
 from paceline.config import RunConfig
 from paceline.protocols import Decision, Fate, Flush
 from paceline.runtime.run.alike import different_optimizers
-from paceline.runtime.run.held_gradients import HeldGradient, contributions
+from paceline.runtime.run.held_gradients import HeldGradient
 from paceline.runtime.run.member import Member, bad_gradient, smallest
 from paceline.runtime.run.run import Run
 from paceline.store.corrections.correction import Part, Stride
-from paceline.store.parameters import Gradients, clip_factor
+from paceline.store.parameters import Gradients, clip_factor, shares
 
 
 class VerdictApplier:
@@ -35,10 +35,11 @@ class VerdictApplier:
             self.run.store.awake(self.run.computing)
         if decision.pushed is not None:
             member = self._members[decision.pushed]
-            pushed = HeldGradient(member.rank, member.pushed, decision.weight, member.samples, member.which)
-            self._mend(decision, member)
+            what = member.rank, member.pushed, decision.weight, member.samples, member.which
+            pushed = self._mended(decision, member, HeldGradient(*what, decision.read))
             if decision.fate is Fate.APPLY:
                 scale = self._alone(decision, pushed, [] if decision.flush else stale)
+                self.run.held.done([pushed])
             elif decision.fate is Fate.HOLD:
                 self.run.held.hold(pushed)
         if decision.flush is not None:
@@ -67,10 +68,12 @@ class VerdictApplier:
             self._apply(pushed.gradients, [pushed], scale, norm, copies)
         return scale
 
-    def _mend(self, decision: Decision, member: Member) -> None:
+    def _mended(self, decision: Decision, member: Member, pushed: HeldGradient) -> HeldGradient:
         """Correct what has come, while its worker's memory still has the weights it was computed at."""
         if self.run.store.mends and decision.fate is not Fate.DROP and member.weights is not None:
-            self.run.store.mend(member.pushed, member.weights.bytes)
+            pushed = pushed if member.spent else self.run.held.apart(pushed)
+            self.run.store.mend(pushed.gradients, member.weights.bytes)
+        return pushed
 
     def _norm(self, pushed: HeldGradient) -> float | None:
         """None if the gradient is known to be finite, and nobody wants more."""
@@ -98,15 +101,28 @@ class VerdictApplier:
         batches = run.ledger.batches([part.samples for part in parts])
         share = self._config.step_share(batches, self._active, flush.value)
         scale, mean = decision.lr_scale * share, flush is not Flush.SUM
-        factors = contributions(parts, mean)
+        factors = self._contributions(decision, parts, mean)
         if run.store.looks_ahead:
             _, norm = run.store.reduce(factors, run.held.scratch)
             stride = Stride(scale, share / len(parts) if mean else share, self._active)
             self._apply_each(parts, [factor for _, factor in factors], stride, norm, copies)
         else:
-            total, norm = run.store.reduce(factors)
+            spent = self._members[parts[0].rank].spent  # else its script adds to what lies there
+            total, norm = run.store.reduce(factors, None if spent else run.held.scratch)
             self._apply(total, parts, scale, norm, copies)
         return scale
+
+    def _contributions(
+        self, decision: Decision, parts: list[HeldGradient], mean: bool
+    ) -> list[tuple[Gradients, float]]:
+        """Each gradient with its factor in a flush. To damp one does not make the others count more."""
+        weights, samples = [part.weight for part in parts], [part.samples for part in parts]
+        if not mean:  # as if each were applied alone
+            weights = [each * self.run.ledger.batches([n]) for each, n in zip(weights, samples, strict=True)]
+        active, before = self._active, decision.version - 1
+        damped = [self._config.damped(before - part.read, active) for part in parts]
+        named = zip(parts, shares(weights, samples, mean), damped, strict=True)
+        return [(part.gradients, factor * left) for part, factor, left in named]
 
     def _alike(self, held: list[HeldGradient]) -> list[list[HeldGradient]]:
         """By optimizer: gradients for different ones have no mean. In lockstep all step the same one."""
