@@ -16,7 +16,7 @@ from paceline.protocols.paced.hybrid_sgd import HybridSGD
 from paceline.protocols.settings import make
 from paceline.runtime.owner.apply import VerdictApplier
 from paceline.runtime.run.member import Member
-from paceline.runtime.run.start import Run
+from paceline.runtime.run.run import Run
 from paceline.store.layout import describe
 from paceline.store.ledger import Ledger
 from paceline.store.optimizers import describe_optimizer

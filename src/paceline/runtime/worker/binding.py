@@ -287,15 +287,15 @@ class Binding:
         _synchronize(self._device)
 
 
-def _moved(tensor: Tensor, view: Tensor) -> bool:
-    """Whether it lies elsewhere."""
-    return tensor.data_ptr() != view.data_ptr()
-
-
 def _sum(flat: Tensor) -> float:
     """Not finite if some element is not: the cheapest way to see that. 16-bit numbers overflow easily."""
     wide = flat.dtype in (torch.float32, torch.float64)
     return float(flat.sum() if wide else torch.linalg.vector_norm(flat))
+
+
+def _moved(tensor: Tensor, view: Tensor) -> bool:
+    """Whether it lies elsewhere."""
+    return tensor.data_ptr() != view.data_ptr()
 
 
 def _one_device(tensors: list[Tensor]) -> torch.device:
