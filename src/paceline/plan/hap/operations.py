@@ -48,6 +48,7 @@ ELEMENTWISE = {
     "masked_fill", torch.where, torch.maximum, torch.minimum, operator.eq, operator.ne, operator.lt,
     operator.le, operator.gt, operator.ge,
 }  # fmt: skip
+CHUNKS = {"chunk", "split", torch.chunk, torch.split}
 POOLS = {F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d, torch.max_pool2d}
 POOL_MODULES = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
@@ -309,7 +310,7 @@ def _getitem(n: fx.Node, value: Tensor, build: Any) -> Made:
     source: Any = n.args[0]
     if source in build.names and (stay := _staying(build.shape(source), n.args[1])) is not None:
         yield from _node(n, "index", value, build, 0.0, stay=stay)
-    elif source not in build.names and source.target in ("chunk", "split", torch.chunk, torch.split):
+    elif source not in build.names and source.op != "call_module" and source.target in CHUNKS:
         old = build.shape(source.args[0])
         stay = [(k, k) for k in range(len(old)) if old[k] == value.shape[k]]
         inputs = (build.names[source.args[0]],)

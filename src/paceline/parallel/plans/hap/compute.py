@@ -107,7 +107,9 @@ class Computing:
     def _plainly(self, n: fx.Node, values: list[Tensor]) -> Tensor:
         """A module or function of the script's own on local tensors, in the order in which they were
         seen; one of its results if it has several."""
-        call, path = (n, []) if n.args and n.args[0] in self.traced.names else picks(n)
+        first = n.args[0] if n.args else None
+        known = isinstance(first, fx.Node) and first in self.traced.names
+        call, path = (n, []) if known else picks(n)
         if changes(call, self.traced.module):  # of a tensor that may be held in another form as well
             values = [values[0].clone(), *values[1:]]
         made: Any = self._evaluate(call, values)
