@@ -267,6 +267,19 @@ def test_a_stream_is_taken_in_turn() -> None:
     assert parts[0].batch_size == 2
 
 
+def test_in_lockstep_all_have_equally_many_batches_of_a_stream() -> None:
+    """Who has none in the last round computes on the first batch once more, which counts for nothing."""
+    loader = DataLoader(Stream(), batch_size=4)  # three batches
+    arrived: list[list[int]] = [[], []]
+    parts = [
+        StridedLoader(loader, rank, 2, arrived[rank].append, SecondPass(lambda: None), lambda: False, True)
+        for rank in (0, 1)
+    ]
+    assert [x.tolist() for x in parts[0]] == [[0, 1, 2, 3], [8, 9]]
+    assert [x.tolist() for x in parts[1]] == [[4, 5, 6, 7], [0, 1, 2, 3]]
+    assert arrived == [[4, 2], [4, 0]]
+
+
 @pytest.mark.parametrize(
     ("batch", "samples"),
     [

@@ -18,11 +18,11 @@ def trained(lab: Lab, case: str, workers: int, **dials: Any) -> Run:
     return lab.trained(SCRIPT, "--case", case, "--batch", 16 // workers, workers=workers, **dials)
 
 
-@pytest.mark.parametrize("case", ["loader", "sampler", "whole", "never cleared"])
+@pytest.mark.parametrize("case", ["loader", "sampler", "whole", "uneven stream", "never cleared"])
 @pytest.mark.parametrize("protocol", ["bsp", "allreduce"])
 def test_in_lockstep_it_equals_one_process_with_the_whole_batch(lab: Lab, protocol: str, case: str) -> None:
-    """A loader class of one's own, a sampler that is told the epoch, a dataset of whole batches, gradients
-    that add up from step to step."""
+    """A loader class of one's own, a sampler that is told the epoch, a dataset of whole batches, a
+    stream whose batches do not divide, gradients that add up from step to step."""
     alone = trained(lab, case, 1)
     assert_close(trained(lab, case, 2, protocol=protocol).weights, alone.weights, 1e-12)
 

@@ -39,6 +39,13 @@ class RankAware(IterableDataset[Any]):
         return iter(list(zip(*data(), strict=True))[rank::size])
 
 
+class Uneven(IterableDataset[Any]):
+    """A stream whose batches do not divide among workers: an odd number of them, the last one short."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(zip(*data(), strict=True))[:-12])
+
+
 class Ordered(torch.utils.data.Sampler[int]):
     """A sampler that is told the epoch."""
 
@@ -70,6 +77,8 @@ def loader_for(case: str, batch: int) -> DataLoader[Any]:
     samples = TensorDataset(*data())
     if case == "stream":
         return DataLoader(RankAware(), batch_size=batch)
+    if case == "uneven stream":
+        return DataLoader(Uneven(), batch_size=batch)
     if case == "sampler":
         return DataLoader(samples, batch_size=batch, sampler=Ordered())
     if case == "whole":

@@ -216,8 +216,10 @@ class Binding:
 
     def adopt_weights(self) -> None:
         """Take over what the script has put in the place of parameters (`p.data = ...`)."""
-        for parameter, view in zip(self._parameters, self._weight_views, strict=True):
+        named = zip(self.layout.parameters, self._parameters, self._weight_views, strict=True)
+        for slot, parameter, view in named:
             if _moved(parameter, view):
+                _check_alike(f"parameter {slot.name!r}", parameter, view)
                 view.copy_(parameter.data)
                 parameter.data = view
 
@@ -225,17 +227,12 @@ class Binding:
         """Take over what the script has put in the place of buffers (`self.mean = ...`)."""
         for i, (home, view) in enumerate(zip(self._homes, self._buffer_views, strict=True)):
             now = self._buffers[i] if home is None else home[0].get(home[1])
-            if now is None or (now.shape, now.dtype) != (view.shape, view.dtype):
-                kind = "nothing" if now is None else f"{now.dtype} {tuple(now.shape)}"
-                raise ConfigError(
-                    f"buffer {self.layout.buffers[i].name!r} was {view.dtype} {tuple(view.shape)} when the "
-                    f"model was prepared, and is {kind} now. Let buffers keep type and shape, or leave them "
-                    "unregistered."
-                )
-            if _moved(now, view):
-                view.copy_(now)
-                now.data = view
-            self._buffers[i] = now
+            if now is None or _moved(now, view):
+                now = _check_alike(f"buffer {self.layout.buffers[i].name!r}", now, view)
+                view.copy_(now.detach())
+                self._buffers[i].data = view
+                if home is not None:  # the other tensor stays the script's own
+                    home[0][home[1]] = self._buffers[i]
 
     def pull(self) -> None:
         """New weights have arrived."""
@@ -296,6 +293,17 @@ def _sum(flat: Tensor) -> float:
 def _moved(tensor: Tensor, view: Tensor) -> bool:
     """Whether it lies elsewhere."""
     return tensor.data_ptr() != view.data_ptr()
+
+
+def _check_alike(what: str, now: Tensor | None, view: Tensor) -> Tensor:
+    """Refuse a tensor that does not fit where another was when the model was prepared."""
+    if now is None or (now.shape, now.dtype) != (view.shape, view.dtype):
+        kind = "nothing" if now is None else f"{now.dtype} {tuple(now.shape)}"
+        raise ConfigError(
+            f"{what} was {view.dtype} {tuple(view.shape)} when the model was prepared, and is {kind} now. "
+            "Convert the model before prepare, and let it keep types and shapes."
+        )
+    return now
 
 
 def _one_device(tensors: list[Tensor]) -> torch.device:

@@ -102,7 +102,11 @@ class Intake:
             return None
         if source is None:
             rank, size = self._part_of_stream(loader)
-            return StridedLoader(loader, rank, size, self.arrived, self.repeats, lambda: self._link.enough)
+
+            def enough() -> bool:
+                return self._link.enough
+
+            return StridedLoader(loader, rank, size, self.arrived, self.repeats, enough, ready.agrees)
         return self._dispensing(loader, source, ready)
 
     def _dispensing(self, loader: Any, source: Source, ready: Ready) -> Any:

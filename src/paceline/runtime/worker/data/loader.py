@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from copy import copy
-from itertools import islice
 from typing import Any
 
 from torch import Tensor
@@ -162,23 +161,33 @@ class StridedLoader:
         arrived: Callable[[int], None],
         repeats: SecondPass,
         stopped: Callable[[], bool],
+        level: bool = False,
     ) -> None:
-        """`arrived` is told of every batch; when `stopped`, there are no more of them."""
-        self._loader, self._rank, self._size = loader, rank, size
+        """`arrived` is told of every batch; when `stopped`, there are no more of them. `level`: all have
+        equally many in a pass, so that in lockstep no round mixes two."""
+        self._loader, self._rank, self._size, self._level = loader, rank, size, level
         self._arrived, self._repeats, self._stopped = arrived, repeats, stopped
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
     def __len__(self) -> int:
-        return len(range(self._rank, len(self._loader), self._size))
+        return len(range(0 if self._level else self._rank, len(self._loader), self._size))
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in islice(self._loader, self._rank, None, self._size):
+        number, first = -1, None
+        for number, batch in enumerate(self._loader):
+            if self._level and number == 0:
+                first = batch
+            if number % self._size != self._rank:
+                continue
             if self._stopped():
                 return
             self._arrived(count_samples(batch))
             yield from self._repeats.through(batch)
+        if first is not None and number % self._size < self._rank and not self._stopped():
+            self._arrived(0)  # the last round has nothing for us: we compute, but it counts for nothing
+            yield from self._repeats.through(first)
 
 
 def source_of(loader: DataLoader[Any]) -> tuple[Source | None, Any, bool]:
