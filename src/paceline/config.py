@@ -77,8 +77,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     `balance` a push of n samples counts as n / the loader's batch size pushes, so that an epoch moves
     the weights as far however its samples are split."""
     damping: Literal["none", "inverse", "sqrt", "exponential"] = "none"
-    """How a stale gradient's step shrinks, for pushes that are applied at once: not at all, by
-    1/staleness, 1/sqrt(staleness), or exp(-staleness/active workers)."""
+    """How a stale gradient shrinks, whether it is applied at once or with others: not at all, by
+    1/staleness, 1/sqrt(staleness), or exp(-staleness/active workers). What is applied at once takes a
+    smaller step; in a flush its part of the sum or the mean is smaller, and the others' are not larger."""
     correct: str = "none"
     """What is done about stale gradients: auto (what the script names, else dana outside of lockstep where
     the optimizer has a momentum, else none), none, dana, gap, dc, dca, or two as in dana+gap. The command's
@@ -236,7 +237,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         """What the splitting of a model has no use for, or cannot do."""
         for asked, flag, why in (
             (self.listen is not None, "--listen", "the groups of a mesh do not ask who connects"),
-            (self.engine != "local", f"--engine {self.engine}", "its workers may be on other machines"),
             (self.connects, f"--fabric {self.fabric}", "a mesh has process groups of its own"),
             (self.balance, "--balance", "all workers of a copy work on the same batches"),
             (
@@ -308,12 +308,12 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         return 1.0 / (staleness if self.damping == "inverse" else math.sqrt(staleness))
 
     def step_share(self, batches: float, active: int, flush: str | None = None) -> float:
-        """How much of a full step an update counts: of one gradient, or of a flush of several."""
-        whole = flush in ("mean", "sum")
+        """How much of a full step an update counts: of one gradient, or of the mean of several. A sum counts
+        as one gradient does, since it has all of its own in it."""
+        batches = 1.0 if flush == "sum" else batches
         if self.weighting == "mean":
-            return 1.0 if whole else batches / max(active, 1)
-        each = 1.0 if self.weighting == "sum" else float(self.weighting)
-        return each if flush == "sum" else each * batches
+            return 1.0 if flush == "mean" else batches / max(active, 1)
+        return batches * (1.0 if self.weighting == "sum" else self.weighting)
 
 
 def config_of(run: Path) -> RunConfig:

@@ -8,12 +8,13 @@ import msgspec
 import pytest
 import torch
 
-from paceline.bench.cluster import cifar
-from paceline.bench.cluster.cluster import Outcome, _row, check
-from paceline.bench.cluster.course import AccuracyCourse, Figures
+from paceline.bench.cluster import cifar, text
+from paceline.bench.cluster.cluster import check
+from paceline.bench.cluster.course import AccuracyCourse, Figures, Reached
 from paceline.bench.cluster.entries import entries, every_entry, parse_entry
-from paceline.bench.cluster.scene import FULL, QUICK, Scene
-from paceline.bench.cluster.script import copy_of, keeper, network
+from paceline.bench.cluster.scene import SCENES, Scene
+from paceline.bench.cluster.script import copy_of, decayed, keeper, warmed
+from paceline.bench.cluster.tasks import TASKS
 from paceline.bench.harness.plan import BenchPlan
 from paceline.bench.harness.record import BenchRecord
 from paceline.bench.harness.run import chosen
@@ -24,14 +25,16 @@ from paceline.trace import TraceWriter
 from paceline.trace.events import SCHEMA, Decided, Evaluated, Event, RunStarted
 from support.command import run_command
 
-SCENE: Scene = msgspec.structs.replace(FULL, target=0.5, limit_s=10.0, device_s=1.0, batch=8)
+SCENE: Scene = msgspec.structs.replace(
+    SCENES["unequal"], targets=(0.3, 0.5), limit_s=10.0, device_s=1.0, batch=8
+)
 FIGURES = Figures(
     seconds=20.0,
     samples_per_s=100.0,
     waiting=0.25,
     accuracy=0.5,
     best=0.5,
-    reached_s=20.0,
+    reached=(Reached(0.3, 20.0, 2000), Reached(0.5, 40.0, 4000)),
     late=0.0,
     ranks=frozenset(range(4)),
 )
@@ -50,6 +53,7 @@ def test_both_sides_train_on_hosts_with_all_workers_and_are_compared(tmp_path: P
     assert [row.case["protocol"] for row in record.rows] == ["ddp", "bsp"]
     for row in record.rows:
         assert row.value is not None, row.remark
+        assert row.case["time"] != "not reached"
         assert "took part" not in row.remark
         assert float(row.case["MB over the slow link"]) > 1
     assert record.rows[0].value == 1.0
@@ -67,9 +71,17 @@ def test_settings_are_shown_in_full_and_given_ones_win() -> None:
     assert parse_entry("bsp+balance").flags == ["--protocol", "bsp", "--balance"]
 
 
-def test_stale_gradients_get_half_the_learning_rate_unless_one_is_given() -> None:
-    rates = {name: parse_entry(name).rate(0.06) for name in ("ddp", "bsp", "asp", "asp@0.05", "ddp@0.1")}
-    assert rates == {"ddp": 0.06, "bsp": 0.06, "asp": 0.03, "asp@0.05": 0.05, "ddp@0.1": 0.1}
+def test_only_stale_gradients_that_nothing_corrects_get_half_the_learning_rate_unless_one_is_given() -> None:
+    names = ("ddp", "asp", "asp+none", "bsp+none", "ad_psgd", "asp+none@0.05", "ddp@0.1")
+    rates = [parse_entry(name).rate(0.06) for name in names]
+    assert rates == [0.06, 0.06, 0.03, 0.06, 0.03, 0.05, 0.1]
+
+
+def test_an_entry_names_its_correction_and_hands_it_on() -> None:
+    entry = parse_entry("dssp+dana+gap@0.05:preset=figure2")
+    assert (entry.correct, entry.title) == ("dana+gap", "dssp+dana+gap:preset=figure2")
+    assert entry.flags[-2:] == ["--correct", "dana+gap"]
+    assert parse_entry("bsp+balance+none").flags == ["--protocol", "bsp", "--balance", "--correct", "none"]
 
 
 def test_ddp_is_always_among_those_that_were_chosen() -> None:
@@ -84,6 +96,7 @@ def test_ddp_is_always_among_those_that_were_chosen() -> None:
         ("asp@fast", "a learning rate is a number > 0, got 'fast'"),
         ("ssp:staleness", "a setting is NAME=VALUE"),
         ("ddp+balance", "ddp has neither settings nor balance"),
+        ("asp+dna", "no correction of stale gradients is called 'dna'"),
     ],
 )
 def test_a_wrong_entry_is_named(text: str, said: str) -> None:
@@ -130,14 +143,15 @@ def test_a_file_of_another_layout_is_refused_by_its_size(tmp_path: Path) -> None
         cifar.find(tmp_path)
 
 
-def test_the_model_fits_into_ddps_first_bucket() -> None:
-    size = sum(4 * values.numel() for values in network(0).parameters())
+@pytest.mark.parametrize("task", sorted(TASKS))
+def test_every_model_fits_into_ddps_first_bucket(task: str) -> None:
+    size = sum(4 * values.numel() for values in TASKS[task].model(0).parameters())
     assert 0.9e6 < size < vars(torch.distributed)["_DEFAULT_FIRST_BUCKET_BYTES"]
 
 
 def test_copies_are_the_weights_and_numbered(tmp_path: Path) -> None:
-    keep = keeper(tmp_path)
-    assert [keep(network(0)), keep(network(1))] == [{"copy": 1}, {"copy": 2}]
+    keep, model = keeper(tmp_path), TASKS["images"].model
+    assert [keep(model(0)), keep(model(1))] == [{"copy": 1}, {"copy": 2}]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1.safetensors", "2.safetensors"]
 
 
@@ -147,7 +161,7 @@ def followed(tmp_path: Path, events: list[Event], accuracies: list[float]) -> Ac
     writer.write(RunStarted(0.0, SCHEMA, "r", "bsp", {}, 4, 0, False, ""))
     for event in events:
         writer.write(event)
-        if isinstance(event, Evaluated):
+        if isinstance(event, Evaluated) and "copy" in event.values:
             copy_of(tmp_path, int(event.values["copy"])).touch()
     writer.close()
     left = iter(accuracies)
@@ -167,7 +181,8 @@ def copy(t: float, number: int) -> Evaluated:
 def test_the_clock_begins_with_the_first_iteration(tmp_path: Path) -> None:
     copies = [copy(31.5, 1), copy(32.5, 2), copy(34.5, 3)]
     course = followed(tmp_path, [push(31.0, 0), *copies, push(34.0, 0)], [0.5, 0.5, 0.5])
-    assert course.reached_s == 4.5
+    assert course.is_over
+    assert course.figures().reached == (Reached(0.3, 4.5, 8), Reached(0.5, 4.5, 8))
     assert course.figures().seconds == 4.0
 
 
@@ -181,7 +196,7 @@ def test_accuracy_is_the_mean_of_three_copies(tmp_path: Path) -> None:
 def test_a_copy_that_comes_after_the_limit_does_not_count(tmp_path: Path) -> None:
     copies = [copy(7.0, 1), copy(8.0, 2), copy(9.0, 3), copy(10.1, 4)]
     course = followed(tmp_path, [push(1.0, 0), *copies], [0.4, 0.4, 0.4, 0.9])
-    assert course.reached_s is None
+    assert course.figures().to(0.5) is None
     assert course.best == pytest.approx(0.4)
 
 
@@ -201,34 +216,49 @@ def test_an_iteration_is_late_when_its_device_would_have_been_faster(tmp_path: P
     assert followed(tmp_path, [*slow, *late], []).figures().late == 1 / 4
 
 
-def outcome(entry: str, figures: Figures | None, trouble: str = "") -> Outcome:
-    return Outcome(parse_entry(entry), figures, 5_000_000, trouble)
+def test_a_run_that_measures_itself_needs_no_judge(tmp_path: Path) -> None:
+    looks = [Evaluated(1.0 + n, 0, n, 8 * n, {"accuracy": 0.1 * n}) for n in range(1, 5)]
+    figures = followed(tmp_path, [push(1.0, 0), *looks], []).figures()
+    assert figures.to(0.3) == Reached(0.3, 5.0, 32)
+    assert figures.accuracy == pytest.approx(0.3)
 
 
-def test_twice_as_soon_as_ddp_is_a_ratio_of_two() -> None:
-    ddp = outcome("ddp", FIGURES)
-    asp = outcome("asp", msgspec.structs.replace(FIGURES, reached_s=10.0))
-    row = _row(asp, [ddp, asp], QUICK)
-    assert (row.value, row.remark) == (2.0, "")
-    assert row.case["MB over the slow link"] == 5.0
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (BenchPlan(simulated=True, scenes=("unequl",)), "Did you mean 'unequal'"),
+        (BenchPlan(scenes=("decay",)), "for virtual time only. Add --simulated"),
+        (BenchPlan(simulated=True, targets=(0.5, 0.4)), "targets rise"),
+    ],
+)
+@needs_hosts
+def test_a_scene_or_target_that_cannot_be_is_refused(plan: BenchPlan, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check(plan)
 
 
-def test_a_target_that_was_not_reached_is_said_with_the_best_accuracy() -> None:
-    ddp = outcome("ddp", FIGURES)
-    ssp = outcome("ssp", msgspec.structs.replace(FIGURES, reached_s=None, best=0.41))
-    row = _row(ssp, [ddp, ssp], FULL)
-    assert row.value is None
-    assert row.case["to 42 %"] == "not reached"
-    assert row.remark == "best accuracy 41.0 % in 20 s"
+def test_the_rate_rises_by_samples_and_falls_along_a_cosine() -> None:
+    assert [warmed(done, 512, 2048) for done in (0, 1, 3, 9)] == [0.25, 0.5, 1.0, 1.0]
+    assert [decayed(done, 10) for done in (0, 5, 10, 11)] == pytest.approx([1.0, 0.5, 0.0, 0.0])
+    assert decayed(7, 0) == 1.0
 
 
-def test_what_was_refused_is_a_row_that_says_why() -> None:
-    ddp, peer = outcome("ddp", FIGURES), outcome("osp", None, "peer protocols do not work through a store")
-    row = _row(peer, [ddp, peer], FULL)
-    assert row.case["to 42 %"] == "did not run"
-    assert row.remark == "peer protocols do not work through a store"
+def test_text_for_testing_is_not_trained_on() -> None:
+    tested, trained = (set(map(tuple, x.tolist())) for x in (text.test_set(10**6), text.training_set()))
+    assert len(tested & trained) < 0.01 * len(tested)  # phrases that the text repeats
+    assert len(tested) > 500
 
 
-def test_a_rank_that_took_no_part_is_missed() -> None:
-    alone = outcome("ddp", msgspec.structs.replace(FIGURES, ranks=frozenset({0})))
-    assert "only ranks [0] took part" in _row(alone, [alone], FULL).remark
+@pytest.mark.timeout(300)
+def test_the_same_table_in_virtual_time_needs_neither_root_nor_hosts(tmp_path: Path) -> None:
+    """By the command of the documentation."""
+    words = ["bench", "cluster", "--simulated", "--quick", "--protocols", "asp,bsp"]
+    done = run_command(*words, "--json", cwd=tmp_path, timeout_s=280.0)
+    assert done.returncode == 0, done.stderr
+    [record] = msgspec.json.decode(done.stdout, type=list[BenchRecord])
+    assert [(row.case["protocol"], row.case["correction"]) for row in record.rows] == [
+        ("ddp", "none"),
+        ("asp", "dana"),
+        ("bsp", "none"),
+    ]
+    assert all(row.value is not None and not row.remark for row in record.rows)

@@ -21,9 +21,13 @@ from support.shell import Shell
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BIN = Path(sys.executable).parent
-RUN_ELSEWHERE = ("make ", "paceline bench cluster --quick --protocols bsp")
-"""`make test` is what runs this file; `make demo` is tried from a fresh clone; the benchmark takes long, and
-tests/bench/test_cluster.py runs it and looks at what it finds."""
+RUN_ELSEWHERE = (
+    "make ",
+    "paceline bench cluster --quick --protocols bsp",
+    "paceline bench cluster --simulated --quick --protocols asp,bsp",
+)
+"""`make test` is what runs this file; `make demo` is tried from a fresh clone; the benchmarks take long, and
+tests/bench/test_cluster.py runs them and looks at what they find."""
 
 TESTBED = "lab"
 """The one that the pages make."""

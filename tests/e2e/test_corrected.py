@@ -16,9 +16,10 @@ from e2e.scripts.cases import CASES
 from paceline.engines.local import LocalEngine
 from paceline.sim.request import ClusterRequest
 from paceline.trace import read_trace
-from paceline.trace.events import Evaluated, Note
+from paceline.trace.events import Evaluated, Note, WorkerJoined, WorkerLeft
+from support.hosts import Apart
 from support.reference_dana import Retold
-from support.runs import SCRIPTS, Lab, Run
+from support.runs import SCRIPTS, Lab, Run, wait_until
 from support.shell import Shell
 from support.spread import Spread
 from support.tensors import assert_equal
@@ -182,6 +183,26 @@ def warm_others(warm_lab: Lab) -> Iterator[list[LocalEngine]]:
     for engine in engines:
         warm_lab.further.discard(engine._process.pid)
         engine.close()
+
+
+def test_who_takes_the_place_of_a_dead_worker_begins_without_its_momentum(
+    lab: Lab, warm_others: list[LocalEngine]
+) -> None:
+    """Two die in the middle, and two of another host come instead; everybody waits for a file meanwhile."""
+    pause = ("--pause", lab.root / "go on", "--before", 4)
+    args = ("train.py", "momentum", *SIZES, *pause)
+    apart = Apart(lab, warm_others[0], *args, here=2, protocol="asp", **DIALS)
+    apart.host(2)
+    lab.until_paused(WORKERS)
+    apart.kill_host()
+    assert warm_others[0].wait(30) is not None
+    wait_until(lambda: apart.running.events(WorkerLeft) == 2, "the loss is noticed")
+    apart.host(2)
+    wait_until(lambda: apart.running.events(WorkerJoined) == WORKERS + 2, "the others have come")
+    (lab.root / "go on").touch()
+    run = apart.finish()
+    assert run.result.status == "finished", run.end.detail
+    assert_is_dana(run)
 
 
 @pytest.mark.parametrize(

@@ -203,3 +203,12 @@ def test_a_store_on_two_nodes_of_ray_gives_the_weights_of_the_local_engine_over_
     latest = tmp_path / "runs" / "latest"
     assert_equal(load_file(latest / "weights.safetensors"), near.weights)
     assert (latest / "address").read_text().startswith(bed["a"].address)
+
+
+def test_a_mesh_on_ray_trains_as_on_the_local_engine(ray: OnRay, lab: Lab) -> None:
+    near = lab.trained("rows.py", workers=2, mesh={"model": 2}, protocol="row_split")
+    ray.end(ray.start(SCRIPTS / "rows.py", "--mesh", "model=2", "--protocol", "row_split"))
+    far = run_in(ray.latest)
+    assert_equal(far.weights, near.weights)
+    assert far.result.mesh == {"model": 2}
+    assert far.result.bytes_by_axis == near.result.bytes_by_axis

@@ -68,8 +68,12 @@ def test_what_workers_gather_is_everybodys_and_not_ones_own(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("args", "mesh", "said"),
     [
-        ((), {"model": 2}, "the mesh has model=2, but nothing is split along it"),
-        ((), {"stage": 2}, "nothing is split along it before pace.prepare(). Use paceline.parallel.pipeline"),
+        (("--unsplit",), {"model": 2}, "the mesh has model=2, but nothing is split along it"),
+        (
+            ("--unsplit",),
+            {"stage": 2},
+            "nothing is split along it before pace.prepare(). Use paceline.parallel.pipeline",
+        ),
         (("--optimizer", "LBFGS"), {"data": 2}, "optimizer LBFGS cannot run on several workers"),
     ],
 )

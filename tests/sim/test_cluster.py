@@ -19,6 +19,7 @@ from paceline.sim import (
     Lognormal,
     Membership,
     Recorded,
+    Stall,
     Transient,
     load_cluster,
     simulate,
@@ -45,6 +46,9 @@ bandwidth_bytes_per_s = 125_000_000
 factor = 2
 mean_length_s = 5
 mean_gap_s = 20.0
+[stall]
+every_s = 8
+length_s = 2
 [[event]]
 at_s = 30
 kill = 5
@@ -70,6 +74,7 @@ def test_a_file_says_all_there_is_to_say(tmp_path: Path) -> None:
         links={3: Link(0.0, 1.25e8)},
         slow={3: 2.5},
         transient=Transient(2.0, 5.0, 20.0),
+        stall=Stall(8.0, 2.0),
         event=(Membership(30.0, kill=5), Membership(60.0, join=5)),
     )
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from paceline.sim import (
     Normal,
     Pareto,
     Recorded,
+    Stall,
     Timing,
     Transient,
 )
@@ -145,3 +148,34 @@ def test_recorded_times_are_drawn_from_the_ranks_own_record() -> None:
 def test_a_negative_seed_is_refused() -> None:
     with pytest.raises(ConfigError, match="seed must be >= 0, got -1"):
         Timing(Cluster(workers=1), -1)
+
+
+@given(
+    rank=st.integers(0, 4),
+    length_s=st.floats(0.1, 2.0),
+    gap_s=st.floats(0.1, 3.0),
+    work=st.floats(0.01, 20.0),
+    now=st.floats(0.0, 60.0),
+)
+def test_work_stands_still_in_a_ranks_stalls_and_in_no_others(
+    rank: int, length_s: float, gap_s: float, work: float, now: float
+) -> None:
+    """Beside a clock that counts the time in which nobody says that the rank stands still."""
+    stall = Stall(every_s=length_s + gap_s, length_s=length_s)
+    took = Timing(Cluster(workers=5, compute=Fixed(work), stall=stall), 0).compute_s(rank, now)
+    ticks = np.linspace(now, now + took, 20_001)
+    still = np.mean([stall.who(float(t), 5) == rank for t in ticks]) * took
+    assert took - still == pytest.approx(work, abs=took / 1000)
+
+
+def test_ranks_but_the_first_take_turns_to_stand_still() -> None:
+    stall = Stall(every_s=8.0, length_s=2.0)
+    assert [stall.who(8.0 * n + 1.0, 4) for n in range(6)] == [None, 1, 2, 3, 1, 2]
+    assert [stall.who(t, 4) for t in (7.9, 8.0, 9.9, 10.0)] == [None, 1, 1, None]
+    assert stall.who(9.0, 1) is None
+
+
+@pytest.mark.parametrize(("every_s", "length_s"), [(1.0, 2.0), (2.0, 0.0), (math.inf, 1.0)])
+def test_stalls_that_would_overlap_or_last_no_time_are_refused(every_s: float, length_s: float) -> None:
+    with pytest.raises(ConfigError, match="a stall needs 0 < length_s <= every_s"):
+        Stall(every_s=every_s, length_s=length_s)

@@ -11,6 +11,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.common import errors_for_people, parse_slow, parse_weighting, print_json
+from paceline.cli.strategy import strategy
 
 if TYPE_CHECKING:
     from paceline.plan.curvature import Shape
@@ -26,6 +27,9 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Advice for 
 @app.callback()
 def advise() -> None:
     """Advice for a model and a cluster."""
+
+
+app.command()(strategy)
 
 
 @app.command()

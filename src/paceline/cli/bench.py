@@ -17,8 +17,8 @@ def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="exchange, allreduce, store, network, hiding, cluster, pipeline, sequence, death, lone, "
-            "trace, simulator. Default: all of them; cluster only with --data."
+            help="exchange, allreduce, store, network, hiding, cluster, pipeline, plans, sequence, "
+            "embedding, death, lone, trace, simulator. Default: all of them; cluster only with --data."
         ),
     ] = None,
     json: o.Json = False,
@@ -40,10 +40,46 @@ def bench(
         str,
         typer.Option(
             help="For cluster: which, comma separated, settings after colons, for instance "
-            "bsp,bsp+balance,asp@0.06,ssp:staleness=5 (@: learning rate). DDP is always among them. "
-            "Default: all."
+            "bsp,bsp+balance,asp@0.06,asp+dana+gap,ssp:staleness=5 (@: learning rate; +: balanced batches or "
+            "a correction). DDP is always among them. Default: all."
         ),
     ] = "",
+    torchrec: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="For embedding: where TorchRec was installed with pip install --no-deps --target. Without "
+            "it, it is looked for where Python looks, and left out if it is not there.",
+        ),
+    ] = None,
+    simulated: Annotated[
+        bool, typer.Option("--simulated", help="For cluster: exact simulation in virtual time, without root.")
+    ] = False,
+    scenes: Annotated[
+        str,
+        typer.Option(
+            help="For cluster: which hosts and work, comma separated: unequal, equal, stalls, text; and with "
+            "--simulated decay, workers-4, workers-8, workers-16, workers-32."
+        ),
+    ] = "unequal",
+    seeds: Annotated[int, typer.Option(min=1, help="For cluster: so many seeds, from --seed on.")] = 1,
+    rates: Annotated[
+        str,
+        typer.Option(
+            help="For cluster: learning rates to try, comma separated. The first seed decides which is an "
+            "entry's best. DDP keeps its own."
+        ),
+    ] = "",
+    targets: Annotated[
+        str, typer.Option(help="For cluster: accuracies to reach, for instance 0.42,0.5.")
+    ] = "",
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="For cluster: keep what each run gives in this file, and do not run again what is in it.",
+        ),
+    ] = None,
 ) -> None:
     """Measure Paceline against other systems: both in the same run, in turns, as ratios.
 
@@ -61,7 +97,19 @@ def bench(
         if quick and record:
             raise ConfigError("--quick measures nothing worth keeping. Leave out --record, or --quick.")
         named = tuple(name for name in protocols.split(",") if name.strip())
-        plan = BenchPlan(quick=quick, seed=seed, data=None if data is None else str(data), protocols=named)
+        plan = BenchPlan(
+            quick=quick,
+            seed=seed,
+            data=None if data is None else str(data),
+            protocols=named,
+            simulated=simulated,
+            scenes=tuple(name.strip() for name in scenes.split(",") if name.strip()),
+            seeds=seeds,
+            rates=_numbers(rates, "--rates"),
+            targets=_numbers(targets, "--targets"),
+            torchrec=None if torchrec is None else str(torchrec),
+            results=None if results is None else str(results),
+        )
         records = []
         for name in chosen(names or [], plan):
             records.append(run(name, plan, _say))
@@ -71,6 +119,20 @@ def bench(
                 print(f"{name}\n\n" + "\n".join(as_table(records[-1].rows)) + "\n", flush=True)
         if json:
             print_json(records)
+
+
+def _numbers(text: str, flag: str) -> tuple[float, ...]:
+    from paceline.errors import ConfigError
+
+    try:
+        numbers = tuple(float(each) for each in text.split(",") if each.strip())
+    except ValueError:
+        numbers = (0.0,)
+    if not all(0 < number < float("inf") for number in numbers):
+        raise ConfigError(
+            f"{flag} takes numbers > 0, comma separated, got {text!r}. For instance {flag} 0.03,0.06."
+        )
+    return numbers
 
 
 def _say(text: str) -> None:

@@ -139,7 +139,8 @@ Shards = Annotated[
     typer.Option(
         metavar="shared|equal|own|rotating",
         help="shared: whoever is ready takes the next batch; equal: every worker has an equal share; "
-        "own: one chunk of the data each, for good (DefDP); rotating: every epoch the next chunk (SelDP).",
+        "own: one chunk of the data each, for good (DefDP), or all that an iterable dataset gives it; "
+        "rotating: every epoch the next chunk (SelDP).",
         rich_help_panel=NUMBERS,
     ),
     Dial("shared"),

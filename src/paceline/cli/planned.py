@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 from paceline.cli.common import print_json
 
-KNOWN = {"script", "args", "workers", "seed", "clip_norm", "plan", "runs", "json"}
+KNOWN = {"script", "args", "workers", "seed", "clip_norm", "plan", "plan_cluster", "runs", "json"}
+EMULATED = {"slow", "device_time", "jitter"}
+"""What HAP programs can do: their operations are known."""
 
 
-def train_planned(chosen: dict[str, Any], file: Path, typed: set[str], runs: Path, json: bool) -> None:
-    """Run it, and show what was predicted beside what happened."""
+def train_planned(
+    chosen: dict[str, Any], file: Path, now: Path | None, typed: set[str], runs: Path, json: bool
+) -> None:
+    """Run it, and show what was predicted beside what happened. `now`: a file about the cluster as it is."""
     import msgspec
     from rich.console import Console
 
     from paceline.cli.train import make_config
     from paceline.errors import ConfigError
-    from paceline.parallel.plans.train import read_plan, train_with_plan
+    from paceline.parallel.plans.train import planned_elsewhere, train_with_plan
+    from paceline.plan.files import read_plan
+    from paceline.plan.profile import load_cluster_profile
 
-    for flag in sorted(typed - KNOWN):
+    for flag in sorted(typed - KNOWN - EMULATED):
         raise ConfigError(f"--{flag.replace('_', '-')} has no meaning with --plan. Leave it out.")
     planner, plan = read_plan(file)
+    for flag in sorted(typed & EMULATED if planner != "hap" else ()):
+        raise ConfigError(f"--{flag.replace('_', '-')} emulates devices for HAP plans only. Leave it out.")
+    cluster = None if now is None else load_cluster_profile(now)
     if "workers" not in typed:
         chosen["workers"] = plan.workers
     config = make_config(chosen, runs)
     config = msgspec.structs.replace(config, protocol=None)
     console = Console(stderr=True, highlight=False)
+    if (text := planned_elsewhere(plan)) is not None and not config.emulated:
+        print(f"warning: {text}", file=sys.stderr)
     with console.status(f"{planner} plan on {config.workers} workers; see {config.path / 'logs'}"):
-        result = train_with_plan(config, file)
+        result = train_with_plan(config, file, cluster)
     if json:
         print_json(result)
     else:
@@ -42,7 +54,7 @@ def summary(result: dict[str, Any], plan: Any) -> Any:
 
     from paceline.plan.profile.units import size_text, time_text
 
-    table = Table("", "predicted", "measured", title=f"{result['protocol']} plan", title_justify="left")
+    table = Table("", "predicted", "measured", title=_title(result), title_justify="left")
     predicted, measured = result["predicted"], result["measured"]
     step = measured["step_s"]
     table.add_row("step", time_text(predicted["step_s"]), "-" if step is None else time_text(step))
@@ -54,3 +66,7 @@ def summary(result: dict[str, Any], plan: Any) -> Any:
     rate = result["samples_per_s"]
     table.add_row("samples/s", f"{plan.predicted.samples_per_s:.1f}", "-" if rate is None else f"{rate:.1f}")
     return table
+
+
+def _title(result: dict[str, Any]) -> str:
+    return f"{result['protocol']} plan" + (", emulated devices" if result["emulated"] else "")

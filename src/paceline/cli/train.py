@@ -71,6 +71,13 @@ def train(
             help="Shard the model as a file of `paceline plan` says, instead of keeping step by a protocol.",
         ),
     ] = None,
+    plan_cluster: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --plan: the cluster as it is now. Refused if it is not the one that was planned for.",
+        ),
+    ] = None,
     runs: o.Runs = Path("runs"),
     json: o.Json = False,
 ) -> None:
@@ -90,8 +97,10 @@ def train(
             from paceline.cli.planned import train_planned
 
             chosen = {"script": str(script), "args": tuple(args or ()), "plan": str(plan.resolve())}
-            chosen |= {flag: dials[flag] for flag in ("workers", "seed", "clip_norm")}
-            return train_planned(chosen, plan, _typed(context), runs, json)
+            asked = dials.asked()
+            kept = ("workers", "seed", "clip_norm", "slow", "device_time_s", "jitter")
+            chosen |= {key: asked[key] for key in kept}
+            return train_planned(chosen, plan, plan_cluster, _typed(context), runs, json)
         settings = parse_settings(set_ or [])
         typed = _was_typed(context, "workers")
         axes, workers = resolved_mesh(dials["mesh"], protocol, dials["workers"], typed)

@@ -21,7 +21,7 @@ def join(protocol: str | Pacing | Peer | None = None, *, correct: str | None = N
     if place is not None and place.config.mesh is not None and place.channel is not None:
         keep_freed_memory()
         name, given = _chosen(_named(protocol), settings, place.config.protocol, place.config.settings)
-        pace = MeshPace(place.config, place.rank, place.channel, name, given, prepare)
+        pace = MeshPace(place.config, place.rank, place.channel, name, given, prepare, _object(name, given))
         return joining.joined_as(pace)
     if not isinstance(protocol, str) or protocol not in SPLITS:
         return joining.join(protocol, correct=correct, **settings)
@@ -33,6 +33,10 @@ def join(protocol: str | Pacing | Peer | None = None, *, correct: str | None = N
             f"{axis_of(protocol)}={workers}."
         )
     return joining.join(correct=correct)
+
+
+def _object(name: str | None, settings: dict[str, Any]) -> object | None:
+    return make_split(name, settings) if name in SPLITS else None
 
 
 def _named(protocol: str | Pacing | Peer | None) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.errors import ConfigError
-from paceline.runtime.worker.data.loader import COPIED
+from paceline.runtime.worker.data.loader import with_batches
 from paceline.runtime.worker.data.sample_order import SampleOrders
 
 Indices = list[Any]
@@ -39,12 +39,10 @@ class Dealt:
     """
 
     def __init__(self, loader: Any, copy: int, copies: int, seed: int, *, loads: bool = True) -> None:
-        check_loader(loader)
         self._loader, self._copy, self._copies, self._loads = loader, copy, copies, loads
         self.about_to: Callable[[], bool] = lambda: True
         """Asked before every batch; False: training was ended for all."""
-        self._batches = len(loader.batch_sampler)
-        self._orders = SampleOrders(loader.batch_sampler, self._batches, seed)
+        self._open(loader, seed)
         self.epoch, self.rounds = 0, 0
         """Where it stands: rounds of the epoch that were handed out."""
         self._skip = (0, 0)
@@ -56,6 +54,11 @@ class Dealt:
         """Samples that were handed out so far, in this process: this copy's, and all copies'."""
         self.over = False
         """Whether training was ended for all."""
+
+    def _open(self, loader: Any, seed: int) -> None:
+        check_loader(loader)
+        self._batches = len(loader.batch_sampler)
+        self._orders = SampleOrders(loader.batch_sampler, self._batches, seed)
 
     def __len__(self) -> int:
         return -(-self._batches // self._copies)
@@ -84,7 +87,7 @@ class Dealt:
         if epoch == self._skip[0]:
             done = self._skip[1]
         self.rounds = done
-        rounds = deal(self._orders[epoch], self._copies)
+        rounds = self._rounds(epoch)
         for dealt, batch in zip(rounds[done:], self._loaded(rounds[done:]), strict=True):
             self.repeats = False
             if not self.about_to():
@@ -98,13 +101,16 @@ class Dealt:
                 return
         self.epoch, self.rounds = epoch + 1, 0
 
+    def _rounds(self, epoch: int) -> list[list[Indices]]:
+        """What each copy gets, round by round."""
+        return deal(self._orders[epoch], self._copies)
+
     def _loaded(self, rounds: list[list[Indices]]) -> Iterator[Any]:
         if not self._loads:
             yield from (None for _ in rounds)
             return
         mine = [dealt[self._copy] for dealt in rounds]
-        settings = {name: getattr(self._loader, name) for name in COPIED}
-        yield from DataLoader(self._loader.dataset, batch_sampler=mine, **settings)
+        yield from with_batches(self._loader, mine)
 
 
 def check_loader(loader: Any) -> None:

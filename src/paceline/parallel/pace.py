@@ -84,10 +84,12 @@ class MeshPace(Pace):
         protocol: str | None,
         settings: dict[str, Any],
         ordinary: Ordinary,
+        chosen: object | None = None,
     ) -> None:
+        """`chosen`: the object of a protocol that splits the model."""
         super().__init__(rank, config.workers)
         assert config.mesh is not None
-        self._ordinary = ordinary
+        self._ordinary, self._chosen = ordinary, chosen
         self._loop: OrdinaryLoop | None = None
         self.config, self.protocol, self.settings = config, protocol, settings
         self._channel = channel
@@ -119,6 +121,7 @@ class MeshPace(Pace):
         if self._mesh is None:
             self._mesh = connect(given, self.rank, self._meeting)
             self._mesh.sent = self.sent
+            self._mesh.chosen = self._chosen
         return self._mesh
 
     def attach(self, split: Split) -> None:
@@ -140,7 +143,10 @@ class MeshPace(Pace):
         sizes = {name: p.element_size() for name, p in model.named_parameters()}
         size = sum(whole[name].numel() * sizes[name] for name in whole)
         if self.lead:
-            numbers = sum(shape.numel() for shape in whole.values())
+            shares = () if self._mesh is None else self._mesh.shares.values()
+            more = [share.left_out() for share in shares]
+            numbers = sum(shape.numel() for shape in whole.values()) + sum(each[0] for each in more)
+            size += sum(each[1] for each in more)
             self._channel.send(m.Ready(numbers, size, samples, batches))
 
     # -- one iteration ------------------------------------------------------------------------
@@ -174,8 +180,10 @@ class MeshPace(Pace):
     def tell(self) -> None:
         """Tell the conductor what was done since the last time."""
         values = self._reported() or {}
-        if self._done or self._sent or values:
-            self._channel.send(m.Did(tuple(self._done), self._sent, values))
+        shares = () if self._mesh is None else self._mesh.shares.values()
+        lookups = next(filter(None, (share.lookups() for share in shares)), None)
+        if self._done or self._sent or values or lookups:
+            self._channel.send(m.Did(tuple(self._done), self._sent, values, lookups))
         self._done, self._sent, self._told_at = [], {}, time.monotonic()
 
     def _save(self) -> None:
@@ -297,12 +305,6 @@ class MeshPace(Pace):
 
     def _idle(self) -> bool:
         return self._split is not None and self._split.idle
-
-    def _away(self) -> None:
-        pass
-
-    def _back(self, values: dict[str, float], seconds: float) -> None:
-        pass
 
     def _plan(self, epochs: int) -> None:
         self._channel.send(m.Plan(epochs))

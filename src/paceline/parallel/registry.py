@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from paceline.errors import ConfigError, unknown
+from paceline.parallel.embedding.sparse_2d import Sparse2D
+from paceline.parallel.layers.row_split import RowSplit
 from paceline.parallel.named.dynamic_sequence import DynamicSequence
 from paceline.parallel.pipeline.engine import Schedule
 from paceline.parallel.pipeline.named.adl import ADL
@@ -48,6 +50,8 @@ PIPELINES: dict[str, Any] = {
 
 IN_LAYERS: dict[str, tuple[str, Any]] = {
     "dynamic_sequence": ("sequence", DynamicSequence),
+    "row_split": ("model", RowSplit),
+    "sparse_2d": ("shard", Sparse2D),
 }
 """Those that split a model inside an ordinary loop: the axis along which they do, and the class."""
 SPLITS = {name: ("stage", kind) for name, kind in PIPELINES.items()} | IN_LAYERS
@@ -71,7 +75,8 @@ def make_split(name: str, settings: Mapping[str, Any] | None = None) -> Splittin
 def along_of(name: str | None, settings: Mapping[str, Any], batches: int) -> Peer:
     """What keeps copies in step in an ordinary loop of so many batches per epoch."""
     if name in SPLITS:
-        return parse_along(make_split(name, settings).data)[1]
+        made: Any = make_split(name, settings)
+        return parse_along((made.for_pass(batches) if hasattr(made, "for_pass") else made).data)[1]
     return check_along(name or "allreduce", settings)
 
 

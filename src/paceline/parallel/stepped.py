@@ -22,7 +22,7 @@ from paceline.errors import ConfigError
 from paceline.parallel import messages as m
 from paceline.parallel.along import Along, as_one
 from paceline.parallel.loading import Dealt
-from paceline.parallel.mesh import Mesh
+from paceline.parallel.mesh import Mesh, mean_along
 from paceline.parallel.pace import MeshPace
 from paceline.parallel.padding import Padding
 from paceline.parallel.parts import (
@@ -35,7 +35,9 @@ from paceline.parallel.parts import (
 from paceline.parallel.pieces import Piece, pieces_of
 from paceline.parallel.rates import Deferred
 from paceline.parallel.registry import along_of
+from paceline.parallel.rows import DealtRows
 from paceline.protocols.grid import Grid
+from paceline.runtime.worker.data.partition import Partition
 from paceline.runtime.worker.pace import replace_step
 from paceline.store.disk.checkpoint import other_model
 from paceline.store.optimizers import check_suited
@@ -57,11 +59,16 @@ def prepare(
     if loader is None:
         raise ConfigError("a mesh deals the batches out: give pace.prepare() the training loader as well.")
     feeding = Feeding(mesh)
-    dealt = Dealt(loader, feeding.copy, feeding.copies, config.seed)
+    if isinstance(getattr(loader, "dataset", None), Partition):
+        dealt: Dealt = DealtRows(loader, feeding.copy, feeding.copies, config.seed, pace, mesh, feeding.axes)
+    else:
+        dealt = Dealt(loader, feeding.copy, feeding.copies, config.seed)
     pace.ready(model, dealt.per_epoch, len(dealt) * feeding.copies, pieces)
     _equal_copies(mesh, model)
     if feeding.copy:  # those of a copy draw the same random numbers (dropout), other copies others
         torch.manual_seed(config.seed + 7919 * feeding.copy)
+    for share in mesh.shares.values():
+        share.begin()
     stepped = Stepped(pace, mesh, model, optimizer, dealt, feeding, pieces)
     dealt.about_to = stepped.begin
     return stepped, dealt
@@ -71,7 +78,8 @@ class Feeding:
     """Along which axes workers have batches of their own, and where this worker stands on them."""
 
     def __init__(self, mesh: Mesh) -> None:
-        axes = ["data", *(share.axis for share in mesh.shares.values() if share.apart)]
+        self.apart = [share.axis for share in mesh.shares.values() if share.apart]
+        axes = ["data", *self.apart]
         self.axes = {axis: mesh.size(axis) for axis in mesh.axes if axis in axes}
         self.copies = prod(self.axes.values())
         self.copy = Grid(self.axes).rank_at({axis: mesh.index(axis) for axis in self.axes})
@@ -148,7 +156,10 @@ class Stepped:
         busy = self._padding.until(self._began + self._mesh.waited_s - self._waited, 1.0)
         for share in self._mesh.shares.values():
             share.combine(samples)
-        self._along.update(samples)
+        together = samples
+        for axis in self._feeding.apart:  # what is not split is one model for all who have batches
+            together = mean_along(self._mesh, axis, [p for _, p in self._named], together)
+        self._along.update(together)
         self._along.clip_norm = self._pace.config.clip_norm
         self._updates += 1
         self._samples += of_all
@@ -190,7 +201,9 @@ class Stepped:
     # -- what any split model is asked --------------------------------------------------------
 
     def settle(self) -> None:
-        """Nothing is under way between two steps."""
+        """Nothing is under way between two steps, but for what a way of splitting has put off."""
+        for share in self._mesh.shares.values():
+            share.settle()
 
     def close(self) -> None:
         """There is nothing to let go of."""
@@ -243,19 +256,24 @@ class Stepped:
     def _restore(self, folder: Path, saved: Part) -> None:
         """Begin where a checkpoint was taken, with this mesh's pieces of it."""
         rounds, left = divmod(saved.state.batches, self._feeding.copies)
-        if left or saved.state.mesh.get("data", 1) != self._mesh.size("data"):
+        if left and saved.state.mesh.get("data", 1) == self._mesh.size("data"):
+            raise ConfigError(
+                f"the checkpoint was taken after {saved.state.batches} batches of an epoch, which cannot be "
+                f"dealt out to the {self._feeding.copies} workers of {self._mesh}. Resume with --mesh "
+                f"{Grid(saved.state.mesh)}."
+            )
+        if saved.state.mesh.get("data", 1) != self._mesh.size("data"):
             raise ConfigError(
                 f"the checkpoint is of {saved.state.mesh.get('data', 1)} copies, the mesh has "
                 f"{self._mesh.size('data')}. Resume with as many; the sizes of other axes may differ."
             )
-        own = self._model.state_dict(keep_vars=True)
-        with torch.no_grad():
-            for name, tensor in own.items():
-                whole = saved.model.get(name)
-                piece = self._pieces.get(name)
-                if whole is None or tuple(whole.shape) != (tensor.shape if piece is None else piece.shape):
-                    raise other_model(folder)
-                tensor.copy_(whole if piece is None else piece.of(whole))
+        found: dict[str, Tensor] = {}
+        for name, tensor in self._model.state_dict().items():
+            whole, piece = saved.model.get(name), self._pieces.get(name)
+            if whole is None or tuple(whole.shape) != (tensor.shape if piece is None else piece.shape):
+                raise other_model(folder)
+            found[name] = whole if piece is None else piece.of(whole)
+        self._model.load_state_dict(found)  # a module may keep in another form what it saves
         import_optimizer(folder, saved, self._optimizer, self._named, self._pieces)
         self._updates, self._samples = saved.state.updates, saved.state.samples
         self._position, self._kept_steps = (saved.state.passes, rounds), saved.state.schedule_steps
@@ -268,7 +286,7 @@ SPLITTERS = {
     "model": "paceline.parallel.layers.parallelize(model, mesh)",
     "stage": "paceline.parallel.pipeline.pipeline(...) instead of pace.prepare()",
     "sequence": "paceline.parallel.sequence.parallelize(model, mesh)",
-    "shard": "paceline.parallel.embedding",
+    "shard": "paceline.parallel.embedding.EmbeddingTables(mesh, tables)",
 }
 
 
@@ -301,7 +319,7 @@ def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, pieces:
 
 
 def _equal_copies(mesh: Mesh, model: nn.Module) -> None:
-    """All copies begin as the first one."""
-    if mesh.size("data") > 1:
-        for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor.detach(), mesh.ranks("data")[0], group=mesh.group("data"))
+    """All copies begin as the first one, and so do workers that have batches of their own."""
+    for axis in (*(share.axis for share in mesh.shares.values() if share.apart), "data"):
+        for tensor in (*model.parameters(), *model.buffers()) if mesh.size(axis) > 1 else ():
+            dist.broadcast(tensor.detach(), mesh.ranks(axis)[0], group=mesh.group(axis))

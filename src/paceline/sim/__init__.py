@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.sim.cluster import Cluster, Group, Link, Membership, Transient
+from paceline.sim.cluster import Cluster, Group, Link, Membership, Stall, Transient
 from paceline.sim.compute import Exponential, Fixed, Lognormal, Normal, Pareto, Recorded
 from paceline.sim.peers import simulate_peers
 from paceline.sim.simulate import simulate
@@ -20,6 +20,7 @@ __all__ = [
     "Normal",
     "Pareto",
     "Recorded",
+    "Stall",
     "Timing",
     "Transient",
     "load_cluster",

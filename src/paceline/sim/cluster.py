@@ -61,6 +61,31 @@ class Transient(msgspec.Struct, frozen=True):
             require(0 < value < inf, f"transient {name} must be > 0", value, "Give a mean time in seconds.")
 
 
+class Stall(msgspec.Struct, frozen=True):
+    """One rank at a time stands still: all but the first take turns."""
+
+    every_s: float
+    """From the beginning of one to the beginning of the next; the first begins after so long."""
+    length_s: float
+
+    def __post_init__(self) -> None:
+        ok = 0 < self.length_s <= self.every_s < inf
+        given = {"every_s": self.every_s, "length_s": self.length_s}
+        require(ok, "a stall needs 0 < length_s <= every_s", given, "every_s = 8, length_s = 2, say.")
+
+    def of(self, rank: int, workers: int, number: int) -> tuple[float, float]:
+        """From when to when a rank's stall with this number lasts, of so many workers."""
+        begins = self.every_s * (number * (workers - 1) + rank)
+        return begins, begins + self.length_s
+
+    def who(self, t: float, workers: int) -> int | None:
+        """Who stands still at a time."""
+        number, since = divmod(t, self.every_s)
+        if workers < 2 or number < 1 or since >= self.length_s:
+            return None
+        return 1 + (int(number) - 1) % (workers - 1)
+
+
 class Membership(msgspec.Struct, frozen=True):
     """A worker is lost, or comes (back), at a time: spot machines do both."""
 
@@ -122,6 +147,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     slow: dict[int, float] = {}
     """Ranks that always compute this many times slower."""
     transient: Transient | None = None
+    stall: Stall | None = None
     group: tuple[Group, ...] = ()
     event: tuple[Membership, ...] = ()
 

@@ -12,7 +12,7 @@ from bisect import bisect_right
 
 import numpy as np
 
-from paceline.sim.cluster import Cluster, Profile, Transient
+from paceline.sim.cluster import Cluster, Profile, Stall, Transient
 from paceline.sim.compute import require
 
 BLOCK = 64
@@ -27,6 +27,7 @@ class Timing:
         self._seed = seed
         self._profiles = cluster.profiles()
         self._phases = _phases(self._profiles, seed)
+        self._stall, self._workers = cluster.stall, cluster.workers
         self._exchange_s = _exchange_s(self._profiles, cluster.model_bytes or 0)
         self._streams: list[np.random.Generator | None] = [None] * cluster.workers
         # One row of times for each worker, in one piece: with ten thousand of them, the cache counts.
@@ -43,8 +44,8 @@ class Timing:
         self._next[worker] = at + 1
         work = self._times[worker * BLOCK + at] * batches
         if self._phases and worker in self._phases:
-            return self._phases[worker].stretched(work, now)
-        return work
+            work = self._phases[worker].stretched(work, now)
+        return work if self._stall is None else stalled(self._stall, worker, self._workers, work, now)
 
     def push_s(self, worker: int) -> float:
         """How long a gradient is under way to the store."""
@@ -72,6 +73,19 @@ def _phases(profiles: list[Profile], seed: int) -> dict[int, _Phases]:
     """Of each rank that has slow phases."""
     slow = ((rank, profile.transient) for rank, profile in enumerate(profiles))
     return {rank: _Phases(transient, seed, rank) for rank, transient in slow if transient is not None}
+
+
+def stalled(stall: Stall, rank: int, workers: int, work: float, now: float) -> float:
+    """How long work takes from now on that stands still in the rank's stalls."""
+    if rank == 0:
+        return work
+    number, end = max(0, int((now / stall.every_s - rank) / (workers - 1))), now + work
+    while True:
+        begins, ends = stall.of(rank, workers, number)
+        if begins >= end:
+            return end - now
+        end += max(0.0, ends - max(begins, now))
+        number += 1
 
 
 class _Phases:

@@ -24,6 +24,10 @@
     mean_length_s = 5.0
     mean_gap_s = 20.0
 
+    [stall]                        # ranks 1, 2, ... in turn stand still
+    every_s = 8.0
+    length_s = 2.0
+
     [[event]]
     at_s = 30.0
     kill = 5
@@ -42,7 +46,7 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 
 from paceline.errors import ConfigError, TraceError, unknown
-from paceline.sim.cluster import Cluster, Group, Link, Membership, Transient
+from paceline.sim.cluster import Cluster, Group, Link, Membership, Stall, Transient
 from paceline.sim.compute import KINDS, ComputeTime, Recorded
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -74,6 +78,7 @@ class _Reader:
             "compute": self._compute,
             "link": lambda value: self._struct(Link, value, "[link]"),
             "transient": lambda value: self._struct(Transient, value, "[transient]"),
+            "stall": lambda value: self._struct(Stall, value, "[stall]"),
             "links": self._links,
             "slow": self._slow,
             "group": lambda value: self._list(Group, value, "[[group]]"),

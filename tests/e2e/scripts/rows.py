@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
+from paceline.parallel.layers import parallelize
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=2)
@@ -25,17 +26,25 @@ parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep i
 parser.add_argument("--stop", type=int, default=-1, help="iteration at which the lead ends training")
 parser.add_argument("--optimizer", default="SGD")
 parser.add_argument("--gather", action="store_true")
+parser.add_argument("--norm", action="store_true")
+parser.add_argument("--unsplit", action="store_true")
+parser.add_argument("--drop", type=float, default=0.0)
 options = parser.parse_args()
 
 torch.set_num_threads(1)  # as workers have: sums over threads may differ in the last bit
 pace = paceline.join()
-mesh = pace.mesh(data=2)
+mesh = pace.mesh(data=2, model=2)
 torch.manual_seed(0)
 draw = torch.Generator().manual_seed(1)
 data = TensorDataset(
     torch.randn(options.samples, 6, generator=draw), torch.randint(0, 3, (options.samples,), generator=draw)
 )
-model = nn.Sequential(nn.Linear(6, 18), nn.Tanh(), nn.Linear(18, 3))
+norm = [nn.BatchNorm1d(18)] if options.norm else []
+model = nn.Sequential(
+    nn.Linear(6, 18), *norm, nn.Tanh(), nn.Dropout(options.drop), nn.Linear(18, 17), nn.Linear(17, 3)
+)
+if not options.unsplit:
+    model = parallelize(model, mesh)
 kind = getattr(torch.optim, options.optimizer)
 optimizer = kind(model.parameters(), lr=0.05, **({"momentum": 0.9} if options.optimizer == "SGD" else {}))
 loader = DataLoader(data, batch_size=options.batch)

@@ -1,7 +1,8 @@
 """How a run of the benchmark of a small cluster goes: read from its traces, its copies of weights measured.
 
-Both sides write the same events, so one definition of every figure serves both. The clock begins
+All sides write the same events, so one definition of every figure serves all. The clock begins
 with the first iteration of the first worker: starting processes and importing torch count for nobody.
+In virtual time the run has measured its weights itself, and there is nothing to measure here.
 """
 
 from __future__ import annotations
@@ -17,19 +18,27 @@ import msgspec
 import torch
 from safetensors.torch import load_file
 
-from paceline.bench.cluster.cifar import test_set
 from paceline.bench.cluster.scene import Scene
-from paceline.bench.cluster.script import copy_of, network
+from paceline.bench.cluster.script import SMOOTHED, copy_of
+from paceline.bench.cluster.tasks import TASKS
+from paceline.corrections import NONE
 from paceline.trace import TraceTail
-from paceline.trace.events import AnyEvent, Decided, Evaluated, WorkerLeft
+from paceline.trace.events import AnyEvent, Decided, Evaluated, RunStarted, WorkerLeft
 
 LATE = 1.1
 """A compute time of so many times the emulated one means that the emulation did not hold."""
 
-SMOOTHED = 3
-"""Accuracy is the mean of so many copies, one after the other: a single one is up or down two points."""
-
 Judge = Callable[[Path], float]
+
+
+class Reached(msgspec.Struct, frozen=True):
+    """When a run had an accuracy."""
+
+    target: float
+    seconds: float
+    """When the copy was taken with which it was reached,"""
+    samples: int
+    """and after how many samples."""
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -44,28 +53,36 @@ class Figures(msgspec.Struct, frozen=True):
     accuracy: float | None
     """The last."""
     best: float | None
-    reached_s: float | None
-    """When the copy was taken with which the accuracy asked for was reached."""
+    reached: tuple[Reached, ...]
+    """The accuracies asked for, as far as they were reached."""
     late: float
     """Share of iterations whose real compute took longer than the emulated device allows."""
     ranks: frozenset[int]
     """Who took part."""
     lost: tuple[str, ...] = ()
     """Workers that did not stay."""
+    correct: str = NONE
+    """What was done about stale gradients."""
+
+    def to(self, target: float) -> Reached | None:
+        """When an accuracy was reached."""
+        return next((each for each in self.reached if each.target == target), None)
 
 
 class AccuracyCourse:
     """Follows the traces of a run."""
 
-    def __init__(self, scene: Scene, copies: Path, judge: Judge) -> None:
+    def __init__(self, scene: Scene, copies: Path, judge: Judge, limit_s: float | None = None) -> None:
         self._scene, self._copies, self._judge = scene, copies, judge
+        self._limit_s = scene.limit_s if limit_s is None else limit_s
         self._tails: dict[Path, TraceTail] = {}
         self._began, self._now = math.inf, -math.inf
         self._samples, self._compute_s, self._pushes, self._late = 0, 0.0, 0, 0
         self._ranks: set[int] = set()
         self._latest: deque[float] = deque(maxlen=SMOOTHED)
-        self._judged: list[tuple[float, float]] = []
+        self._judged: list[tuple[float, int, float]] = []
         self._lost: list[str] = []
+        self._correct = NONE
 
     def look(self, traces: list[Path]) -> None:
         """Take whatever is new in these files."""
@@ -80,33 +97,46 @@ class AccuracyCourse:
         return max(0.0, self._now - self._began)
 
     @property
-    def best(self) -> float | None:
-        """The best accuracy so far."""
-        return max((accuracy for _, accuracy in self._judged), default=None)
+    def samples(self) -> int:
+        """That went into the model."""
+        return self._samples
 
     @property
-    def reached_s(self) -> float | None:
-        """When the target was reached."""
-        times = (t - self._began for t, accuracy in self._judged if accuracy >= self._scene.target)
-        return next(times, None)
+    def best(self) -> float | None:
+        """The best accuracy so far."""
+        return max((accuracy for _, _, accuracy in self._judged), default=None)
 
-    def figures(self) -> Figures:
-        """All of it; of a run in which somebody has taken a step."""
+    @property
+    def is_over(self) -> bool:
+        """Whether the last target was reached."""
+        targets, best = self._scene.targets, self.best
+        return bool(targets) and best is not None and best >= targets[-1]
+
+    def figures(self, final: float | None = None) -> Figures:
+        """All of it, of a run in which somebody has taken a step; `final`: how good its last weights are."""
         seconds, team = self.seconds, max(len(self._ranks), 1)
+        last = self._judged[-1][2] if self._judged else None
         return Figures(
             seconds=seconds,
             samples_per_s=self._samples / seconds,
             waiting=1.0 - self._compute_s / (team * seconds),
-            accuracy=self._judged[-1][1] if self._judged else None,
+            accuracy=last if final is None else final,
             best=self.best,
-            reached_s=self.reached_s,
+            reached=tuple(each for target in self._scene.targets for each in self._reached(target)),
             late=self._late / self._pushes,
             ranks=frozenset(self._ranks),
             lost=tuple(self._lost),
+            correct=self._correct,
         )
+
+    def _reached(self, target: float) -> list[Reached]:
+        found = (Reached(target, t - self._began, n) for t, n, share in self._judged if share >= target)
+        return [each for each in [next(found, None)] if each is not None]
 
     def _take(self, event: AnyEvent) -> None:
         match event:
+            case RunStarted():
+                self._correct = event.correct
             case Decided(pushed=int()):
                 self._pushed(event)
             case Evaluated():
@@ -126,25 +156,31 @@ class AccuracyCourse:
         self._late += not first and event.compute_s > LATE * self._scene.takes_s(event.pushed, event.samples)
 
     def _judge_copy(self, event: Evaluated) -> None:
-        """What comes after the target, or after the limit, is not looked at any more."""
-        if self.reached_s is not None or event.t - self._began > self._scene.limit_s:
+        """What comes after the last target, or after the limit, is not looked at any more."""
+        if self.is_over or event.t - self._began > self._limit_s:
             return
-        path = copy_of(self._copies, int(event.values["copy"]))
-        self._latest.append(self._judge(path))
-        path.unlink()
+        self._latest.append(self._accuracy(event))
         if len(self._latest) == SMOOTHED:
-            self._judged.append((event.t, fmean(self._latest)))
+            self._judged.append((event.t, event.samples, fmean(self._latest)))
+
+    def _accuracy(self, event: Evaluated) -> float:
+        if "copy" not in event.values:
+            return event.values["accuracy"]
+        path = copy_of(self._copies, int(event.values["copy"]))
+        accuracy = self._judge(path)
+        path.unlink()
+        return accuracy
 
 
-def judge_of(data: Path, images: int) -> Judge:
-    """Measures copies on the first images of the test set, in this process, on one core at a time."""
-    pixels, classes = test_set(data, images)
-    model = network(0).eval()
+def judge_of(scene: Scene, data: Path) -> Judge:
+    """Measures copies on the first test samples, in this process, on one core at a time."""
+    task = TASKS[scene.task]
+    measure, model = task.measure(data, scene.tests), task.model(0).eval()
 
     def judge(path: Path) -> float:
         model.load_state_dict(load_file(path))
-        with torch.no_grad(), one_thread():
-            return float((model(pixels).argmax(1) == classes).float().mean())
+        with one_thread():
+            return measure(model)
 
     return judge
 

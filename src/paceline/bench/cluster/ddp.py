@@ -121,8 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", required=True)
     parser.add_argument("--device-time", type=float, required=True)
-    parser.add_argument("--slow", type=int, required=True)
-    parser.add_argument("--factor", type=float, required=True)
+    parser.add_argument("--slow", action="append", default=[], metavar="RANK:FACTOR")
     mine, words = parser.parse_known_args()
     told = options(words)
     config = RunConfig(
@@ -130,7 +129,7 @@ def main() -> None:
         folder=mine.folder,
         workers=int(os.environ["WORLD_SIZE"]),
         seed=told.seed,
-        slow={mine.slow: mine.factor},
+        slow={int(rank): float(factor) for rank, _, factor in (each.partition(":") for each in mine.slow)},
         device_time_s=mine.device_time,
     )
     train(DDPPace(config), told)

@@ -3,8 +3,8 @@
 Defaults where they fit runs of some hundred iterations. Where a default counts in longer runs than
 these (a switch after a share of 10,000 epochs, an exchange every 500 iterations), it is shortened.
 
-The learning rate is the one that suits DDP best, for all but those that step along stale gradients:
-these get half of it. With all of it `asp` needs four times as many samples to the same accuracy.
+The learning rate is the one that suits DDP best. Only those that step along stale gradients without any
+correction get half of it: with all of it `asp` needs four times as many samples to the same accuracy.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from collections.abc import Iterable
 import msgspec
 
 from paceline.bench.cluster.ddp import NAME as DDP
+from paceline.corrections import AUTO, NONE, parse_correction
 from paceline.errors import ConfigError
 from paceline.protocols import PACED, PEERS
 from paceline.protocols.settings import make_any, resolved
 
-BALANCED = "+balance"
+BALANCED = "balance"
 SETTINGS: dict[str, dict[str, str]] = {
     "sync_switch": {"phases": "bsp@4096,asp"},
     "hybrid_sgd": {"h": "100"},
@@ -35,7 +36,20 @@ SETTINGS: dict[str, dict[str, str]] = {
 STALE = ("asp", "ssp", "dssp", "psp", "elastic_bsp", "bounded_ps", "hybrid_sgd", "sync_switch", "ad_psgd")
 """Those that step along stale gradients."""
 STALE_SHARE = 0.5
-"""Of the learning rate of all others."""
+"""Of the learning rate of all others, where nothing is corrected."""
+WANTED = {
+    "asp": 2.2,
+    "dssp:preset=figure2": 2.0,
+    "dssp": 1.6,
+    "elastic_bsp": 1.7,
+    "ssp": 1.6,
+    "psp": 1.6,
+    "hybrid_sgd": 1.5,
+    "sync_switch": 1.5,
+}
+"""How many times sooner than DDP an entry is to be on the unequal hosts."""
+WANTED_EQUAL = 0.97
+"""And on equal ones."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -46,17 +60,28 @@ class Entry(msgspec.Struct, frozen=True):
     balance: bool = False
     lr: float | None = None
     """None: what is sensible for it."""
+    correct: str = AUTO
+    """What is done about stale gradients."""
 
     @property
     def name(self) -> str:
-        """What it is called."""
-        return self.protocol + BALANCED * self.balance
+        """What it is called, without its settings."""
+        corrected = "" if self.correct == AUTO else f"+{self.correct}"
+        return self.protocol + f"+{BALANCED}" * self.balance + corrected
+
+    @property
+    def title(self) -> str:
+        """What it is called, with the settings that were given."""
+        usual = SETTINGS.get(self.protocol, {})
+        given = (f":{key}={value}" for key, value in self.settings.items() if usual.get(key) != value)
+        return self.name + "".join(given)
 
     def rate(self, usual: float) -> float:
         """Its learning rate, where the usual one is this."""
         if self.lr is not None:
             return self.lr
-        return usual * STALE_SHARE if self.protocol in STALE else usual
+        plain = self.correct == NONE or self.protocol in PEERS
+        return usual * STALE_SHARE if plain and self.protocol in STALE else usual
 
     @property
     def shown(self) -> str:
@@ -70,12 +95,13 @@ class Entry(msgspec.Struct, frozen=True):
     def flags(self) -> list[str]:
         """For `paceline train`."""
         chosen = [word for key, value in self.settings.items() for word in ("--set", f"{key}={value}")]
-        return ["--protocol", self.protocol, *chosen, *["--balance"] * self.balance]
+        corrected = [] if self.correct == AUTO else ["--correct", self.correct]
+        return ["--protocol", self.protocol, *chosen, *["--balance"] * self.balance, *corrected]
 
 
 def every_entry() -> list[Entry]:
     """DDP first, because all others are compared with it; then all protocols, and balanced batches."""
-    names = [DDP, "bsp", f"bsp{BALANCED}", *(name for name in PACED if name != "bsp"), *PEERS]
+    names = [DDP, "bsp", f"bsp+{BALANCED}", *(name for name in PACED if name != "bsp"), *PEERS]
     return entries(names)
 
 
@@ -86,18 +112,21 @@ def entries(names: Iterable[str]) -> list[Entry]:
 
 
 def parse_entry(text: str) -> Entry:
-    """`asp`, `bsp+balance`, with settings or a learning rate of one's own: `ssp:staleness=5`, `asp@0.06`."""
+    """`asp`, `bsp+balance`, with a correction, settings or a learning rate of one's own: `asp+dana+gap`,
+    `ssp:staleness=5`, `asp@0.06`."""
     first, *given = text.strip().split(":")
     named, at, rate = first.partition("@")
-    protocol = named.removesuffix(BALANCED)
-    balance, lr = protocol != named, _rate(rate) if at else None
+    protocol, *parts = named.split("+")
+    balance, correct = BALANCED in parts, "+".join(part for part in parts if part != BALANCED) or AUTO
+    lr = _rate(rate) if at else None
     if protocol == DDP:
-        if balance or given:
-            raise ConfigError(f"{DDP} has neither settings nor balance, got {text!r}.")
+        if parts or given:
+            raise ConfigError(f"{DDP} has neither settings nor balance nor corrections, got {text!r}.")
         return Entry(DDP, lr=lr)
+    parse_correction(correct)
     settings = SETTINGS.get(protocol, {}) | dict(_setting(item) for item in given)
     make_any(protocol, settings)
-    return Entry(protocol, settings, balance, lr)
+    return Entry(protocol, settings, balance, lr, correct)
 
 
 def _rate(text: str) -> float:

@@ -1,11 +1,13 @@
 """The hosts of the benchmark of a small cluster, and how either side is started on them, and stopped.
 
 Host a has the first worker, and the store of the protocols that have one. Ranks are given out in the
-order in which hosts come, so each is waited for before the next is called.
+order in which hosts come, so each is waited for before the next is called. Where hosts stall, one at a time,
+their processes are stopped, and go on later.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -14,6 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from paceline.bench.cluster import script as cluster_script
@@ -84,7 +87,8 @@ class StartedProcesses:
 
     def _start_ours(self) -> None:
         scene, first = self._scene, next(iter(self._bed))
-        emulated = ["--device-time", str(scene.device_s), "--slow", f"{scene.slow_rank}:{scene.factor}"]
+        slow = [word for rank, factor in scene.slow.items() for word in ("--slow", f"{rank}:{factor}")]
+        emulated = ["--device-time", str(scene.device_s), *slow]
         team = ["--workers", str(scene.workers), "--here", "1", "--listen", self._address]
         team.append("--plain")  # as DDP is, which this is compared with
         flags = [*self.entry.flags, *team, *emulated, "--seed", _seed_of(self._words)]
@@ -103,8 +107,8 @@ class StartedProcesses:
     def _start_ddp(self) -> None:
         scene = self._scene
         master, _, port = self._address.rpartition(":")
-        emulated = ["--device-time", str(scene.device_s), "--slow", str(scene.slow_rank)]
-        mine = ["--folder", str(self._folder), *emulated, "--factor", str(scene.factor)]
+        slow = [word for rank, factor in scene.slow.items() for word in ("--slow", f"{rank}:{factor}")]
+        mine = ["--folder", str(self._folder), "--device-time", str(scene.device_s), *slow]
         for rank, host in enumerate(self._bed):
             place = {"RANK": str(rank), "WORLD_SIZE": str(scene.workers)}
             meeting = {"MASTER_ADDR": master, "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "eth0"}
@@ -144,6 +148,40 @@ class StartedProcesses:
         return (mistakes or lines or [""])[-1]
 
 
+class Stalls:
+    """Stops and wakes the hosts of a scene, as its plan says; all are awake when it is left."""
+
+    def __init__(self, scene: Scene, bed: Testbed) -> None:
+        self._plan, self._hosts = scene.stall, list(bed.values())
+        self._still: int | None = None
+        self._began: float | None = None
+
+    def look(self, seconds: float) -> None:
+        """The first iteration began so many seconds ago, at the last sign of life; 0: it has not yet."""
+        if self._plan is None or seconds <= 0:
+            return
+        if self._began is None:
+            self._began = time.monotonic() - seconds
+        self._let_stand(self._plan.who(time.monotonic() - self._began, len(self._hosts)))
+
+    def _let_stand(self, rank: int | None) -> None:
+        if rank == self._still:
+            return
+        if self._still is not None:
+            _send(self._hosts[self._still], signal.SIGCONT)
+        if rank is not None:
+            _send(self._hosts[rank], signal.SIGSTOP)
+        self._still = rank
+
+    def __enter__(self) -> Stalls:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._let_stand(None)
+
+
 def bytes_over(host: BedHost) -> int:
     """What a host's link has carried so far, both ways, as its kernel counts."""
     for line in host.run(["cat", "/proc/net/dev"], timeout_s=10).stdout.splitlines():
@@ -162,3 +200,9 @@ def _wait(processes: list[subprocess.Popen[Any]], within_s: float) -> None:
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline and any(process.poll() is None for process in processes):
         time.sleep(0.05)
+
+
+def _send(host: BedHost, number: signal.Signals) -> None:
+    for pid in host.pids:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, number)

@@ -1,36 +1,48 @@
-"""What the benchmark of a small cluster trains: a CNN of 1 MB on CIFAR-10, until somebody stops it.
+"""The body of the benchmark of a small cluster: an ordinary loop that trains a task until somebody stops it.
 
-The same body runs under `paceline train` and, with another pace, under DistributedDataParallel. The
-lead never evaluates: it keeps copies of the weights for somebody else to measure, at the same counts of
-samples under every protocol, so that measuring takes nobody's time.
+The same body runs under `paceline train`, in virtual time, and, with another pace, under
+DistributedDataParallel. In real time the lead never evaluates: it keeps copies of the weights for somebody
+else to measure, at the same counts of samples under every protocol, so that measuring takes nobody's time.
+In virtual time measuring takes none, so the lead does it, and ends the run when it has seen enough.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 import paceline
-from paceline.bench.cluster.cifar import CLASSES, scaled, training_set
+from paceline.bench.cluster.tasks import TASKS
 
 EPOCHS = 10_000
 """More than anybody waits for."""
+SMOOTHED = 3
+"""Accuracy is the mean of so many copies, one after the other: a single one is up or down two points."""
+
+Look = Callable[[nn.Module], dict[str, float]]
 
 
 def options(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """What both sides are told, word for word the same."""
+    """What all are told, word for word the same."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--task", choices=sorted(TASKS), required=True)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--copies", type=Path, required=True)
+    parser.add_argument("--copies", type=Path, help="Keep copies here; without it, measure.")
+    parser.add_argument("--tests", type=int, required=True)
+    parser.add_argument("--target", type=float, default=math.inf)
+    parser.add_argument("--limit", type=int, default=0)
+    parser.add_argument("--epochs", type=int, default=0)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--every", type=int, required=True)
     parser.add_argument("--warmup", type=int, required=True)
@@ -39,46 +51,54 @@ def options(words: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def network(seed: int) -> nn.Sequential:
-    """Three convolutions and a wide layer: 1.0 MB, which is less than DDP's first bucket holds."""
-    torch.manual_seed(seed)
-    model = nn.Sequential(
-        *(nn.Conv2d(3, 24, 5, stride=2, padding=2), nn.ReLU()),
-        *(nn.Conv2d(24, 48, 3, stride=2, padding=1), nn.ReLU()),
-        *(nn.Conv2d(48, 96, 3, stride=2, padding=1), nn.ReLU()),
-        *(nn.Flatten(), nn.Linear(96 * 4 * 4, 128), nn.ReLU(), nn.Linear(128, CLASSES)),
-    )
-    *matrices, _ = [value for value in model.parameters() if value.dim() > 1]
-    for values in model.parameters():
-        nn.init.zeros_(values)
-    for values in matrices:
-        nn.init.kaiming_normal_(values, nonlinearity="relu")
-    return model
-
-
 def train(pace: Any, told: argparse.Namespace) -> None:
     """The body: an ordinary loop."""
     torch.set_num_threads(1)
-    model = network(told.seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=told.lr, momentum=0.9)
+    task = TASKS[told.task]
+    model = task.model(told.seed)
+    optimizer = task.optimizer(model, told.lr)
     round_ = told.batch * pace.size
-    scheduler = LambdaLR(optimizer, lambda rounds: min(1.0, (rounds + 1) * round_ / told.warmup))
-    loader = DataLoader(training_set(told.data), batch_size=told.batch, shuffle=True, drop_last=True)
+    loader = DataLoader(task.training(told.data), batch_size=told.batch, shuffle=True, drop_last=True)
+    rounds = told.epochs * len(loader) / pace.size
+    scheduler = LambdaLR(optimizer, lambda done: warmed(done, round_, told.warmup) * decayed(done, rounds))
     model, optimizer, loader, scheduler = pace.prepare(model, optimizer, loader, scheduler)
-    keep, due = keeper(told.copies), told.every
-    for _ in pace.epochs(EPOCHS):
-        for pixels, classes in loader:
-            F.cross_entropy(model(scaled(pixels)), classes).backward()  # type: ignore[no-untyped-call]
+    look = measurer(told) if told.copies is None else keeper(told.copies)
+    due, seen = told.every, deque[float](maxlen=SMOOTHED)
+    for _ in pace.epochs(told.epochs or EPOCHS):
+        for batch in loader:
+            task.loss(model, batch).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
             scheduler.step()
             samples = scheduler.last_epoch * round_
-            if samples >= due:
-                pace.evaluate(keep)
+            if samples >= due and not told.epochs:
+                seen.append((pace.evaluate(look) or {}).get("accuracy", -math.inf))
                 due = samples - samples % told.every + told.every
+                if pace.rank == 0 and told.copies is None and _is_over(told, seen, samples):
+                    pace.stop("seen enough")
 
 
-def keeper(folder: Path) -> Callable[[nn.Module], dict[str, float]]:
+def warmed(rounds: int, round_: int, warmup: int) -> float:
+    """The share of the learning rate, which rises over so many samples."""
+    return min(1.0, (rounds + 1) * round_ / warmup)
+
+
+def decayed(done: int, rounds: float) -> float:
+    """The share that is left of the learning rate, along half a cosine; all of it if there is no end."""
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, done / rounds))) if rounds else 1.0
+
+
+def _is_over(told: argparse.Namespace, seen: deque[float], samples: int) -> bool:
+    return samples >= told.limit or (len(seen) == SMOOTHED and fmean(seen) >= told.target)
+
+
+def measurer(told: argparse.Namespace) -> Look:
+    """Measures a model at once."""
+    measure = TASKS[told.task].measure(told.data, told.tests)
+    return lambda model: {"accuracy": measure(model)}
+
+
+def keeper(folder: Path) -> Look:
     """Keeps copies of a model, numbered; what is there under its name is complete."""
     number = 0
 

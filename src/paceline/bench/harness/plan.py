@@ -18,6 +18,20 @@ class BenchPlan(msgspec.Struct, frozen=True):
     """Folder with CIFAR-10, for `cluster`."""
     protocols: tuple[str, ...] = ()
     """What `cluster` runs; empty: everything."""
+    torchrec: str | None = None
+    """Folder into which TorchRec was installed, for `embedding`; None: where Python finds it."""
+    simulated: bool = False
+    """Whether `cluster` runs in virtual time."""
+    scenes: tuple[str, ...] = ("unequal",)
+    """Which hosts and work `cluster` has."""
+    seeds: int = 1
+    """How many seeds, from `seed` on, `cluster` runs with."""
+    rates: tuple[float, ...] = ()
+    """Learning rates of which `cluster` takes each entry's best; none: what is sensible for each."""
+    targets: tuple[float, ...] = ()
+    """Accuracies that `cluster` waits for; none: the scene's."""
+    results: str | None = None
+    """Where `cluster` keeps what each run gave, and finds what it need not run again."""
 
     @property
     def sizes_mb(self) -> tuple[float, ...]:

@@ -10,6 +10,7 @@ import msgspec
 
 from paceline.bench.cluster.cluster import check as check_cluster
 from paceline.bench.cluster.cluster import cluster
+from paceline.bench.embedding import embedding
 from paceline.bench.harness.machine import copy_bandwidth, look_around
 from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.harness.record import BenchRecord, BenchRow, today
@@ -23,6 +24,7 @@ from paceline.bench.micro.simulator import simulator
 from paceline.bench.micro.store import store
 from paceline.bench.micro.trace import trace
 from paceline.bench.pipeline import pipelines
+from paceline.bench.plans.plans import plans
 from paceline.bench.sequence import sequences
 from paceline.errors import unknown
 
@@ -71,16 +73,21 @@ BENCHMARKS = {
         hiding,
     ),
     "cluster": Benchmark(
-        "Time to accuracy on CIFAR-10 with four hosts of a testbed, one worker each: every protocol against "
-        "DistributedDataParallel over gloo on the same hosts. Links of 1 Gbit/s, but 100 Mbit/s to the last "
-        "host; emulated devices that take 150 ms for a batch of 64, but 300 ms on the third host; a CNN of "
-        "1 MB; the store, where there is one, on the first host. Same body, order of data, optimizer and "
-        "rule of the learning rate, by samples; protocols that step along stale gradients get half the "
-        "rate. The clock begins with the first iteration. Every 2048 samples the lead keeps a copy of the "
-        "weights, which the benchmark measures on 2000 test images beside the run; accuracy is the mean of "
-        "three copies in a row. *Waiting* is the share of all workers' time in which no device computed; "
-        "the figure is DDP's time to the target over the entry's. DDP's all-reduce begins when a gradient is "
-        "complete: the model fits into its first bucket. One run each.",
+        "Time to accuracy with one worker per host: every protocol against DistributedDataParallel over "
+        "gloo on the same hosts, which are those of a testbed or, with --simulated, simulated exactly "
+        "(real gradients, virtual time; DDP is then a ring all-reduce). Emulated devices take 150 ms for "
+        "a batch. *unequal*: four hosts with links of 1 Gbit/s, but 100 Mbit/s to the last; the third "
+        "takes 300 ms. *equal*: four alike. *stalls*: these, but every 6 s one stands still for 2 s, in "
+        "turn, all but the first. *text*: a transformer with AdamW on unequal hosts. *decay*: unequal "
+        "hosts, the same samples for all, with a rate that falls to 0; accuracy is that of the last "
+        "weights on all test images. *workers-N*: so many, one of four half as fast, links without cost. "
+        "The model has 1 MB; the store, where there is one, is on the first host. Same body, order of "
+        "data, optimizer and rule of the learning rate, by samples; only what steps along stale gradients"
+        " without a correction gets half the rate. The clock begins with the first iteration. Accuracy is"
+        " measured every 2048 samples (text: 1024) on 1000 test images (128 windows of text), and is the "
+        "mean of three in a row. *Waiting* is the share of all workers' time in which no device computed;"
+        " the figure is DDP's median time to the target over the entry's. With *rates tried*, the first "
+        "seed has chosen the rate.",
         cluster,
         check_cluster,
     ),
@@ -91,6 +98,15 @@ BENCHMARKS = {
         "between two batches counts, once the pipeline is full.",
         pipelines,
     ),
+    "plans": Benchmark(
+        "Planners. *Search*: seconds until a plan is there. *Whole steps*, HAP: a small transformer on four "
+        "emulated devices of unequal speed (operations take as long as their flops would; processes, tensors "
+        "and collectives are real), against DistributedDataParallel with even batches on the same devices. "
+        "*Whole steps*, OSDP: layers of many bytes on four workers whose loopback is throttled (an emulated "
+        "link), with a memory limit half-way between all sharded and all replicated, against all sharded; "
+        "FSDP2 on both sides, layer by layer. In turns, medians of steps.",
+        plans,
+    ),
     "sequence": Benchmark(
         "A training step of two space-time layers (attention over space, then over time) whose sequences are "
         "cut over the workers, in four ways with the same weights and samples: dynamic switching against "
@@ -99,6 +115,14 @@ BENCHMARKS = {
         "worker sends per step for activations, as counted; they have to equal the formula. On hosts of a "
         "testbed, *wire* is what its kernel counts in a step, weights' gradients and headers included.",
         sequences,
+    ),
+    "embedding": Benchmark(
+        "Looking up in embedding tables, back-propagating a given gradient and updating the rows, on two "
+        "workers with tables split over both: against TorchRec's DistributedModelParallel with FBGEMM's "
+        "fused row-wise AdaGrad (eight tables, table-wise), and against a dense table of a million rows that "
+        "DistributedDataParallel keeps in step (plain SGD on both sides). Ids are Zipf's. Sides in turns in "
+        "the same processes, a step begun together; the slower worker counts.",
+        embedding,
     ),
     "death": Benchmark("From SIGKILL of a worker to the store's `worker_left` event.", death),
     "lone": Benchmark("Training with one worker under the engine against plain PyTorch.", lone),

@@ -86,6 +86,8 @@ class Books:
             self._record.add(rank, each.end_s - self._zero_s, each)
         for axis, sent in did.sent.items():
             self.trace.write(events.Exchanged(self.now(), "send", (rank,), sent, axis=axis))
+        if did.lookups is not None:
+            self.trace.write(events.LookedUp(self.now(), rank, did.lookups))
         if did.values:
             self.trace.write(events.Reported(self.now(), rank, self._record.clocks[rank], did.values))
 

@@ -121,7 +121,7 @@ class MeetingPlace:
         if message.trade is not None:
             answers = self._trade(member.rank, message.trade, message.place)
         elif message.call is not None:
-            brought = Brought(message.place, message.into, frozenset(message.missing), message.spent)
+            brought = Brought(message.place, message.into, frozenset(message.missing))
             replica.bring(message.call.lane, brought)
             member.asks = message.call.lane <= 0
             answers = self._carry_out(self._meeting.arrive(member.rank, message.call))

@@ -74,10 +74,9 @@ class JointSums:
             brought, pushed = self._run.replicas[rank].brought(gathered.lane), self._members[rank].pushed
             pushed.missing = brought.missing
             parts.append((pushed, share))
-        spent = self._run.replicas[min(row)].brought(gathered.lane).spent
-        total, norm = store.reduce(parts, None if spent else total)
+        lead = self._members[min(row)]
+        total, norm = store.reduce(parts, None if lead.spent else total)
         if isfinite(norm):
-            lead = self._members[min(row)]
             clip = smallest(self._owner.config.clip_norm, lead.clip)
             store.apply(total, lead.settings, 1.0, norm, clip)
         elif stops(self._owner.config, self._members, row):

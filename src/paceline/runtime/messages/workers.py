@@ -81,6 +81,8 @@ class Push(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """The samples it counts by in a mean, if these are not the ones to be counted."""
     clip: float | None = None
     """The largest norm that the step with my gradient may have, as the script asked."""
+    spent: bool = False
+    """Whether the gradient is of no use to me afterwards: a mean may take its place."""
     state: WorkerState | None = None
     """Where I stand, if I was to tell."""
 
@@ -175,8 +177,6 @@ class Meet(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Which of its memories holds what stands for it when the run is evaluated."""
     cell: int | None = None
     """The cell that does so instead."""
-    spent: bool = False
-    """Whether the gradients are of no use to the worker afterwards: their mean may take their place."""
     carried: Carried | None = None
     """Over a collective fabric: what else is to be known."""
     stage: int = 0

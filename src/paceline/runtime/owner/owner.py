@@ -13,7 +13,8 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError, PacelineError, RunError
@@ -55,6 +56,7 @@ class Owner:
         peers meet, as the run's fabric and clock need it."""
         self.config = config
         self.members: dict[int, Member] = {}
+        self._by_rank: list[Member] = []
         self.halted: m.Halt | None = None
         self.on_release: Callable[[int], None] = lambda rank: None
         """Told of every worker that starts to compute; a virtual clock needs to know."""
@@ -88,6 +90,7 @@ class Owner:
     def add(self, rank: int, channel: WorkerLine, pid: int) -> Member:
         """A worker was started, or has come from another host."""
         member = self.members[rank] = Member(rank, channel, pid)
+        self._by_rank = [self.members[each] for each in sorted(self.members)]
         return member
 
     @property
@@ -109,7 +112,7 @@ class Owner:
     @property
     def living(self) -> list[Member]:
         """Members that are still there, by rank."""
-        return [self.members[rank] for rank in sorted(self.members) if not self.members[rank].gone]
+        return [member for member in self._by_rank if not member.gone]
 
     @property
     def ending(self) -> bool:
@@ -144,25 +147,27 @@ class Owner:
     def handle(self, member: Member, message: m.FromWorker, fds: list[int]) -> None:
         """Act on one message; an error ends the run, not the owner."""
         member.speaks(message)
-        self._guarded(lambda: self._dispatch(member, message, fds))
+        self._guarded(self._dispatch, member, message, fds)
         self.look()
 
     def look(self) -> None:
         """See whether peers sleep that have been waited for, and all is here that was."""
         if self.halted is None:
             self._guarded(self.family.look)
-        if self.halted is None:
+        if self.halted is None and self._exchanging.open:
             self._guarded(self._exchanging.look)
 
-    def _guarded(self, action: Callable[[], None]) -> None:
+    def _guarded(self, action: Callable[..., None], *args: Any) -> None:
         try:
-            action()
+            action(*args)
         except PacelineError as error:
             self.halt("config" if isinstance(error, ConfigError) else "failed", str(error))
 
     def _dispatch(self, member: Member, message: m.FromWorker, fds: list[int]) -> None:
         member.asks = not isinstance(message, m.UNANSWERED)
         match message:
+            case m.Push() if self.halted is None:  # most of all messages
+                self._push(member, message)
             case m.Leave():
                 self.report(member, message.values)
                 self._waiting += [member] if message.waits else []
@@ -176,6 +181,7 @@ class Owner:
                 self._planned_epochs = message.epochs
                 if self._run is not None:
                     self._run.ledger.plan(message.epochs)
+                    self._work.planned_epochs = message.epochs
                 self.trace.write(events.Planned(self.now(), message.epochs))
             case m.Enough():
                 self._started.ledger.end_work(member.rank, self.now(), message.why)
@@ -186,8 +192,6 @@ class Owner:
                 recall(self._started, member, message, self.send)
             case m.Restore():
                 self._gathering.restore(self._run, message, fds, self.note)
-            case m.Push():
-                self._push(member, message)
             case m.BarrierPassed():
                 looks = message.looks, message.asked
                 self._follow(self._started.ledger.passed(member.rank, self.now(), *looks))
@@ -266,8 +270,6 @@ class Owner:
         """The time the protocol asked for has come."""
         if self._run is not None:
             self._follow(self._run.ledger.timer(self.now()))
-
-    # -- one iteration ------------------------------------------------------------------------
 
     def _push(self, member: Member, push: m.Push) -> None:
         self.family.push(member, push)
@@ -375,10 +377,11 @@ class Owner:
             raise RunError(TOO_EARLY)
         return self._run
 
-    @property
+    @cached_property
     def _work(self) -> BatchDispenser:
-        """Looks only at what is there now, so it can be made anew whenever it is needed."""
-        return BatchDispenser(self._started.ledger, self.living, self._grant, self._planned_epochs)
+        """Who gets which batch; only once training has begun."""
+        ledger, living = self._started.ledger, lambda: self.living
+        return BatchDispenser(ledger, living, self._grant, self._planned_epochs)
 
     @property
     def evaluating(self) -> StoreEvaluation:

@@ -36,6 +36,7 @@ class PacedFamily:
         """`run`: asked each time, since a store may be cut into portions after the beginning; `follow`: does
         what was decided, everywhere; `evaluate`: begins the evaluation of a worker."""
         self._owner, self._run, self._follow, self._evaluate = owner, run, follow, evaluate
+        self._applier = VerdictApplier(owner.config, run(), owner.members)
 
     def push(self, member: Member, push: m.Push) -> None:
         """A gradient is complete: have it decided on, carry that out, and put it on record."""
@@ -58,8 +59,8 @@ class PacedFamily:
         )
         run.ledger.pushed(decision, now, push.samples, push.compute_s, spent, scale, skipped=not usable)
         owner.report(member, push.values)
-        for each in run.at_barriers([member]):
-            self._leave_to_itself(each)
+        if run.board is not None and run.at_barriers([member]):
+            self._leave_to_itself(member)
 
     def _leave_to_itself(self, member: Member) -> None:
         """Its gradient is in the weights, and it keeps a barrier of its own: it tells when it has passed."""
@@ -72,7 +73,9 @@ class PacedFamily:
         owner, run, again_s = self._owner, self._run(), decision.ask_again_s
         owner.ask_at = None if again_s is None else owner.now() + again_s
         run.store.use_cores(run.idle_cores(owner.cores, len(decision.release)))
-        scale = VerdictApplier(owner.config, run, owner.members).carry_out(decision)
+        if self._applier.run is not run:
+            self._applier = VerdictApplier(owner.config, run, owner.members)
+        scale = self._applier.carry_out(decision)
         if not owner.ending:
             keep_if_due(owner.keeping, run, owner.members.values())
         for rank in sorted(decision.release):

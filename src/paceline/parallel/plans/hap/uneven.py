@@ -7,14 +7,18 @@ together (*grouped*)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.plan.hap.costs import TOGETHER_BYTES
+
 Lengths = Sequence[int]
+IN_FLIGHT = 8
+"""So many messages at a time."""
 gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """New names of newer versions of torch, which warn of the old ones."""
@@ -80,6 +84,46 @@ def sum_all(tensor: Tensor) -> Tensor:
     """The sum over ranks, for all."""
     made = tensor.contiguous().clone()
     dist.all_reduce(made)
+    return made
+
+
+def add_up(tensors: Sequence[Tensor]) -> None:
+    """Replace each by its sum over ranks: large ones in place, small ones together, so that a message's
+    latency is paid once for many. A few at a time, since what travels together is a copy."""
+    waiting = buckets(tensors)
+    for place in range(0, len(waiting), IN_FLIGHT):
+        works = [_add_up(bucket) for bucket in waiting[place : place + IN_FLIGHT]]
+        for finish in works:
+            finish()
+
+
+def _add_up(bucket: list[Tensor]) -> Callable[[], None]:
+    """Starts; what is returned ends it."""
+    alone = len(bucket) == 1 and bucket[0].is_contiguous()
+    flat = bucket[0] if alone else torch.cat([tensor.reshape(-1) for tensor in bucket])
+    work = dist.all_reduce(flat, async_op=True)
+
+    def finish() -> None:
+        work.wait()
+        if not alone:
+            sizes = [tensor.numel() for tensor in bucket]
+            for tensor, total in zip(bucket, flat.split(sizes), strict=True):  # type: ignore[no-untyped-call]
+                tensor.copy_(total.view_as(tensor))
+
+    return finish
+
+
+def buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Neighbours of one type, together."""
+    made: list[list[Tensor]] = []
+    filled = 0
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if not made or filled + size > TOGETHER_BYTES or made[-1][0].dtype != tensor.dtype:
+            made.append([])
+            filled = 0
+        made[-1].append(tensor)
+        filled += size
     return made
 
 

@@ -13,11 +13,12 @@ from torch.utils.data import DataLoader
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
-from paceline.parallel.plans.hap_program import HapProgram
+from paceline.parallel.plans.hap.program import HapProgram
+from paceline.parallel.plans.hap.toil import Toil
 from paceline.parallel.plans.planned_pace import PlannedPace
 from paceline.parallel.plans.shared_loader import SharedLoader
 from paceline.plan.hap.plan import HapPlan
-from paceline.plan.hap.trace import trace
+from paceline.plan.hap.trace import by_position, trace
 from paceline.runtime.worker.pace import Metrics
 
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "ASGD")
@@ -54,28 +55,24 @@ class HapPace(PlannedPace):
         model.forward = self._first
         return SharedLoader(loader, self._hap.batch, 0, 1, self._config.seed)
 
-    def _first(self, *args: Any, **kwargs: Any) -> Tensor:
+    def _first(self, *args: Any, **kwargs: Any) -> Any:
         """The first call shows the shapes that a program needs; from then on the program is the model."""
         assert self._model is not None
         self._model.forward = self._forward
-        if kwargs:
-            raise ConfigError("the model is called with named arguments; HAP plans calls by position.")
-        traced = trace(self._model, args)
-        self._program = HapProgram(self._model, traced, self._hap, self._config.seed)
+        traced = trace(self._model, by_position(self._forward, args, kwargs))
+        config, work = self._config, sum(node.flops for node in traced.graph.nodes)
+        device = Toil(config, self.rank, work) if config.emulated is not None else None
+        self._program = HapProgram(self._model, traced, self._hap, config.seed, device)
         self._model.forward = self._program
-        return self._program(*args)
+        return self._program(*args, **kwargs)
 
-    def _gradients(self) -> list[nn.Parameter]:
-        program = self._program
-        assert program is not None
-        program.add_up()
-        every = list(program.parameters.values())
-        most = self._config.clip_norm
-        if most is not None and (norm := program.norm()) > most:
-            for parameter in every:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(most / (norm + 1e-6))
-        return every
+    def _average(self) -> None:
+        assert self._program is not None
+        self._program.add_up()
+
+    def _norm(self, parameters: list[Tensor]) -> float:
+        assert self._program is not None
+        return self._program.norm(parameters)
 
     def evaluate(self, fn: Callable[..., Metrics]) -> Mapping[str, float] | None:
         """With the whole weights and the model's own forward: a program is for batches of one shape."""

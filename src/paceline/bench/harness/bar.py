@@ -1,4 +1,4 @@
-"""The progress bar of the benchmark of a small cluster: how far a run is, in time and in accuracy."""
+"""The progress bar of a run to an accuracy: how far it is, in time or samples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 class Bar:
     """On standard error, and only where somebody looks; gone when the run has ended."""
 
-    def __init__(self, title: str, limit_s: float, target: float) -> None:
+    def __init__(self, title: str, limit: float, target: float) -> None:
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"))
         self._progress = Progress(
@@ -20,15 +20,15 @@ class Bar:
             transient=True,
             disable=not console.is_terminal,
         )
-        self._target, self._limit_s = target, limit_s
-        self._task = self._progress.add_task(title, total=limit_s, said="starting")
+        self._target, self._limit = target, limit
+        self._task = self._progress.add_task(title, total=limit, said="starting")
 
-    def show(self, seconds: float, best: float | None) -> None:
+    def show(self, done: float, best: float | None) -> None:
         """The limit is the end of the bar; most runs are there sooner."""
-        if seconds > 0:
+        if done > 0:
             seen = "" if best is None else f", {100 * best:.1f} of {100 * self._target:g} %"
-            said = f"{seconds:.0f} of {self._limit_s:g} s at most{seen}"
-            self._progress.update(self._task, completed=seconds, said=said)
+            said = f"{done:,.0f} of {self._limit:,g} at most{seen}"
+            self._progress.update(self._task, completed=done, said=said)
 
     def __enter__(self) -> Bar:
         self._progress.start()

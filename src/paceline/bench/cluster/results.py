@@ -1,0 +1,96 @@
+"""What runs of the benchmark of a small cluster gave, kept line by line, so that it can go on later."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from paceline.bench.cluster.course import Figures, Reached
+from paceline.bench.cluster.entries import Entry
+from paceline.bench.cluster.scene import Scene
+from paceline.errors import ConfigError
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One run."""
+
+    scene: str
+    entry: str
+    """Its title."""
+    lr: float
+    seed: int
+    simulated: bool
+    setup: str
+    """The scene's fingerprint."""
+    version: str
+    """Of Paceline."""
+    targets: tuple[float, ...]
+    """The accuracies that were waited for."""
+
+    def serves(self, other: Job) -> bool:
+        """Whether this run tells all that another one would."""
+        same = msgspec.structs.replace(self, targets=other.targets) == other
+        return same and set(other.targets) <= set(self.targets)
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a run."""
+
+    job: Job
+    figures: Figures | None
+    """None when nobody took a step."""
+    took_s: float = 0.0
+    """Real time."""
+    slow_link_bytes: int = 0
+    trouble: str = ""
+
+    def to(self, target: float) -> Reached | None:
+        """When it had an accuracy."""
+        return None if self.figures is None else self.figures.to(target)
+
+
+class Results:
+    """Outcomes by job; with a file, those of it too, and new ones are added to it at once."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._outcomes: dict[Job, Outcome] = {}
+        if path is not None and path.exists():
+            self._read(path)
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
+
+    def get(self, job: Job) -> Outcome | None:
+        """What is known of a job, if only by one that has waited for more."""
+        if job in self._outcomes:
+            return self._outcomes[job]
+        return next((outcome for known, outcome in self._outcomes.items() if known.serves(job)), None)
+
+    def add(self, outcome: Outcome) -> None:
+        """A run is over."""
+        self._outcomes[outcome.job] = outcome
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab") as file:
+                file.write(msgspec.json.encode(outcome) + b"\n")
+
+    def _read(self, path: Path) -> None:
+        """A last line that was cut off is left out, and so are runs that failed: they are made again."""
+        whole, _, cut_off = path.read_bytes().rpartition(b"\n")
+        if cut_off:
+            os.truncate(path, path.stat().st_size - len(cut_off))
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                outcome = msgspec.json.decode(line, type=Outcome)
+            except msgspec.DecodeError as error:
+                raise ConfigError(f"line {number} of {path} is no result of a run: {error}.") from None
+            if not outcome.trouble:
+                self._outcomes[outcome.job] = outcome
+
+
+def job_of(scene: Scene, entry: Entry, lr: float, seed: int, simulated: bool, version: str) -> Job:
+    """The run of an entry in a scene."""
+    return Job(scene.name, entry.title, lr, seed, simulated, scene.fingerprint, version, scene.targets)
