@@ -108,6 +108,7 @@ def accuracies(text: str) -> list[float]:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)
 def test_the_example_prints_what_stands_beside_it(shell: Shell) -> None:
     blocks = (EXAMPLES / "spacetime.out").read_text().split("$ ")[1:]
     split, alone = (accuracies(block) for block in blocks)
@@ -117,5 +118,5 @@ def test_the_example_prints_what_stands_beside_it(shell: Shell) -> None:
     assert len(found) == len(split) == 3
     assert abs(found[-1] - split[-1]) < 0.05  # other processors round otherwise
     command = [sys.executable, EXAMPLES / "spacetime.py"]
-    plain = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    plain = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
     assert abs(accuracies(plain.stdout)[-1] - alone[-1]) < 0.05

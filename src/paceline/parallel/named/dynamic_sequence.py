@@ -3,7 +3,7 @@
 Paper: Zhao, Cheng, Chen, Zheng, Liu, Yang, You, "DSP: Dynamic Sequence Parallelism for Multi-Dimensional
 Transformers", ICML 2025.
 
-Promise: no staleness; weights as one process has them, to rounding. A switch sends 1/N of an activation.
+Promise: no staleness; weights as one process has them, to rounding. A switch sends less than 1/N of a tensor.
 """
 
 from __future__ import annotations
