@@ -80,20 +80,27 @@ def _with_targets(scene: Scene, targets: tuple[float, ...]) -> Scene:
 def cluster(plan: BenchPlan, say: Say) -> list[BenchRow]:
     """All runs, one after the other, then the table."""
     check(plan)
-    results = Results(_file(plan))
+    results, seeds = Results(_file(plan)), tuple(range(plan.seed, plan.seed + plan.seeds))
     if plan.results is not None:
         say(f"cluster: {len(results)} runs are in {plan.results} already; what is missing is added to it")
-    seeds = tuple(range(plan.seed, plan.seed + plan.seeds))
-    what = chosen(plan)
     series = [
-        Series(scene, what, plan.rates, seeds, plan.simulated, version("paceline"))
+        Series(scene, chosen(plan), plan.rates, seeds, plan.simulated, version("paceline"))
         for scene in scenes_of(plan)
     ]
-    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
-        data = _data(plan, Path(folder))
-        hosts = VirtualHosts if plan.simulated else RealHosts
-        run_all(series, partial(_opened, hosts, data, Path(folder)), results, say, told)
+    try:
+        _run(plan, series, results, say)
+    except KeyboardInterrupt:
+        if plan.results is not None:
+            say(f"cluster: {len(results)} runs are in {plan.results}: the same command goes on from there")
+        raise
     return [row for each in series for row in rows_of(each, results)]
+
+
+def _run(plan: BenchPlan, series: list[Series], results: Results, say: Say) -> None:
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
+        hosts = VirtualHosts if plan.simulated else RealHosts
+        opened = partial(_opened, hosts, _data(plan, Path(folder)), Path(folder))
+        run_all(series, opened, results, say, told)
 
 
 def _opened(

@@ -29,6 +29,14 @@ class Job(msgspec.Struct, frozen=True):
     targets: tuple[float, ...]
     """The accuracies that were waited for."""
 
+    def words(self, scene: Scene, data: Path) -> list[str]:
+        """What the body is told."""
+        told: dict[str, object] = {"task": scene.task, "data": data, "batch": scene.batch}
+        told |= {"every": scene.every, "warmup": scene.warmup, "tests": scene.tests, "epochs": scene.epochs}
+        told |= {"limit": scene.limit_samples, "lr": self.lr, "seed": self.seed}
+        told |= {"target": scene.targets[-1]} if scene.targets else {}
+        return [word for name, value in told.items() for word in (f"--{name}", str(value))]
+
     def serves(self, other: Job) -> bool:
         """Whether this run tells all that another one would."""
         same = msgspec.structs.replace(self, targets=other.targets) == other

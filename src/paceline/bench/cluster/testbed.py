@@ -11,7 +11,6 @@ from paceline.bench.cluster.entries import Entry
 from paceline.bench.cluster.hosts import FIRST_PORT, Stalls, StartedProcesses, bytes_over
 from paceline.bench.cluster.results import Job, Outcome
 from paceline.bench.cluster.scene import Scene
-from paceline.bench.cluster.virtual import words_of
 from paceline.bench.harness.bar import Bar
 from paceline.errors import RunError
 from paceline.testbed import Testbed
@@ -44,7 +43,7 @@ class RealHosts:
         """Start a run, look at it until it is there or too late, and stop it."""
         assert self._bed is not None
         scene, link, began = self._scene, self._bed[self._scene.slow_link], time.monotonic()
-        words, folder = words_of(scene, self._data, job), self._folder / str(self._number)
+        words, folder = job.words(scene, self._data), self._folder / str(self._number)
         run = StartedProcesses(scene, self._bed, entry, words, folder, FIRST_PORT + self._number)
         self._number += 1
         before, course = bytes_over(link), AccuracyCourse(scene, run.copies, self._judge)

@@ -20,7 +20,6 @@ from paceline.bench.cluster.results import Job, Outcome
 from paceline.bench.cluster.scene import Scene
 from paceline.bench.harness.bar import Bar
 from paceline.config import RunConfig
-from paceline.corrections import AUTO
 from paceline.engines.control import Ended
 from paceline.engines.local import LocalEngine
 from paceline.errors import EngineLost, RunError
@@ -98,23 +97,14 @@ class VirtualHosts:
             run=folder.name,
             folder=str(folder),
             script=cluster_script.__file__,
-            args=tuple(words_of(self._scene, self._data, job)),
+            args=tuple(job.words(self._scene, self._data)),
             workers=self._scene.workers,
             protocol=entry.protocol,
             settings=dict(entry.settings),
             balance=entry.balance,
-            correct=AUTO if entry.correct is None else entry.correct,
+            correct=entry.correct,
             seed=job.seed,
             cluster=msgspec.to_builtins(ClusterRequest(file=str(self._cluster)), str_keys=True),
         )
         (folder / "config.json").write_bytes(msgspec.json.encode(config))
         return config
-
-
-def words_of(scene: Scene, data: Path, job: Job) -> list[str]:
-    """What the body is told, the same for all but the learning rate."""
-    told: dict[str, object] = {"task": scene.task, "data": data, "batch": scene.batch, "every": scene.every}
-    told |= {"warmup": scene.warmup, "tests": scene.tests, "epochs": scene.epochs}
-    told |= {"limit": scene.limit_samples, "lr": job.lr, "seed": job.seed}
-    told |= {"target": scene.targets[-1]} if scene.targets else {}
-    return [word for name, value in told.items() for word in (f"--{name}", str(value))]
