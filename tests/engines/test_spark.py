@@ -23,7 +23,7 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: make test-spark
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from paceline.cli.conduct import conduct
+from paceline.cli.running.conduct import conduct
 from paceline.engines.control import Ended
 from paceline.engines.spark import SparkEngine, check_master, check_slots, connect, train_on
 from paceline.errors import ConfigError, RunError

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import options as o
-from paceline.cli.common import errors_for_people, print_json
+from paceline.cli.flags import options as o
+from paceline.cli.running.common import errors_for_people, print_json
 
 if TYPE_CHECKING:
     from paceline.plan.profile import ClusterProfile, ModelProfile
@@ -115,7 +115,7 @@ def _cut_up(script: Path, args: list[str] | None, machines: ClusterProfile, segm
 
     from rich.console import Console
 
-    from paceline.cli.common import check_script
+    from paceline.cli.running.common import check_script
 
     check_script(script)
     with Console(stderr=True).status("starting the script"):

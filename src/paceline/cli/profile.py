@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli import options as o
-from paceline.cli.common import check_script, errors_for_people, parse_slow, print_json
+from paceline.cli.flags import options as o
+from paceline.cli.running.common import check_script, errors_for_people, parse_slow, print_json
 
 
 def profile(
@@ -56,7 +56,7 @@ def model_of(script: Path, args: list[str] | None = None) -> Any:
     import contextlib
     import sys
 
-    from paceline.cli.advise import _bar
+    from paceline.cli.advise.staleness import _bar
 
     check_script(script)
     with _bar() as bar:

@@ -9,18 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli import dials as d
-from paceline.cli import options as o
-from paceline.cli.common import (
+from paceline.cli.flags import dials as d
+from paceline.cli.flags import options as o
+from paceline.cli.flags.dials import Dials, takes
+from paceline.cli.running.common import (
     check_script,
     errors_for_people,
     new_run,
     parse_settings,
     print_json,
 )
-from paceline.cli.dials import Dials, takes
-from paceline.cli.engines import check_engine, open_engine
-from paceline.cli.mesh import check_split, is_split, resolved_mesh
+from paceline.cli.running.engines import check_engine, open_engine
+from paceline.cli.running.mesh import check_split, is_split, resolved_mesh
 from paceline.engines import ENGINES
 
 LARGE_BYTES = 1 << 30
@@ -94,7 +94,7 @@ def train(
         with telling():
             _check_script(script)
         if plan is not None:
-            from paceline.cli.planned import train_planned
+            from paceline.cli.running.planned import train_planned
 
             chosen = {"script": str(script), "args": tuple(args or ()), "plan": str(plan.resolve())}
             asked = dials.asked()
@@ -155,8 +155,8 @@ def _run(asked: dict[str, Any], runs: Path, json: bool, secret_file: Path | None
     if torchrun.launched():
         _check_words(asked)
         _as_worker(asked, runs)
-    from paceline.cli.conduct import conduct
-    from paceline.cli.ending import check_ranks
+    from paceline.cli.running.conduct import conduct
+    from paceline.cli.running.ending import check_ranks
 
     config = make_config(asked, runs)
     if not ENGINES[config.engine].places:
@@ -179,7 +179,7 @@ def _run(asked: dict[str, Any], runs: Path, json: bool, secret_file: Path | None
 def _secret(config: Any, file: Path | None) -> str:
     if config.listen is None and file is None:
         return ""
-    from paceline.cli.secret import secret_for
+    from paceline.cli.running.secret import secret_for
 
     return secret_for(config.path, file)
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.common import errors_for_people
+from paceline.cli.running.common import errors_for_people
 from paceline.errors import ConfigError
 from paceline.fabric.wire import check_secret, new_secret
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from paceline.cli.common import new_run
+from paceline.cli.running.common import new_run
 
 if TYPE_CHECKING:
     from paceline.cli.compare import Wanted
@@ -99,8 +99,8 @@ def simulate_split(
 def _simulated(
     each: Wanted, grid: Grid, cluster: Cluster, iterations: int, seed: int, runs: Path
 ) -> tuple[Result, Path]:
-    from paceline.cli.conduct import write_result
-    from paceline.cli.virtual_bar import virtual_bar
+    from paceline.cli.running.conduct import write_result
+    from paceline.cli.running.virtual_bar import virtual_bar
     from paceline.parallel.pipeline.simulating import simulate_pipeline
     from paceline.parallel.registry import make_pipeline
     from paceline.trace import TraceWriter

@@ -7,22 +7,22 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.common import parse_slow, parse_weighting
-from paceline.cli.host_options import HOSTS as HOSTS
-from paceline.cli.host_options import Address as Address
-from paceline.cli.host_options import Dial as Dial
-from paceline.cli.host_options import Engine as Engine
-from paceline.cli.host_options import GuestTls as GuestTls
-from paceline.cli.host_options import Here as Here
-from paceline.cli.host_options import HostPatience as HostPatience
-from paceline.cli.host_options import Listen as Listen
-from paceline.cli.host_options import Master as Master
-from paceline.cli.host_options import SecretFile as SecretFile
-from paceline.cli.host_options import StoreHosts as StoreHosts
-from paceline.cli.host_options import Tls as Tls
-from paceline.cli.host_options import TlsCa as TlsCa
-from paceline.cli.host_options import TlsCert as TlsCert
-from paceline.cli.host_options import TlsKey as TlsKey
+from paceline.cli.flags.host_options import HOSTS as HOSTS
+from paceline.cli.flags.host_options import Address as Address
+from paceline.cli.flags.host_options import Dial as Dial
+from paceline.cli.flags.host_options import Engine as Engine
+from paceline.cli.flags.host_options import GuestTls as GuestTls
+from paceline.cli.flags.host_options import Here as Here
+from paceline.cli.flags.host_options import HostPatience as HostPatience
+from paceline.cli.flags.host_options import Listen as Listen
+from paceline.cli.flags.host_options import Master as Master
+from paceline.cli.flags.host_options import SecretFile as SecretFile
+from paceline.cli.flags.host_options import StoreHosts as StoreHosts
+from paceline.cli.flags.host_options import Tls as Tls
+from paceline.cli.flags.host_options import TlsCa as TlsCa
+from paceline.cli.flags.host_options import TlsCert as TlsCert
+from paceline.cli.flags.host_options import TlsKey as TlsKey
+from paceline.cli.running.common import parse_slow, parse_weighting
 
 
 def _slow(given: list[str] | None) -> dict[int, float]:

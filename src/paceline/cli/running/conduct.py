@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.cli.common import heed_termination
-from paceline.cli.ending import cut_short, finish
+from paceline.cli.running.common import heed_termination
+from paceline.cli.running.ending import cut_short, finish
 from paceline.config import RunConfig
 from paceline.engines.control import Ended
 from paceline.engines.engine import Engine

@@ -16,7 +16,7 @@ import inspect
 from collections.abc import Callable
 from typing import Annotated, Any, get_args, get_origin
 
-from paceline.cli import options as o
+from paceline.cli.flags import options as o
 
 EMULATION = ("slow", "device_time", "jitter")
 RUN = (*EMULATION, "seed", "target")

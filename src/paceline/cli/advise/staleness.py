@@ -1,4 +1,4 @@
-"""`paceline advise`: what to choose for a model and a cluster, before or after a run."""
+"""`paceline advise staleness`: how stale gradients may be, and how many workers are best."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import options as o
-from paceline.cli.common import errors_for_people, parse_slow, parse_weighting, print_json
-from paceline.cli.strategy import strategy
+from paceline.cli.flags import options as o
+from paceline.cli.running.common import errors_for_people, parse_slow, parse_weighting, print_json
 
 if TYPE_CHECKING:
     from paceline.plan.curvature import Shape
@@ -21,18 +20,7 @@ WORKERS = "The workers"
 MODEL = "The model"
 TRAINING = "The training"
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Advice for a model and a cluster.")
 
-
-@app.callback()
-def advise() -> None:
-    """Advice for a model and a cluster."""
-
-
-app.command()(strategy)
-
-
-@app.command()
 def staleness(
     run: Annotated[
         Path | None, typer.Option(help="Measure delays in this recorded run.", rich_help_panel=WORKERS)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.common import print_json
+from paceline.cli.running.common import print_json
 
 KNOWN = {"script", "args", "workers", "seed", "clip_norm", "plan", "plan_cluster", "runs", "json"}
 EMULATED = {"slow", "device_time", "jitter"}
