@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from paceline.testbed import records, why_not
 from paceline.testbed.bed import take_down
+from support.runs import Lab
 from support.shell import Shell
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,6 +76,16 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
+def engine_here(warm_lab: Lab, workplace: Path) -> Iterator[None]:
+    """Scripts are looked for where the engine was started, as they are from a shell."""
+    warm_lab.close()
+    with chdir(workplace):
+        assert warm_lab.engine
+    yield
+    warm_lab.close()
+
+
+@pytest.fixture(scope="module")
 def background() -> Iterator[list[subprocess.Popen[bytes]]]:
     """Commands that a page starts with `&`; those that do not end by themselves are ended with the pages."""
     started: list[subprocess.Popen[bytes]] = []
@@ -94,6 +106,7 @@ def skip_if_impossible(text: str) -> None:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.usefixtures("engine_here")
 @pytest.mark.parametrize(("page", "line"), commands(), ids=lambda value: value[:60])
 def test_every_command_of_the_docs_runs(
     page: str,
