@@ -97,6 +97,20 @@ def test_the_operations_are_those_of_the_driver(name: str) -> None:
     assert {kind: met.count(kind) for kind in set(met)} == dict(crew.counts)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"), [("ad_psgd", {}), ("easgd", {"mode": "asynchronous"})], ids=["ad_psgd", "easgd"]
+)
+def test_where_nobody_waits_a_slow_worker_slows_nobody_down(name: str, settings: dict[str, Any]) -> None:
+    """Three workers of one speed and one that takes four times as long: 3.25 iterations per compute time."""
+    on = cluster(slow={3: 4.0}, link=Link())
+    result = simulate_peers(make_peer(name, settings), on, iterations=100).result()
+    assert result.samples == 400
+    assert result.samples_per_s == pytest.approx(3.25, rel=0.02)
+    assert result.waiting_share == [0, 0, 0, 0]
+    dealt = simulate_peers(make_peer(name, settings), on, iterations=100, equal_shards=True)
+    assert dealt.now == pytest.approx(400)
+
+
 @pytest.mark.parametrize("name", TIMED)
 @given(seed=st.integers(0, 99))
 def test_same_seed_same_trace_and_summed_up_it_gives_the_same_result(name: str, seed: int) -> None:

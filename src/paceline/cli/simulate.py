@@ -195,10 +195,11 @@ def _simulated(
             "run": run,
             "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         }
+        equal = common["shards"] != "shared"
         if isinstance(protocol, Peer):
-            simulate_peers(protocol, cluster, compress=parse_compression(each.compress), **told)
+            compress = parse_compression(each.compress)
+            simulate_peers(protocol, cluster, compress=compress, equal_shards=equal, **told)
         else:
-            equal = common["shards"] != "shared"
             run_simulation(protocol, cluster, equal_shards=equal, balance=each.balance, **told)
     return write_result(folder), folder
 

@@ -2,8 +2,8 @@
 
 What meeting costs stands in `costs.py`. Optimizers are taken to remember one vector, and models to have 64
 tensors of equal size. Steps, copies and compressing cost nothing. What is started travels beside computing,
-as if on a network of its own. Work is dealt equally: every worker does its iterations, and what a lost one
-has not done stays undone.
+as if on a network of its own. Where nobody waits for anybody, work is one pile and a fast worker does more of
+it, as in a real run; else it is dealt equally. What a lost worker has not done of its own stays undone.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from paceline.sim.costs import Costs
 from paceline.sim.phantom import Phantom, PhantomTensors
 from paceline.sim.record import Emit, Full, Reason, SimulationRecord, Summary
 from paceline.sim.timing import Timing
+from paceline.sim.work import EqualShards, SharedBudget, Work
 from paceline.trace import Tally
 from paceline.trace.events import SCHEMA, AnyEvent, Exchanged, ModelReady, RunStarted
 
@@ -63,8 +64,12 @@ def simulate_peers(
     run: str = "simulated",
     started_at: str = "",
     compress: Compression = Compression(),
+    equal_shards: bool = False,
 ) -> Tally:
-    """Let every worker complete so many iterations, and add up what happened."""
+    """Let every worker complete so many iterations, on average, and add up what happened.
+
+    `equal_shards`: exactly so many, also where nobody waits for anybody.
+    """
     require(iterations >= 1, "iterations must be >= 1", iterations, "Use --iterations 100, say.")
     late = [event for event in cluster.event if event.join is not None]
     require(not late, "peers cannot join late yet, events", len(late), "Leave [[event]] join out.")
@@ -82,7 +87,10 @@ def simulate_peers(
     if cluster.model_bytes is not None:
         size = cluster.model_bytes
         emit(ModelReady(0.0, size // 4, size, size))
-    loop = PeerLoop(protocol, cluster, iterations, seed, emit, summarised, compress)
+    work: Work = EqualShards(cluster.workers, iterations, [cluster.batch] * cluster.workers)
+    if protocol.free and not equal_shards:
+        work = SharedBudget(total, work.samples)
+    loop = PeerLoop(protocol, cluster, work, seed, emit, summarised, compress)
     loop.run(progress or (lambda share: None))
     return tally
 
@@ -98,6 +106,8 @@ class _Worker:
         self.life: Generator[Operation | Done, Any, None] = life(protocol, self.me)
         self.compute_s: float | None = None
         """Of an iteration that is not on record yet."""
+        self.position = 0
+        """Of that iteration, in the work of all."""
         self.alive = True
         self.lane = 0
         self.started = 0
@@ -113,15 +123,15 @@ class PeerLoop:
         self,
         protocol: Peer,
         cluster: Cluster,
-        iterations: int,
+        work: Work,
         seed: int,
         emit: Emit,
         summarised: bool,
         compress: Compression,
     ) -> None:
         self._compress = compress
-        self._protocol, self._cluster, self._iterations, self._emit = protocol, cluster, iterations, emit
-        self._total = cluster.workers * iterations
+        self._protocol, self._cluster, self._emit = protocol, cluster, emit
+        self._work = work
         self._costs = Costs(cluster, compress)
         self._timing = Timing(cluster, seed)
         self._roll = PeerBooks()
@@ -132,11 +142,9 @@ class PeerLoop:
         self._sent = [0] * cluster.workers
         self._summarised = summarised
         clocks, batch = self._pacer.clocks, cluster.batch
-        self._record: SimulationRecord = Full(
-            emit, clocks, [batch] * cluster.workers, batch, self._exchange_s
-        )
+        self._record: SimulationRecord = Full(emit, clocks, work.samples, batch, self._exchange_s)
         if summarised:
-            self._record = Summary(emit, clocks, cluster.workers, self._total)
+            self._record = Summary(emit, clocks, cluster.workers, work.total)
         self._heap: list[tuple[float, int, int, int, Any]] = []
         self._sequence = 0
         self._now = 0.0
@@ -158,7 +166,7 @@ class PeerLoop:
             elif kind == WAKE and self._workers[rank].alive:
                 self._go_on(self._workers[rank], answer)
             if self._sequence % EVENTS_PER_REPORT == 0:
-                progress(self._pacer.clocks.pushes / self._total)
+                progress(self._pacer.clocks.pushes / self._work.total)
         self._end()
 
     def _plan(self, time_s: float, kind: int, rank: int, answer: Any = None) -> None:
@@ -198,7 +206,9 @@ class PeerLoop:
 
     def _compute(self, worker: _Worker) -> None:
         rank = worker.me.rank
-        if worker.me.count < self._iterations:
+        position = self._work.draw(rank)
+        if position is not None:
+            worker.position = position
             worker.compute_s = self._timing.compute_s(rank, self._now)
             self._plan(self._now + worker.compute_s, WAKE, rank, worker.me.parameters.clone())
         elif settles(self._protocol):
@@ -263,8 +273,7 @@ class PeerLoop:
         if worker is not None and worker.compute_s is not None:
             rank, compute_s, worker.compute_s = worker.me.rank, worker.compute_s, None
             decision = self._pacer.push(rank, self._now, self._cluster.batch)
-            position = rank * self._iterations + worker.me.count
-            self._record.pushed(self._now, _fresh(decision), rank, compute_s, position)
+            self._record.pushed(self._now, _fresh(decision), rank, compute_s, worker.position)
         elif answered:
             self._record.asked(self._now, self._pacer.timer(self._now))
 
@@ -281,6 +290,8 @@ class PeerLoop:
     def _leave(self, rank: int, reason: Reason) -> None:
         worker = self._workers[rank]
         unfinished = self._cluster.batch if reason == "died" and worker.compute_s is not None else 0
+        if unfinished:
+            self._work.give_back(rank, worker.position)
         worker.alive = False
         worker.life.close()
         self._record.left(self._now, rank, reason, unfinished)
