@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_timeout
 
+from support import hypothesis_profile
 from support.sampling import evenly
 
 if TYPE_CHECKING:  # tests that start no process need not import torch
@@ -19,10 +20,8 @@ if TYPE_CHECKING:  # tests that start no process need not import torch
     from support.testbed import Testbeds
 
 
-MOST_CASES = 2
+MOST_CASES = 1
 """Of a test with real processes, so many cases are run unless all are asked for."""
-ONE_CASE = {f"test_{subject}.py" for subject in ("gloo", "hosts_peers", "portions", "testbed_runs")}
-"""Files whose cases take several hosts or long starts: one each."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,7 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What a shell starts in the background ignores Ctrl-C, and so would every command of the tests."""
+    """Load the profile of property tests, and make Ctrl-C work: what a shell starts in the background ignores
+    it, and so would every command of the tests."""
+    hypothesis_profile.load(every_case=config.getoption("--every-case"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -57,8 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.path.parent.name in ("e2e", "scripts"):
             cases[item.nodeid.partition("[")[0]].append(item)
     for name, some in cases.items():
-        most = 1 if some[0].path.name in ONE_CASE else MOST_CASES
-        left_out |= set(some).difference(evenly(some, most, name))
+        left_out |= set(some).difference(evenly(some, MOST_CASES, name))
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 

@@ -32,9 +32,9 @@ def join(protocol: str | Pacing | Peer | None = None, *, correct: str | None = N
 
     check_not_loading()
     from paceline.engines.torchrun import sit_down
-    from paceline.parallel.joining import join, splits
+    from paceline.parallel.joining import join, split_axis
 
-    sit_down(splits(protocol))
+    sit_down(split_axis(protocol))
     return join(protocol, correct=correct, **settings)
 
 

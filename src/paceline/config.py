@@ -77,8 +77,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     `balance` a push of n samples counts as n / the loader's batch size pushes, so that an epoch moves
     the weights as far however its samples are split."""
     damping: Literal["none", "inverse", "sqrt", "exponential"] = "none"
-    """How a stale gradient's step shrinks, for pushes that are applied at once: not at all, by
-    1/staleness, 1/sqrt(staleness), or exp(-staleness/active workers)."""
+    """How a stale gradient shrinks, whether it is applied at once or with others: not at all, by
+    1/staleness, 1/sqrt(staleness), or exp(-staleness/active workers). What is applied at once takes a
+    smaller step; in a flush its part of the sum or the mean is smaller, and the others' are not larger."""
     correct: str = "none"
     """What is done about stale gradients: auto (what the script names, else dana outside of lockstep where
     the optimizer has a momentum, else none), none, dana, gap, dc, dca, or two as in dana+gap. The command's
@@ -236,14 +237,21 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         """What the splitting of a model has no use for, or cannot do."""
         for asked, flag, why in (
             (self.listen is not None, "--listen", "the groups of a mesh do not ask who connects"),
-            (self.engine != "local", f"--engine {self.engine}", "its workers may be on other machines"),
             (self.connects, f"--fabric {self.fabric}", "a mesh has process groups of its own"),
-            (self.balance, "--balance", "all stages work on the same batches"),
-            (self.compress != "none", f"--compress {self.compress}", "what stages send is not compressed"),
+            (self.balance, "--balance", "all workers of a copy work on the same batches"),
+            (
+                self.compress != "none",
+                f"--compress {self.compress}",
+                "what workers of a mesh send is not compressed",
+            ),
             (self.shards != "shared", f"--shards {self.shards}", "copies take batches in turn"),
-            (self.damping != "none", f"--damping {self.damping}", "staleness is fixed by the delays"),
+            (
+                self.damping != "none",
+                f"--damping {self.damping}",
+                "staleness is fixed by how the model is split",
+            ),
             (self.weighting != "mean", f"--weighting {self.weighting}", "every update is one step"),
-            (self.bad_gradient != "stop", "--bad-gradient skip", "all stages take every step"),
+            (self.bad_gradient != "stop", "--bad-gradient skip", "all workers take every step"),
             (self.cluster is not None, "simulate SCRIPT", "a mesh runs in real time only"),
         ):
             if asked:
@@ -300,12 +308,12 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         return 1.0 / (staleness if self.damping == "inverse" else math.sqrt(staleness))
 
     def step_share(self, batches: float, active: int, flush: str | None = None) -> float:
-        """How much of a full step an update counts: of one gradient, or of a flush of several."""
-        whole = flush in ("mean", "sum")
+        """How much of a full step an update counts: of one gradient, or of the mean of several. A sum counts
+        as one gradient does, since it has all of its own in it."""
+        batches = 1.0 if flush == "sum" else batches
         if self.weighting == "mean":
-            return 1.0 if whole else batches / max(active, 1)
-        each = 1.0 if self.weighting == "sum" else float(self.weighting)
-        return each if flush == "sum" else each * batches
+            return 1.0 if flush == "mean" else batches / max(active, 1)
+        return batches * (1.0 if self.weighting == "sum" else self.weighting)
 
 
 def config_of(run: Path) -> RunConfig:

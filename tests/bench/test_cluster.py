@@ -42,6 +42,7 @@ needs_hosts = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 
 @needs_hosts
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_both_sides_train_on_hosts_with_all_workers_and_are_compared(tmp_path: Path) -> None:
     """By the command of the documentation."""

@@ -7,6 +7,7 @@ import pytest
 from paceline.bench.harness import ray_server
 from paceline.bench.harness.plan import BenchPlan
 from paceline.bench.harness.run import BENCHMARKS, chosen, run
+from paceline.bench.plans.search import searches
 from paceline.errors import ConfigError
 from paceline.protocols import PACED
 
@@ -31,6 +32,7 @@ def test_exchange_compares_with_gloo_for_both_optimizers() -> None:
     assert [case["optimizer"] for case in quick("exchange")] == ["sgd", "adamw"]
 
 
+@pytest.mark.long  # every side starts anew for every size
 def test_network_compares_with_others_and_with_itself_under_tls() -> None:
     peers = [case["peer"] for case in quick("network") if case["link"] == "loopback"]
     assert peers == ["paceline tls", "gloo", "torch rpc", "socket"]
@@ -52,6 +54,42 @@ def test_pipeline_compares_with_theory_and_with_torchs_own() -> None:
     assert [case["against"] for case in quick("pipeline")] == ["theory", "1f1b, 4 micro-batches"]
 
 
+def test_searches_of_both_planners_are_timed() -> None:
+    rows = searches(BenchPlan(quick=True), say=lambda text: None)
+    assert [row.case["planner"] for row in rows] == ["osdp"] * 4 + ["hap"]
+    assert all(row.value is not None and row.value > 0 for row in rows)
+
+
+@pytest.mark.long  # two dozen processes import torch anew
+def test_plans_are_searched_and_run_against_ddp_and_fsdp() -> None:
+    cases = quick("plans")
+    assert [(case["measured"], case["planner"]) for case in cases if case["measured"] != "search"] == [
+        ("whole steps", "hap"),
+        ("prediction off by", "hap"),
+        ("whole steps", "osdp"),
+        ("peak memory", "osdp"),
+    ][: len(cases) - 5]
+    assert all("emulated" in str(case["for"]) for case in cases[5:])
+
+
+def test_sequence_compares_four_ways_whose_bytes_are_those_of_their_formulas() -> None:
+    cases = quick("sequence")
+    assert [case["way"] for case in cases] == ["dynamic", "ulysses", "ring", "megatron"]
+    assert all(case["bytes"] == case["formula"] for case in cases)
+    assert len({case["formula"] for case in cases}) == 4
+
+
+def test_embedding_compares_with_ddp_and_says_where_torchrec_cannot_be_imported() -> None:
+    cases = run("embedding", BenchPlan(quick=True, torchrec="no/such/folder"), say=lambda text: None).rows
+    assert [row.case["against"] for row in cases] == ["torchrec", "ddp"]
+    assert set(cases[1].measured) == {"paceline", "ddp"}
+    assert cases[1].value is not None
+    if "torchrec" not in cases[0].measured:
+        assert cases[0].value is None
+        assert "skipped: TorchRec cannot be imported" in cases[0].remark
+
+
+@pytest.mark.long  # starts Ray several times
 @pytest.mark.skipif(not ray_server.installed(), reason="Ray is not installed: pip install 'paceline[bench]'")
 def test_store_compares_with_rpc_and_ray_for_one_worker_and_for_two() -> None:
     cases = {(case["workers"], case["peer"]) for case in quick("store")}
@@ -70,6 +108,7 @@ def test_death_kills_workers_at_rest_and_busy_ones() -> None:
     assert [case["victim"] for case in quick("death")] == ["at rest", "store busy"]
 
 
+@pytest.mark.long  # twelve commands that import torch anew
 def test_lone_is_measured_in_one_process_and_as_commands() -> None:
     assert [case["measured"] for case in quick("lone")] == ["in one process", "as commands"]
 

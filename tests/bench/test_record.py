@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from paceline.bench.harness import machine
 from paceline.bench.harness.machine import copy_bandwidth, look_around, memory_limit_s
 from paceline.bench.harness.record import BenchRecord, BenchRow, write_record
 from paceline.bench.harness.stats import Interval, paired_ratio, ratio_of_medians, spread
@@ -38,7 +39,7 @@ def record(rows: list[BenchRow]) -> BenchRecord:
     )
 
 
-def test_a_page_names_command_hardware_versions_seed_and_distance_to_the_memory_limit(tmp_path: Path) -> None:
+def test_a_page_names_command_hardware_versions_seed_and_distance_to_the_limit(tmp_path: Path) -> None:
     page = write_record(tmp_path, record([row()])).read_text()
     for needed in ("paceline bench exchange", "cores", "torch 2", "seed: 7", "20.0 GB/s", "6.0x", ">= 5.0x"):
         assert needed in page
@@ -89,6 +90,32 @@ def test_a_ratio_compares_medians_and_its_interval_holds_it() -> None:
 def test_a_slow_drift_cancels_out_of_paired_ratios() -> None:
     drift = [1.0, 2.0, 4.0, 8.0]
     assert paired_ratio([1.5 * x for x in drift], drift, seed=0) == (1.5, Interval(1.5, 1.5))
+
+
+@pytest.mark.parametrize(("limit_s", "told"), [(0.019, "| no |"), (0.021, "| no: beyond the limit |")])
+def test_a_target_that_the_limit_would_miss_is_said_to_be_beyond_it(
+    tmp_path: Path, limit_s: float, told: str
+) -> None:
+    missed = msgspec.structs.replace(row(4.0, target=6.0), limit_s=limit_s)  # 6 times gloo's 120 ms: 20 ms
+    assert told in write_record(tmp_path, record([missed])).read_text()
+
+
+@pytest.mark.parametrize(("limit_s", "beyond"), [(0.1205, False), (0.1225, True)])
+def test_the_same_of_an_overhead(limit_s: float, beyond: bool) -> None:
+    measured = {"paceline": spread([0.13]), "plain PyTorch": spread([0.12])}
+    overhead = BenchRow(case={}, measured=measured, figure="overhead", value=0.08, target=0.01)
+    assert msgspec.structs.replace(overhead, limit_s=limit_s).beyond is beyond
+
+
+def test_an_exchange_takes_its_bytes_a_word_there_and_back_and_every_workers_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert machine.round_trip_s(rounds=2) > 0
+    assert machine.calls_s(rounds=2) > 0
+    monkeypatch.setattr(machine, "copy_bandwidth", lambda size_bytes: 1000.0)
+    monkeypatch.setattr(machine, "round_trip_s", lambda: 5.0)
+    monkeypatch.setattr(machine, "calls_s", lambda: 0.25)
+    assert machine.exchange_limit_s(1000, passes=2, workers=3) == 2.0 + 5.0 + 2 * 0.25
 
 
 def test_the_memory_limit_is_bytes_over_bandwidth() -> None:

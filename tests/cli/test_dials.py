@@ -7,9 +7,9 @@ import inspect
 import msgspec
 import pytest
 
-from paceline.cli import dials as d
 from paceline.cli.compare import compare
-from paceline.cli.dials import Dials, dial_of, takes
+from paceline.cli.flags import dials as d
+from paceline.cli.flags.dials import Dials, dial_of, takes
 from paceline.cli.train import train
 from paceline.config import RunConfig
 from paceline.errors import ConfigError

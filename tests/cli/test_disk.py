@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.common import new_run
-from paceline.cli.conduct import conduct
+from paceline.cli.running.common import new_run
+from paceline.cli.running.conduct import conduct
 from paceline.config import RunConfig
 from paceline.engines.control import Ended
 from paceline.errors import RunError

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.cli.engines import check_engine
+from paceline.cli.running.engines import check_engine
 from paceline.cli.train import make_config
 from paceline.engines import ENGINES, Offer
 from paceline.errors import ConfigError

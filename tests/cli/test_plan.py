@@ -76,10 +76,24 @@ def test_a_profile_becomes_an_osdp_plan_half_way_that_runs(tmp_path: Path) -> No
 
 
 @pytest.mark.timeout(400)
-def test_a_hap_plan_of_a_script_runs(tmp_path: Path) -> None:
+def test_a_hap_plan_of_a_script_runs_is_drawn_and_is_refused_for_another_cluster(tmp_path: Path) -> None:
     plan = planned(tmp_path, "hap", EXAMPLE, "--out", "plan.json", *SMALL)
     assert sum(plan["ratios"][0]) == pytest.approx(1.0)
-    trained(tmp_path, "plan.json")
+    assert list(plan["alternatives"]) == ["DDP, even", "DDP, batches by speed (--balance)", "FSDP, even"]
+    result = trained(tmp_path, "plan.json")
+    done = paceline("report", f"runs/{result['run']}", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["runs"] == [result]
+    page = (tmp_path / "report.html").read_text()
+    for words in ("measured", "DDP, even", "Ratios", "50.0% (1 Gflop/s)", "blocks_0_up", "moving bytes"):
+        assert words in page
+    other = cluster_file(tmp_path, 'name = "cpu"\nflops_per_s = 3e9')
+    done = paceline("train", EXAMPLE, "--plan", "plan.json", "--plan-cluster", other, *SMALL, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "device 0 computes 3 Gflop/s, planned 1" in done.stderr
+    done = paceline("train", EXAMPLE, "--plan", "plan.json", "--workers", "3", *SMALL, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "is for 2 workers, not 3" in done.stderr
 
 
 def test_bad_input_is_one_clear_line(tmp_path: Path) -> None:
@@ -89,7 +103,20 @@ def test_bad_input_is_one_clear_line(tmp_path: Path) -> None:
         json.dumps({"model": "m", "operators": [*layers, {"name": "norm", "parameter_bytes": 64}]})
     )
     cluster, model = cluster_file(tmp_path), ["--profile", str(profile)]
+    bare = tmp_path / "bare.toml"
+    bare.write_text("[[device]]\ncount = 2\n")
+    text = tmp_path / "text.json"
+    text.write_text("none")
     cases = [
+        (["osdp", *model, "--cluster", str(bare)], "needs flops_per_s and memory"),
+        (["osdp", *model, "--cluster", str(text)], "is neither JSON nor TOML"),
+        (["osdp", "--profile", str(text), "--cluster", cluster], "is neither JSON nor TOML"),
+        (["osdp", *model, "--cluster", cluster, "--modes", "dp,ddp"], "unknown mode 'ddp'"),
+        (["osdp", *model, "--cluster", cluster, "--batch", "0"], "--batch must be at least 1"),
+        (["osdp", *model, "--cluster", cluster, "--workers", "0"], "--workers must be at least 1"),
+        (["osdp", *model, "--cluster", cluster, "--split", "nrom:2"], "Did you mean 'norm'?"),
+        (["hap", "none.py", "--cluster", cluster], "none.py"),
+        (["osdp", *model, "--cluster", cluster, "--out", "no/plan.json"], "cannot write no/plan.json"),
         (["osdp", *model, "--cluster", cluster, "--memory", "801MiB"], "smallest plan takes 804.00 MiB"),
         (
             ["osdp", *model, "--cluster", cluster, "--split", "norm:2"],
@@ -110,11 +137,25 @@ def test_bad_input_is_one_clear_line(tmp_path: Path) -> None:
     assert "Did you mean 'a100-40gb'?" in done.stderr
 
 
+def test_an_osdp_plan_is_drawn_before_it_runs(tmp_path: Path) -> None:
+    profile = tmp_path / "model.json"
+    layers = [{"name": f"l{i}", "parameter_bytes": 2**24, "per_sample_s": 1e-3} for i in range(4)]
+    profile.write_text(json.dumps({"model": "<four>", "operators": layers}))
+    plan = planned(tmp_path, "osdp", "--profile", str(profile), "--memory", "1GiB", "--out", "plan.json")
+    assert plan["cluster"]["devices"][0]["flops_per_s"] == 1e9
+    done = paceline("report", "plan.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "report.html").read_text()
+    assert "all sharded (FSDP, even)" in page
+    assert "&lt;four&gt;" in page
+    assert "l3 backward" in page
+
+
 def test_a_plan_that_is_none_and_flags_without_meaning_are_refused(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text('{"planner": "other"}')
     done = paceline("train", EXAMPLE, "--plan", "plan.json", cwd=tmp_path)
     assert done.returncode == 2
-    assert "is no OSDP plan" in done.stderr
+    assert "is no plan" in done.stderr
     done = paceline("train", EXAMPLE, "--plan", "plan.json", "--protocol", "ssp", cwd=tmp_path)
     assert done.returncode == 2
     assert "--protocol has no meaning with --plan" in done.stderr
@@ -131,4 +172,4 @@ def test_a_catalogue_cluster_is_enough_to_plan(tmp_path: Path) -> None:
     done = paceline("plan", "osdp", "--profile", str(profile), "--cluster", file, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "8 workers x batch" in done.stdout
-    assert "all sharded (FSDP)" in done.stdout
+    assert "all sharded (FSDP, even)" in done.stdout

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.secret import given_secret
+from paceline.cli.running.secret import given_secret
 from paceline.cli.train import make_config
 from paceline.errors import ConfigError
 from paceline.fabric.choice import is_loopback

@@ -45,8 +45,8 @@ def lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Lab:
     failed = Tally()
     failed.add(RunStarted(0.0, SCHEMA, "", "sync_switch", {}, 4, 0, True, ""))
     failed.add(RunEnded(5.0, "failed"))
-    monkeypatch.setattr("paceline.cli.conduct.conduct", lab.conduct)
-    monkeypatch.setattr("paceline.cli.conduct.write_result", lambda folder: failed.result())
+    monkeypatch.setattr("paceline.cli.running.conduct.conduct", lab.conduct)
+    monkeypatch.setattr("paceline.cli.running.conduct.write_result", lambda folder: failed.result())
     monkeypatch.setattr("paceline.engines.local.LocalEngine", lambda script: nullcontext())
     return lab
 

@@ -114,6 +114,7 @@ def test_same_schedule_same_decisions(variant: Variant, schedule: Schedule) -> N
 
 
 @every_protocol
+@settings(max_examples=settings.default.max_examples // 2)  # swaps the protocol at every event
 @given(schedule=schedules())
 def test_memory_survives_save_and_load_between_any_two_events(variant: Variant, schedule: Schedule) -> None:
     def swap(pacer: Pacer) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline.testbed import records, why_not
 from paceline.testbed.bed import take_down
+from support.shell import Shell
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -29,6 +32,10 @@ tests/bench/test_cluster.py runs them and looks at what they find."""
 TESTBED = "lab"
 """The one that the pages make."""
 
+WARM = ("train", "compare", "simulate", "replay", "protocols", "report", "why", "advise", "plan", "profile")
+"""Commands that run in this process, on an engine that is warm already. Only the README's start anew."""
+KEEPS_RUNS = WARM[:4]
+
 
 def blocks(language: str) -> list[tuple[str, str]]:
     found = []
@@ -38,11 +45,21 @@ def blocks(language: str) -> list[tuple[str, str]]:
     return found
 
 
-def commands() -> list[tuple[str, str]]:
-    lines = [
-        (page, line.split("  #")[0].strip()) for page, text in blocks("sh") for line in text.splitlines()
-    ]
-    return [(page, line) for page, line in lines if line and not line.startswith(("#", *RUN_ELSEWHERE))]
+def commands() -> list[Any]:
+    """All of them. Of a how-to page `make test` runs the first; `make test-all` runs all."""
+    found = []
+    for page in PAGES:
+        lines = [
+            line.split("  #")[0].strip()
+            for name, text in blocks("sh")
+            if name == page.name
+            for line in text.splitlines()
+        ]
+        lines = [line for line in lines if line and not line.startswith(("#", *RUN_ELSEWHERE))]
+        for number, line in enumerate(lines):
+            later = page.name.startswith("how-to-") and number > 0
+            found.append(pytest.param(page.name, line, marks=[pytest.mark.long] if later else []))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -79,17 +96,34 @@ def skip_if_impossible(text: str) -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("page", "line"), commands(), ids=lambda value: value[:60])
 def test_every_command_of_the_docs_runs(
-    page: str, line: str, workplace: Path, background: list[subprocess.Popen[bytes]]
+    page: str,
+    line: str,
+    workplace: Path,
+    background: list[subprocess.Popen[bytes]],
+    shell: Shell,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     skip_if_impossible(line)
+    words = shlex.split(line)
+    if page != "README.md" and words[0] == "paceline" and words[1] in WARM and "&" not in line:
+        monkeypatch.chdir(workplace)
+        runs = ("--runs", "runs") if words[1] in KEEPS_RUNS else ()
+        done = shell(words[1], *runs, *words[2:])
+        assert done.code == 0, f"{page}: {line}\n{done.out}\n{done.err}"
+    else:
+        run_anew(page, line, workplace, background)
+
+
+def run_anew(page: str, line: str, folder: Path, background: list[subprocess.Popen[bytes]]) -> None:
+    """As a person types it, in a shell."""
     environment = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     if line.endswith("&"):
         command = ["bash", "-c", f"exec {line.removesuffix('&')}"]
-        background.append(subprocess.Popen(command, cwd=workplace, env=environment))
+        background.append(subprocess.Popen(command, cwd=folder, env=environment))
         return
     done = subprocess.run(
         ["bash", "-c", line],
-        cwd=workplace,
+        cwd=folder,
         env=environment,
         capture_output=True,
         text=True,

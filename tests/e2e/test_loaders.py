@@ -100,7 +100,6 @@ def test_the_share_of_a_killed_worker_goes_to_the_others(lab: Lab) -> None:
     [
         ("liar", "gave 40 of the 60"),
         ("distributed", "DistributedSampler"),
-        ("unbatched", "batch_size=None"),
     ],
 )
 def test_a_loader_that_cannot_work_is_refused_with_the_reason(lab: Lab, kind: str, words: str) -> None:

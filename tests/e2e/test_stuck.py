@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.ending import finish
+from paceline.cli.running.ending import finish
 from paceline.trace.events import Heard, Silent
 from paceline.trace.waits import NOTICES
 from paceline.view.why import ReplicaMembership, lines, why

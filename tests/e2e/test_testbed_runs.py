@@ -123,6 +123,7 @@ def test_a_link_cut_for_ten_seconds_delays_a_run_and_changes_nothing_else(
     assert hosts.events("a", WorkerLeft) == 2  # both finished; nobody was lost
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("protocol", "settings"), [("selsync", ("window=2", "delta=0.02")), ("local_sgd", ("period=3",))]
 )
@@ -138,6 +139,7 @@ def test_a_link_cut_for_ten_seconds_changes_no_weight_of_peers(
     assert_equal(load_file(hosts.folder("a") / "weights.safetensors"), near.weights)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("protocol", ["selsync", "ssp"])
 def test_a_host_that_loses_power_is_given_up_and_its_work_is_done_by_others(
     testbeds: Testbeds, tmp_path: Path, protocol: str
@@ -165,6 +167,7 @@ def torchrun(hosts: Hosts, host: str, node: int, *flags: str) -> None:
     hosts.start(host, *run)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("protocol", "more"),
     [("bsp", ("--store-hosts", "2")), ("bsp", ("--plain",)), ("local_sgd", ()), ("bsp", ())],

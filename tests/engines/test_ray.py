@@ -85,6 +85,7 @@ def test_bsp_on_ray_equals_the_local_engine_bit_for_bit(ray: OnRay, lab: Lab) ->
     assert (ray.latest / "address").read_text().startswith("127.0.0.1:")
 
 
+@pytest.mark.long
 def test_dssp_on_ray_keeps_its_bound_although_an_actor_is_killed_with_its_worker(ray: OnRay) -> None:
     flags = ("-p", "dssp", "--set", "lower=1", "--set", "upper=4", "--workers", 2)
     command = ray.start(SCRIPT, *flags, "--device-time", 0.02, "--slow", "1:3", "--", "momentum", *SIZES)
@@ -105,6 +106,7 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+@pytest.mark.long
 def test_a_failing_script_is_reported_with_rank_host_and_log(ray: OnRay, lab: Lab) -> None:
     script = lab.script("print('so far')\n1 / 0\n")
     [error] = error_lines(ray.end(ray.start(script, "--workers", 2), status=1))
@@ -117,6 +119,7 @@ def test_a_failing_script_is_reported_with_rank_host_and_log(ray: OnRay, lab: La
     assert "ZeroDivisionError" in log.read_text()
 
 
+@pytest.mark.long
 def test_ctrl_c_on_ray_leaves_a_checkpoint_and_resume_goes_on_there(ray: OnRay) -> None:
     flags = ("-p", "ssp", "--device-time", 0.01)
     command = ray.start(SCRIPT, *flags, "--", "momentum", "--samples", 600, "--epochs", 3)
@@ -183,6 +186,7 @@ def test_a_node_of_ray_that_is_lost_takes_its_workers_along_and_the_others_go_on
         assert f"warning: Rank {rank} was on host b; read runs/" in errors
 
 
+@pytest.mark.long
 def test_a_store_on_two_nodes_of_ray_gives_the_weights_of_the_local_engine_over_tls_too(
     lab: Lab, testbeds: Testbeds, tmp_path: Path
 ) -> None:
@@ -199,3 +203,12 @@ def test_a_store_on_two_nodes_of_ray_gives_the_weights_of_the_local_engine_over_
     latest = tmp_path / "runs" / "latest"
     assert_equal(load_file(latest / "weights.safetensors"), near.weights)
     assert (latest / "address").read_text().startswith(bed["a"].address)
+
+
+def test_a_mesh_on_ray_trains_as_on_the_local_engine(ray: OnRay, lab: Lab) -> None:
+    near = lab.trained("rows.py", workers=2, mesh={"model": 2}, protocol="row_split")
+    ray.end(ray.start(SCRIPTS / "rows.py", "--mesh", "model=2", "--protocol", "row_split"))
+    far = run_in(ray.latest)
+    assert_equal(far.weights, near.weights)
+    assert far.result.mesh == {"model": 2}
+    assert far.result.bytes_by_axis == near.result.bytes_by_axis

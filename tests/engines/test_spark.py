@@ -23,7 +23,7 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: make test-spark
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from paceline.cli.conduct import conduct
+from paceline.cli.running.conduct import conduct
 from paceline.engines.control import Ended
 from paceline.engines.spark import SparkEngine, check_master, check_slots, connect, train_on
 from paceline.errors import ConfigError, RunError
@@ -65,6 +65,30 @@ for epoch in pace.epochs(2):
         loss = (model(torch.stack(rows["features"], 1).float()) ** 2).mean() + 1
         loss.backward()
         pace.report(loss=loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    print("rows", epoch, seen)
+"""
+
+
+GRID = """
+import torch, paceline
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader
+from paceline.parallel.layers import parallelize
+pace = paceline.join("row_split")
+mesh = pace.mesh(data=2, model=2)
+torch.manual_seed(0)
+model = parallelize(nn.Sequential(nn.Linear(2, 20), nn.Tanh(), nn.Linear(20, 1)), mesh)
+loader = DataLoader(pace.partition(shuffle=True), batch_size=8)
+model, optimizer, loader = pace.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05), loader)
+for epoch in pace.epochs(2):
+    seen = []
+    for rows in loader:
+        seen += rows["id"].tolist()
+        x = torch.stack(rows["features"], 1).float()
+        F.mse_loss(model(x), x.sum(1, keepdim=True)).backward()
         optimizer.step()
         optimizer.zero_grad()
     print("rows", epoch, seen)
@@ -269,3 +293,48 @@ def test_bsp_on_a_standalone_master_equals_the_local_engine(lab: Lab) -> None:
     result = json.loads(done.stdout)
     here = lab.trained("train.py", "momentum", workers=2, protocol="bsp", seed=3)
     assert_close(load_file(lab.root / result["run"] / "weights.safetensors"), here.weights, 1e-6)
+
+
+def test_a_mesh_on_spark_trains_as_on_the_local_engine(lab: Lab, spark: SparkContext) -> None:
+    dials: dict[str, Any] = {"mesh": {"model": 2}, "protocol": "row_split"}
+    there = on_spark(lab, spark, "rows.py", **dials)
+    here = lab.trained("rows.py", workers=2, **dials)
+    assert_close(there.weights, here.weights, 1e-6)
+    assert there.result.bytes_by_axis == here.result.bytes_by_axis
+
+
+def test_rows_of_a_frame_are_read_once_by_one_task_and_shared_within_a_copy(lab: Lab) -> None:
+    """Invariant 7: as many tasks as workers; no row is read twice, and all ranks' rows are the frame."""
+    script = lab.script(GRID)
+    command = f"""
+from pyspark.sql import SparkSession
+from paceline.engines.spark import train_on
+session = SparkSession.builder.master("local[4]").config("spark.ui.enabled", "false").getOrCreate()
+frame = session.createDataFrame([(i, [float(i % 7), 1.0]) for i in range(90)], ["id", "features"])
+mesh = {{"data": 2, "model": 2}}
+result = train_on(frame.repartition(4), {str(script)!r}, runs={str(lab.root)!r}, mesh=mesh)
+print(result.status, result.samples, result.workers)
+session.stop()
+"""
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=200)
+    assert "finished 180 4" in done.stdout, done.stderr
+    [folder] = [path for path in lab.root.iterdir() if path.name.startswith("spark-")]
+    seen = {
+        rank: re.findall(r"rows (\d) (.*)", (folder / "logs" / f"rank{rank}.log").read_text())
+        for rank in range(4)
+    }
+    assert seen[0] == seen[1]
+    assert seen[2] == seen[3]
+    for epoch in range(2):
+        used = [*json.loads(seen[0][epoch][1]), *json.loads(seen[2][epoch][1])]
+        assert sorted(used) == list(range(90))
+
+
+def test_a_frame_that_does_not_fill_the_mesh_is_refused_with_what_to_do(
+    lab: Lab, spark: SparkContext
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"has 4 places, and the data 2 partitions. Use data.repartition\(4\)"
+    ):
+        train_on(spark.parallelize(range(8), 2), "script.py", runs=lab.root, mesh={"data": 2, "model": 2})
+    assert not list(lab.root.iterdir())

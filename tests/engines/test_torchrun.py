@@ -97,6 +97,7 @@ def two_nodes(folder: Path, *command: str) -> tuple[list[int], str]:
     return statuses, (folder / "said").read_text()
 
 
+@pytest.mark.long
 def test_after_a_restart_workers_of_all_nodes_go_on_from_what_the_failed_run_left(tmp_path: Path) -> None:
     script = ("-m", "paceline", "train", str(SCRIPTS / "breaks_once.py"))
     statuses, said = two_nodes(tmp_path, "--max-restarts", "1", *script)
@@ -178,6 +179,7 @@ def test_killed_as_a_whole_workers_of_a_shell_go_on_from_a_checkpoint(lab: Lab, 
     assert [worker.wait() for worker in killed] == [-9, -9]
 
 
+@pytest.mark.long
 def test_a_script_that_is_missing_on_one_host_is_told_on_all(tmp_path: Path) -> None:
     shell, case = Plain(tmp_path), ("--", "momentum", *SIZES)
     workers = [shell.start(0, *case), shell.start(1, *case, script=tmp_path / "missing.py")]

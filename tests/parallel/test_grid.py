@@ -61,7 +61,6 @@ def test_a_mesh_that_cannot_be_read_is_refused_with_its_text(text: str) -> None:
         {"fabric": "gloo"},
         {"balance": True},
         {"compress": "fp16"},
-        {"engine": "ray"},
     ],
 )
 def test_dials_that_a_mesh_does_not_have_are_refused(dial: dict[str, object]) -> None:

@@ -27,12 +27,12 @@ CLUSTER = ClusterProfile(
 )
 
 
-def base_plan() -> OsdpPlan:
+def base_plan(kind: str = "plain", limit: int | None = None) -> OsdpPlan:
     import torch
 
-    model = osdp_ranks.network()
+    model = osdp_ranks.KINDS[kind]()
     captured = Captured(model, torch.optim.AdamW(model.parameters()), (torch.randn(8, 10),), batch=8)
-    return plan_osdp(measure_model(captured, "test"), CLUSTER, batch=osdp_ranks.BATCH)
+    return plan_osdp(measure_model(captured, "test"), CLUSTER, limit, batch=osdp_ranks.BATCH)
 
 
 def changed(plan: OsdpPlan, **ways: dict[str, Any]) -> OsdpPlan:
@@ -57,13 +57,15 @@ def test_every_mix_of_modes_and_slices_gives_the_weights_of_one_process() -> Non
             op4={"mode": "zdp", "slices": 4, "sharded": 4},
         ),
     ]
-    request = {"plans": plans, "clip": 0.5}
+    shares = base_plan("tied", limit=base_plan("tied").sharded.memory_bytes)
+    kinds = [*(("plain", plan) for plan in plans), ("tied", shares)]
+    request = {"plans": kinds, "clip": 0.5}
     answers = run_ranks("support.osdp_ranks:trains", RANKS, request, timeout_s=350, paths=(TESTS,))
     whole = sum(p.numel() for p in osdp_ranks.network().parameters())
-    for place in range(len(plans)):
+    for place, (kind, _) in enumerate(kinds):
         for rank in range(RANKS):
             answer = answers[rank]["answers"][place]
-            assert answer["names"] == answers[rank]["names"]
+            assert answer["names"] == answers[rank]["names"][kind]
             assert answer["apart"] < 2e-6, f"plan {place}, rank {rank}"
     held = [[answers[rank]["answers"][place]["held"] for rank in range(RANKS)] for place in range(len(plans))]
     assert held[0] == [whole] * RANKS
@@ -83,6 +85,18 @@ def test_a_plan_for_other_workers_or_another_model_is_refused_and_says_what_diff
         check_plan(plan, wider, RANKS)
     with pytest.raises(ConfigError, match=r"operator '4' is Linear .* and missing in the script"):
         check_plan(plan, osdp_ranks.network()[:4], RANKS)
+
+
+def test_tied_weights_are_counted_once_and_stay_whole() -> None:
+    plan = base_plan("tied", limit=base_plan("tied").sharded.memory_bytes)
+    assert [(op.name, op.parameter_bytes, op.mode) for op in plan.operators] == [
+        ("0", 400, "dp"),
+        ("2", 40, "dp"),
+        ("3", 220, "zdp"),
+        ("(rest)", 0, "dp"),
+    ]
+    with pytest.raises(ConfigError, match="shards '0', whose parameters are no layer's own"):
+        check_plan(changed(plan, op0={"mode": "zdp", "sharded": 1}), osdp_ranks.tied(), RANKS)
 
 
 def test_a_profile_counts_what_pytorch_holds() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
-from paceline.parallel.pipeline.loading import deal
+from paceline.parallel.loading import deal
 from paceline.parallel.pipeline.partition import check_cuts, partition
 
 

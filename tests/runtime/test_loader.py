@@ -26,10 +26,10 @@ from torch.utils.data import (
 from paceline.errors import ConfigError
 from paceline.runtime.worker.data.loader import (
     Dispensed,
-    PacedLoader,
     SampleOrders,
     StridedLoader,
     count_samples,
+    paced_loader,
     source_of,
 )
 from paceline.runtime.worker.data.second_pass import SecondPass
@@ -122,18 +122,20 @@ class Link:
 
 def paced(
     link: Any, arrived: list[Any], loader: DataLoader[Any] | None = None, first: int = 0
-) -> PacedLoader:
+) -> DataLoader[Any]:
     loader = loader or DataLoader(DATA, batch_size=4)
     source, sampler, whole = source_of(loader)
     assert source is not None
     dispensed = Dispensed(link, SampleOrders(sampler, source.units, 0), source, whole, first)
-    return PacedLoader(
+    loaded: DataLoader[Any] = paced_loader(
         loader,
         dispensed,
+        lambda: None,
         lambda samples, batch: arrived.append((samples, batch)),
         lambda: None,
         SecondPass(lambda: None),
     )
+    return loaded
 
 
 def test_one_pass_is_one_epoch_and_every_batch_is_told() -> None:
@@ -189,10 +191,61 @@ def test_what_a_loader_offers_is_known() -> None:
 
 
 def test_loaders_that_cannot_be_dispensed_are_refused() -> None:
-    with pytest.raises(ConfigError, match="batch_size=None"):
-        source_of(DataLoader(DATA, batch_size=None))
     with pytest.raises(ConfigError, match="DistributedSampler"):
         source_of(DataLoader(DATA, sampler=DistributedSampler(DATA, num_replicas=2, rank=1)))
+
+
+class Halved(DataLoader[Any]):
+    """A loader with ways of its own."""
+
+    def __iter__(self) -> Any:
+        return ((x / 2,) for (x,) in super().__iter__())
+
+
+class Twice(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return (each for data in super().__iter__() for each in (data, data))
+
+
+class Joined(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        yield list(super().__iter__())
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_loader_of_a_class_of_its_own_keeps_its_ways(processes: int) -> None:
+    arrived: list[Any] = []
+    mine = Halved(DATA, batch_size=4, num_workers=processes, persistent_workers=processes > 0)
+    assert len(list(mine)) == 5  # also one that has been used
+    loader = paced(Link(Batch(0, 4, 4), Batch(0, 0, 4)), arrived, mine)
+    assert isinstance(loader, Halved)
+    assert [x.tolist() for (x,) in loader] == [[2.0, 2.5, 3.0, 3.5], [0.0, 0.5, 1.0, 1.5]]
+    assert len(arrived) == 2
+    assert len(list(mine)) == 5
+
+
+@pytest.mark.parametrize(("kind", "said"), [(Twice, "more items"), (Joined, "fewer items")])
+def test_a_loader_that_does_not_yield_one_item_per_batch_is_refused(
+    kind: type[DataLoader[Any]], said: str
+) -> None:
+    loader = paced(Link(Batch(0, 4, 4), Batch(0, 0, 4)), [], kind(DATA, batch_size=4))
+    with pytest.raises(ConfigError, match=said):
+        list(loader)
+
+
+def test_samplers_stay_in_reach_of_the_script() -> None:
+    """Rank-aware loops call loader.sampler.set_epoch(epoch)."""
+    mine = RandomSampler(range(20))
+    assert paced(Link(), [], DataLoader(DATA, batch_size=4, sampler=mine)).sampler is mine
+
+
+def test_a_dataset_of_whole_batches_is_dispensed_batch_by_batch() -> None:
+    whole = [torch.arange(first, first + 4) for first in range(0, 20, 4)]
+    arrived: list[Any] = []
+    given = (Batch(0, 3, 1), Batch(0, 1, 1))
+    loader = paced(Link(*given), arrived, DataLoader(whole, batch_size=None))  # type: ignore[arg-type]
+    assert [x.tolist() for x in loader] == [[12, 13, 14, 15], [4, 5, 6, 7]]
+    assert arrived == [(4, batch) for batch in given]
 
 
 class Stream(IterableDataset[int]):
@@ -214,6 +267,19 @@ def test_a_stream_is_taken_in_turn() -> None:
     assert parts[0].batch_size == 2
 
 
+def test_in_lockstep_all_have_equally_many_batches_of_a_stream() -> None:
+    """Who has none in the last round computes on the first batch once more, which counts for nothing."""
+    loader = DataLoader(Stream(), batch_size=4)  # three batches
+    arrived: list[list[int]] = [[], []]
+    parts = [
+        StridedLoader(loader, rank, 2, arrived[rank].append, SecondPass(lambda: None), lambda: False, True)
+        for rank in (0, 1)
+    ]
+    assert [x.tolist() for x in parts[0]] == [[0, 1, 2, 3], [8, 9]]
+    assert [x.tolist() for x in parts[1]] == [[4, 5, 6, 7], [0, 1, 2, 3]]
+    assert arrived == [[4, 2], [4, 0]]
+
+
 @pytest.mark.parametrize(
     ("batch", "samples"),
     [
@@ -224,6 +290,7 @@ def test_a_stream_is_taken_in_turn() -> None:
         ({"text": ["one", "two", "three"]}, 3),
         ([1, 2, 3, 4], 4),
         (torch.tensor(3.0), 1),
+        ([torch.zeros(4), torch.tensor(2)], 1),
         (object(), 1),
     ],
 )

@@ -17,6 +17,7 @@ from paceline.runtime.worker.optimizer.schedules import follow
 from paceline.runtime.worker.optimizer.store_state import Elsewhere
 from paceline.runtime.worker.pace import Pace
 from paceline.runtime.worker.paced import PacedWorker
+from paceline.runtime.worker.worker import Worker
 from paceline.store.optimizers import check_suited
 
 
@@ -83,5 +84,5 @@ def test_a_model_without_an_optimizer_is_refused() -> None:
 
 
 def test_no_kind_of_worker_derives_from_another() -> None:
-    kinds = (Solo, RecordedSolo, PacedWorker, PeerWorker)
-    assert {kind.__bases__ for kind in kinds} == {(Pace,)}
+    assert {kind.__bases__ for kind in (Solo, RecordedSolo, Worker)} == {(Pace,)}
+    assert {kind.__bases__ for kind in (PacedWorker, PeerWorker)} == {(Worker,)}

@@ -14,8 +14,8 @@ from torch import nn
 from paceline.fabric.channel import Channel
 from paceline.fabric.segment import Segment
 from paceline.runtime.messages.workers import Register
+from paceline.runtime.run.equipment import equip, memory_needed
 from paceline.runtime.run.member import Member
-from paceline.runtime.run.start import equip, memory_needed
 from paceline.store.layout import Layout, describe
 from paceline.store.optimizers import OptimizerSpec, describe_optimizer
 from paceline.store.parameters import ParameterStore

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import msgspec
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.data import DataLoader, TensorDataset
 
-from paceline.parallel.plans.sharding import average_replicated, clip, shard
+from paceline.config import RunConfig
+from paceline.parallel.plans.clipping import stand_in_for_clipping
+from paceline.parallel.plans.planned_pace import OsdpPace
 from paceline.plan.osdp.plan import OsdpPlan
 
 BATCH, STEPS = 6, 3
@@ -29,50 +30,64 @@ def network() -> nn.Module:
     )
 
 
-def data(size: int) -> list[tuple[Tensor, Tensor]]:
+def tied() -> nn.Module:
+    """Two layers that share their weights, and one beside them."""
+    torch.manual_seed(0)
+    first, second = nn.Linear(10, 10, bias=False), nn.Linear(10, 10)
+    second.weight = first.weight
+    return nn.Sequential(first, nn.Tanh(), second, nn.Linear(10, 5))
+
+
+KINDS = {"plain": network, "tied": tied}
+
+
+def data(size: int) -> TensorDataset:
     made = torch.Generator().manual_seed(1)
-    return [
-        (torch.randn(BATCH * size, 10, generator=made), torch.randint(0, 5, (BATCH * size,), generator=made))
-        for _ in range(STEPS)
-    ]
+    samples = STEPS * BATCH * size
+    return TensorDataset(
+        torch.randn(samples, 10, generator=made), torch.randint(0, 5, (samples,), generator=made)
+    )
 
 
-def trained_alone(size: int, clip_norm: float) -> dict[str, Tensor]:
-    model = network()
+def trained_alone(kind: str, size: int, clip_norm: float) -> dict[str, Tensor]:
+    model = KINDS[kind]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for x, y in data(size):
-        F.cross_entropy(model(x), y).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-    return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    for x, y in DataLoader(data(size), batch_size=BATCH * size):
+        _step(model, optimizer, x, y, clip_norm)
+    return {name: tensor.detach() for name, tensor in model.named_parameters()}
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, clip_norm: float) -> None:
+    """As scripts have it, with torch's own clipping."""
+    F.cross_entropy(model(x), y).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def trains(rank: int, size: int, request: Any) -> Any:
     """For every plan: how far its weights are from those of one process, and what ranks hold."""
     torch.use_deterministic_algorithms(True)
-    mesh = init_device_mesh("cpu", (size,))
-    whole = trained_alone(size, request["clip"])
+    whole = {kind: trained_alone(kind, size, request["clip"]) for kind in KINDS}
+    paces: list[OsdpPace] = []
+    stand_in_for_clipping(paces)
     answers = []
-    for table in request["plans"]:
-        plan = msgspec.convert(table, OsdpPlan)
-        model = network()
+    for kind, table in request["plans"]:
+        model = KINDS[kind]()
         if rank:  # what a rank began with does not matter
             nn.init.zeros_(next(model.parameters()))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        sharded = shard(model, optimizer, plan, mesh)
-        for x, y in data(size):
-            mine = slice(rank * BATCH, (rank + 1) * BATCH)
-            F.cross_entropy(model(x[mine]), y[mine]).backward()
-            average_replicated(model)
-            clip(model.parameters(), request["clip"])
-            optimizer.step()
-            optimizer.zero_grad()
-        state = copy.copy(sharded.whole_state())
+        config = RunConfig(run="test", folder="", workers=size)
+        pace = OsdpPace(rank, size, config, msgspec.convert(table, OsdpPlan))
+        paces[:] = [pace]
+        model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data(size), batch_size=BATCH))
+        for x, y in loader:
+            _step(model, optimizer, x, y, request["clip"])
+        state = pace.whole_state()
         held = sum(_local(p).numel() for p in model.parameters())
-        apart = max(float((state[name] - whole[name]).abs().max()) for name in whole)
+        apart = max(float((state[name] - whole[kind][name]).abs().max()) for name in whole[kind])
         answers.append({"names": sorted(state), "apart": apart, "held": held})
-    return {"answers": answers, "names": sorted(whole)}
+    return {"answers": answers, "names": {kind: sorted(whole[kind]) for kind in KINDS}}
 
 
 def _local(parameter: Tensor) -> Tensor:

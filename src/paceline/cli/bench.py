@@ -9,16 +9,16 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import options as o
-from paceline.cli.common import errors_for_people, print_json
+from paceline.cli.flags import options as o
+from paceline.cli.running.common import errors_for_people, print_json
 
 
 def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="exchange, allreduce, store, network, hiding, cluster, pipeline, death, lone, trace, "
-            "simulator. Default: all of them; cluster only with --data."
+            help="exchange, allreduce, store, network, hiding, cluster, pipeline, plans, sequence, "
+            "embedding, death, lone, trace, simulator. Default: all of them; cluster only with --data."
         ),
     ] = None,
     json: o.Json = False,
@@ -44,6 +44,14 @@ def bench(
             "a correction). DDP is always among them. Default: all."
         ),
     ] = "",
+    torchrec: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="For embedding: where TorchRec was installed with pip install --no-deps --target. Without "
+            "it, it is looked for where Python looks, and left out if it is not there.",
+        ),
+    ] = None,
     simulated: Annotated[
         bool, typer.Option("--simulated", help="For cluster: exact simulation in virtual time, without root.")
     ] = False,
@@ -99,6 +107,7 @@ def bench(
             seeds=seeds,
             rates=_numbers(rates, "--rates"),
             targets=_numbers(targets, "--targets"),
+            torchrec=None if torchrec is None else str(torchrec),
             results=None if results is None else str(results),
         )
         records = []

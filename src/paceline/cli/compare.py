@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from paceline.cli import dials as d
-from paceline.cli import options as o
-from paceline.cli.common import (
+from paceline.cli.flags import dials as d
+from paceline.cli.flags import options as o
+from paceline.cli.flags.dials import Dials, takes
+from paceline.cli.running.common import (
     check_script,
     errors_for_people,
     parse_settings,
     print_json,
 )
-from paceline.cli.dials import Dials, takes
-from paceline.cli.mesh import is_split
+from paceline.cli.running.mesh import is_split
 from paceline.cli.train import checked_protocol, make_config, warn_if_crowded
 from paceline.corrections import parse_correction
 from paceline.errors import ConfigError, RunError, RunStopped
@@ -153,9 +153,9 @@ def _compare(
 ) -> None:
     from rich.console import Console
 
-    from paceline.cli.conduct import conduct
-    from paceline.cli.ending import check_ranks
-    from paceline.cli.engines import open_engine
+    from paceline.cli.running.conduct import conduct
+    from paceline.cli.running.ending import check_ranks
+    from paceline.cli.running.engines import open_engine
 
     console = Console(stderr=True)
     finished: dict[Path, Result] = {}

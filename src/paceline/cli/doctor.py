@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import options as o
-from paceline.cli.common import errors_for_people, print_json
+from paceline.cli.flags import options as o
+from paceline.cli.running.common import errors_for_people, print_json
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _examine(hosts: list[str], certificate: tuple[Path, Path] | None, json: bool
 
 
 def _measure(to: str, secret_file: Path | None, seconds: float, json: bool) -> None:
-    from paceline.cli.secret import needed_secret
+    from paceline.cli.running.secret import needed_secret
     from paceline.doctor.link import judge, measure
 
     link = measure(to, needed_secret(secret_file), seconds)
@@ -125,7 +125,7 @@ def _measure(to: str, secret_file: Path | None, seconds: float, json: bool) -> N
 
 
 def _serve(address: str, secret_file: Path | None, once: bool, json: bool) -> None:
-    from paceline.cli.secret import needed_secret
+    from paceline.cli.running.secret import needed_secret
     from paceline.doctor.server import LinkServer
 
     server = LinkServer(address, needed_secret(secret_file), _say)

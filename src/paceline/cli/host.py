@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import options as o
-from paceline.cli.common import check_script, errors_for_people, heed_termination
+from paceline.cli.flags import options as o
+from paceline.cli.running.common import check_script, errors_for_people, heed_termination
 
 if TYPE_CHECKING:
     from paceline.config import RunConfig
@@ -79,7 +79,7 @@ def _host(
 ) -> None:
     import msgspec
 
-    from paceline.cli.secret import needed_secret
+    from paceline.cli.running.secret import needed_secret
     from paceline.engines.hosting import enrol
     from paceline.engines.local import LocalEngine
     from paceline.errors import ConfigError

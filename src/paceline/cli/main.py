@@ -11,7 +11,6 @@ from typer.core import TyperCommand
 
 from paceline.cli import advise, plan, testbed, tune
 from paceline.cli.bench import bench
-from paceline.cli.common import DEBUG
 from paceline.cli.compare import compare
 from paceline.cli.doctor import doctor
 from paceline.cli.host import host
@@ -19,7 +18,8 @@ from paceline.cli.profile import profile
 from paceline.cli.protocols import protocols
 from paceline.cli.replay import replay
 from paceline.cli.report import report
-from paceline.cli.secret import secret
+from paceline.cli.running.common import DEBUG
+from paceline.cli.running.secret import secret
 from paceline.cli.simulate import simulate
 from paceline.cli.train import train
 from paceline.cli.why import why

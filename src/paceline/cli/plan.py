@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import options as o
-from paceline.cli.common import errors_for_people, print_json
+from paceline.cli.flags import options as o
+from paceline.cli.running.common import errors_for_people, print_json
 
 if TYPE_CHECKING:
     from paceline.plan.profile import ClusterProfile, ModelProfile
@@ -115,21 +115,19 @@ def _cut_up(script: Path, args: list[str] | None, machines: ClusterProfile, segm
 
     from rich.console import Console
 
-    from paceline.cli.common import check_script
+    from paceline.cli.running.common import check_script
 
     check_script(script)
     with Console(stderr=True).status("starting the script"):
-        from paceline.errors import ConfigError
         from paceline.parallel.plans.capture import capture
         from paceline.parallel.plans.measure_model import state_copies
         from paceline.plan.hap.plan import plan_hap
-        from paceline.plan.hap.trace import trace
+        from paceline.plan.hap.trace import by_position, trace
 
         with contextlib.redirect_stdout(sys.stderr):
             captured = capture(script, tuple(args or ()))
-        if captured.kwargs:
-            raise ConfigError("the model is called with named arguments; HAP plans calls by position.")
-        graph = trace(captured.model, captured.args).graph
+        args_ = by_position(captured.model.forward, captured.args, captured.kwargs)
+        graph = trace(captured.model, args_).graph
         copies = 2 + state_copies(captured.optimizer)
     with Console(stderr=True).status(f"searching a program of {len(graph.nodes)} nodes"):
         return plan_hap(graph, machines, script.stem, captured.batch, copies, segments)
@@ -188,10 +186,13 @@ def _model(script: Path | None, args: list[str] | None, profile: Path | None) ->
 def _cluster(file: Path | None, workers: int | None, overhead: str | None = None) -> ClusterProfile:
     import msgspec
 
-    from paceline.cli.profile import _cluster as measured
+    from paceline.cli.profile import cluster_here as measured
+    from paceline.errors import ConfigError
     from paceline.plan.profile import load_cluster_profile
     from paceline.plan.profile.units import parse_size
 
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers must be at least 1, got {workers}.")
     if file is None:
         found: ClusterProfile = measured(workers or 4, {})
     else:

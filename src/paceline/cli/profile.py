@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli import options as o
-from paceline.cli.common import check_script, errors_for_people, parse_slow, print_json
+from paceline.cli.flags import options as o
+from paceline.cli.running.common import check_script, errors_for_people, parse_slow, print_json
 
 
 def profile(
@@ -40,7 +40,7 @@ def profile(
             raise ConfigError(
                 "profile measures a script's model or, with --cluster, the machine. Give one of them."
             )
-        found = _cluster(workers, parse_slow(slow or [])) if script is None else model_of(script, args)
+        found = cluster_here(workers, parse_slow(slow or [])) if script is None else model_of(script, args)
         if out is not None:
             from paceline.plan.profile.files import write_json
 
@@ -56,7 +56,7 @@ def model_of(script: Path, args: list[str] | None = None) -> Any:
     import contextlib
     import sys
 
-    from paceline.cli.advise import _bar
+    from paceline.cli.advise.staleness import _bar
 
     check_script(script)
     with _bar() as bar:
@@ -69,7 +69,8 @@ def model_of(script: Path, args: list[str] | None = None) -> Any:
         return measure_model(captured, script.stem, bar)
 
 
-def _cluster(workers: int, slow: dict[int, float]) -> Any:
+def cluster_here(workers: int, slow: dict[int, float]) -> Any:
+    """The profile of so many workers on this machine, measured now."""
     from rich.console import Console
 
     from paceline.parallel.plans.measure_cluster import measure_cluster

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import options as o
-from paceline.cli.common import errors_for_people, print_json
+from paceline.cli.flags import options as o
+from paceline.cli.running.common import errors_for_people, print_json
 
 if TYPE_CHECKING:
     from paceline.protocols.settings import About
@@ -28,11 +28,11 @@ def protocols(
     Those that installed packages offer (entry points of the group paceline.protocols) stand at the end.
     """
     with errors_for_people():
-        from paceline.parallel.registry import PIPELINES, about_split
+        from paceline.parallel.registry import SPLITS, about_split
         from paceline.protocols.own import canonical
         from paceline.protocols.settings import about
 
-        if name in PIPELINES:
+        if name in SPLITS:
             entries = [about_split(name)]
         else:
             entries = [about(canonical(name))] if name else _all()
@@ -45,7 +45,7 @@ def protocols(
 def _all() -> list[About]:
     """Those of the package, then those of others; one that cannot be loaded is told of, and left out."""
     from paceline.errors import ConfigError
-    from paceline.parallel.registry import PIPELINES, about_split
+    from paceline.parallel.registry import SPLITS, about_split
     from paceline.protocols import PACED, PEERS, own
     from paceline.protocols.settings import about
 
@@ -58,7 +58,7 @@ def _all() -> list[About]:
             entries.append(about(name))
         except ConfigError as error:
             print(f"warning: {error}", file=sys.stderr)
-    return entries + [about_split(each) for each in sorted(PIPELINES)]
+    return entries + [about_split(each) for each in sorted(SPLITS)]
 
 
 def _show(entries: list[About], whole: bool) -> None:

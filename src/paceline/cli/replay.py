@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import options as o
-from paceline.cli.common import errors_for_people, new_run, print_json
+from paceline.cli.flags import options as o
+from paceline.cli.running.common import errors_for_people, new_run, print_json
 
 if TYPE_CHECKING:
     from paceline.config import RunConfig
@@ -37,8 +37,8 @@ def replay(
     order and at the recorded times. Ends with 1 if the weights differ from the recorded ones in a single bit.
     """
     with errors_for_people():
-        from paceline.cli.conduct import conduct
-        from paceline.cli.engines import open_engine
+        from paceline.cli.running.conduct import conduct
+        from paceline.cli.running.engines import open_engine
         from paceline.errors import RunStopped
 
         run = run.resolve()  # `latest` is about to point elsewhere

@@ -7,29 +7,35 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import options as o
-from paceline.cli.common import errors_for_people, print_json
+from paceline.cli.flags import options as o
+from paceline.cli.running.common import errors_for_people, print_json
 
 
 def report(
-    run: Annotated[list[Path], typer.Argument(help="Run folders, such as runs/latest.")],
+    run: Annotated[
+        list[Path], typer.Argument(help="Run folders, such as runs/latest, or files of `paceline plan`.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("report.html"),
     json: o.Json = False,
 ) -> None:
     """Draw runs: loss and accuracy over time, who computed and who waited, staleness, throughput.
 
-    The file needs no network to open.
+    Of plans and runs with --plan: the program or the operators, ratios, memory, predicted and measured. The
+    file needs no network to open.
     """
     with errors_for_people():
         from paceline.errors import ConfigError
         from paceline.trace.life import read_tally
+        from paceline.view.report.planned import is_planned, read_planned, write_planned
         from paceline.view.report.report import write_report
 
         try:
-            page = write_report(run, out)
+            planned = any(map(is_planned, run))
+            page = write_planned(run, out) if planned else write_report(run, out)
         except OSError as error:
             raise ConfigError(f"cannot write {out}: {error.strerror}.") from None
         if json:
-            print_json({"report": str(page), "runs": [read_tally(path).result() for path in run]})
+            results = [read_planned(p).result if planned else read_tally(p).result() for p in run]
+            print_json({"report": str(page), "runs": results})
         else:
             print(f"report: {page}")

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import options as o
-from paceline.cli.common import (
+from paceline.cli.flags import options as o
+from paceline.cli.flags.dials import Dials, takes
+from paceline.cli.running.common import (
     check_script,
     errors_for_people,
     new_run,
@@ -19,8 +20,7 @@ from paceline.cli.common import (
     parse_slow,
     print_json,
 )
-from paceline.cli.dials import Dials, takes
-from paceline.cli.mesh import is_split, simulate_split
+from paceline.cli.running.mesh import is_split, simulate_split
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -173,8 +173,8 @@ def _simulated(
     runs: Path,
 ) -> tuple[Result, Path]:
     """One run of sizes alone."""
-    from paceline.cli.conduct import write_result
-    from paceline.cli.virtual_bar import virtual_bar
+    from paceline.cli.running.conduct import write_result
+    from paceline.cli.running.virtual_bar import virtual_bar
     from paceline.protocols import Peer
     from paceline.protocols.own import short
     from paceline.protocols.rules.compression import parse_compression
@@ -213,9 +213,9 @@ def _exact(
 ) -> list[tuple[Result, Path]]:
     import msgspec
 
-    from paceline.cli.conduct import conduct
-    from paceline.cli.ending import check_ranks
-    from paceline.cli.engines import open_engine
+    from paceline.cli.running.conduct import conduct
+    from paceline.cli.running.ending import check_ranks
+    from paceline.cli.running.engines import open_engine
     from paceline.cli.train import checked_protocol, make_config
 
     check_script(script)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import options as o
-from paceline.cli.common import errors_for_people, print_json
+from paceline.cli.flags import options as o
+from paceline.cli.running.common import errors_for_people, print_json
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -9,18 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli import dials as d
-from paceline.cli import options as o
-from paceline.cli.common import (
+from paceline.cli.flags import dials as d
+from paceline.cli.flags import options as o
+from paceline.cli.flags.dials import Dials, takes
+from paceline.cli.running.common import (
     check_script,
     errors_for_people,
     new_run,
     parse_settings,
     print_json,
 )
-from paceline.cli.dials import Dials, takes
-from paceline.cli.engines import check_engine, open_engine
-from paceline.cli.mesh import check_split, is_split, resolved_mesh
+from paceline.cli.running.engines import check_engine, open_engine
+from paceline.cli.running.mesh import check_split, is_split, resolved_mesh
 from paceline.engines import ENGINES
 
 LARGE_BYTES = 1 << 30
@@ -71,6 +71,13 @@ def train(
             help="Shard the model as a file of `paceline plan` says, instead of keeping step by a protocol.",
         ),
     ] = None,
+    plan_cluster: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --plan: the cluster as it is now. Refused if it is not the one that was planned for.",
+        ),
+    ] = None,
     runs: o.Runs = Path("runs"),
     json: o.Json = False,
 ) -> None:
@@ -87,11 +94,13 @@ def train(
         with telling():
             _check_script(script)
         if plan is not None:
-            from paceline.cli.planned import train_planned
+            from paceline.cli.running.planned import train_planned
 
             chosen = {"script": str(script), "args": tuple(args or ()), "plan": str(plan.resolve())}
-            chosen |= {flag: dials[flag] for flag in ("workers", "seed", "clip_norm")}
-            return train_planned(chosen, plan, _typed(context), runs, json)
+            asked = dials.asked()
+            kept = ("workers", "seed", "clip_norm", "slow", "device_time_s", "jitter")
+            chosen |= {key: asked[key] for key in kept}
+            return train_planned(chosen, plan, plan_cluster, _typed(context), runs, json)
         settings = parse_settings(set_ or [])
         typed = _was_typed(context, "workers")
         axes, workers = resolved_mesh(dials["mesh"], protocol, dials["workers"], typed)
@@ -146,8 +155,8 @@ def _run(asked: dict[str, Any], runs: Path, json: bool, secret_file: Path | None
     if torchrun.launched():
         _check_words(asked)
         _as_worker(asked, runs)
-    from paceline.cli.conduct import conduct
-    from paceline.cli.ending import check_ranks
+    from paceline.cli.running.conduct import conduct
+    from paceline.cli.running.ending import check_ranks
 
     config = make_config(asked, runs)
     if not ENGINES[config.engine].places:
@@ -170,7 +179,7 @@ def _run(asked: dict[str, Any], runs: Path, json: bool, secret_file: Path | None
 def _secret(config: Any, file: Path | None) -> str:
     if config.listen is None and file is None:
         return ""
-    from paceline.cli.secret import secret_for
+    from paceline.cli.running.secret import secret_for
 
     return secret_for(config.path, file)
 

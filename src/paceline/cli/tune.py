@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import options as o
-from paceline.cli.common import check_script, errors_for_people, parse_slow, print_json
-from paceline.cli.dials import Dials, takes
+from paceline.cli.flags import options as o
+from paceline.cli.flags.dials import Dials, takes
+from paceline.cli.running.common import check_script, errors_for_people, parse_slow, print_json
 from paceline.errors import ConfigError, RunError, RunStopped
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _simulated(
 
 
 def _tuned(shared: dict[str, Any], dials: dict[str, Any], runs: Path, again: bool) -> Found:
-    from paceline.cli.engines import open_engine
+    from paceline.cli.running.engines import open_engine
     from paceline.plan.switch import keep, recall, search
 
     kept, key = runs / "tuned.json", _key(shared, dials)
@@ -162,7 +162,7 @@ class Trainer:
 
     def train(self, share: float, repetition: int) -> tuple[float, float]:
         """One run: accuracy (NaN if it diverged) and seconds."""
-        from paceline.cli.conduct import write_result
+        from paceline.cli.running.conduct import write_result
         from paceline.cli.train import make_config
 
         self._made += 1
@@ -182,7 +182,7 @@ class Trainer:
         return self._judged(result, share)
 
     def _run(self, config: Any) -> Result:
-        from paceline.cli.conduct import conduct
+        from paceline.cli.running.conduct import conduct
 
         return conduct(self._engine, config)
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import options as o
-from paceline.cli.common import errors_for_people, print_json
+from paceline.cli.flags import options as o
+from paceline.cli.running.common import errors_for_people, print_json
 
 
 def why(

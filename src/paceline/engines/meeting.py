@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -62,6 +63,12 @@ def take_seat(meeting: MeetingPoint, rank: int, config: RunConfig, beside: bool 
             return Seat(rank, config, Channel(sock))
         if beside:
             raise RunStopped("the run is over already.")
+        if config.mesh is not None:
+            raise ConfigError(
+                f"rank {rank} was placed on host {socket.gethostname()}, and the run's conductor is on "
+                "another, or has ended. The groups of a mesh (gloo) do not ask who connects, so they stay on "
+                "one machine: let the engine place all workers on that of the driver."
+            )
         if time.monotonic() > until:
             raise RunError(f"no relay came up on this host within {PATIENCE_S:g} s.")
         start_service("relay", msgspec.json.encode(meeting))

@@ -27,7 +27,7 @@ from paceline.engines.held import HeldStore
 from paceline.engines.ray_cluster import RayCluster, check_ray, first_line, the_ray
 from paceline.engines.worker import WorkerOrder, start_worker
 from paceline.errors import ConfigError, RunError
-from paceline.fabric.choice import secured
+from paceline.fabric.choice import listening
 from paceline.fabric.wire import new_secret
 from paceline.trace import read_trace
 from paceline.trace.events import WorkerJoined
@@ -110,9 +110,7 @@ class RayEngine:
         self._cluster = self._cluster or RayCluster(self._address, config.workers)
         self._actors = self._place(config.workers)
         asked = [actor.where.remote() for actor in self._actors]
-        listen = config.listen or self._cluster.listen
-        served = secured(msgspec.structs.replace(config, listen=listen, here=0))
-        self._store = HeldStore(served, secret or new_secret())
+        self._store = HeldStore(listening(config, self._cluster.listen), secret or new_secret())
         places = self._ask(asked)
         self.hosts = {rank: host for rank, (_, host, _) in enumerate(places)}
         self._start(self._store, places)

@@ -52,7 +52,7 @@ def _store(order: bytes) -> int:
         return listener
 
     if request.config.mesh is not None:
-        from paceline.parallel.strangers import conduct_strangers
+        from paceline.parallel.conductor.strangers import conduct_strangers
 
         return conduct_strangers(request.config, ready, stop)
     return serve_strangers(request.config, request.secret, ready, stop)

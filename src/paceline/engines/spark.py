@@ -37,9 +37,10 @@ from paceline.engines.logs import LogBook, call_home
 from paceline.engines.meeting import MeetingPoint, StoreOrder, launch_service, meeting_of
 from paceline.engines.worker import WorkerOrder, run_worker
 from paceline.errors import ConfigError, RunError
-from paceline.fabric.choice import secured
+from paceline.fabric.choice import listening
 from paceline.fabric.tls import Seal
 from paceline.fabric.wire import new_secret, parse_address
+from paceline.protocols.grid import Grid
 from paceline.runtime.worker.data.rows import spooled
 from paceline.store.disk.folders import new_folder
 from paceline.trace import Result, read_trace, tally
@@ -109,7 +110,7 @@ class SparkEngine:
         """Start the store here, and one task per worker."""
         check_slots(self._spark, config.workers)
         host, secret = _driver_host(self._spark), secret or new_secret()
-        config = secured(msgspec.structs.replace(config, listen=config.listen or f"{host}:0", here=0))
+        config = listening(config, f"{host}:0")
         self._config, self._group = config, f"paceline {config.run}"
         order = msgspec.json.encode(StoreOrder(config, secret, os.getpid()))
         self._store, address = launch_service("store", order)
@@ -235,9 +236,11 @@ def train_on(
 ) -> Result:
     """Train `script` on as many workers as `data` has partitions; each finds its rows in `pace.partition()`.
 
-    `dials` are those of `RunConfig`: protocol, settings, seed and so on.
+    `dials` are those of `RunConfig`: protocol, settings, seed and so on. On a mesh, such as
+    `mesh={"data": 2, "model": 2}`, the workers of a copy share their rows, and compute with the same batches.
     """
     rows: Any = data.rdd if hasattr(data, "rdd") else data
+    _check_partitions(rows.getNumPartitions(), dials.get("mesh"))
     run = f"spark-{time.strftime('%Y%m%d-%H%M%S')}-{new_secret()[:4]}"
     folder = new_folder(Path(runs), run)
     workers = rows.getNumPartitions()
@@ -257,6 +260,16 @@ def train_on(
     finally:
         engine.close()
     return _result(folder, ended)
+
+
+def _check_partitions(partitions: int, mesh: dict[str, int] | None) -> None:
+    """Every worker of a mesh is a task, and has a partition."""
+    places = Grid(mesh).count if mesh else partitions
+    if places != partitions:
+        raise ConfigError(
+            f"the mesh {Grid(mesh or {})} has {places} places, and the data {partitions} partitions. Use "
+            f"data.repartition({places})."
+        )
 
 
 def _result(folder: Path, ended: Ended) -> Result:

@@ -72,16 +72,16 @@ def rank() -> int:
     return _number("RANK")
 
 
-def sit_down(split: bool = False) -> None:
-    """Take a seat for a script that runs by itself, and see to it that its end is heard. `split`: its model
-    is cut into as many stages as there are workers."""
+def sit_down(axis: str | None = None) -> None:
+    """Take a seat for a script that runs by itself, and see to it that its end is heard. `axis`: along which
+    its model is split, with as many places as there are workers."""
     from paceline.runtime.script import end_script
 
     if seats.mine() is not None or not launched():
         return
     asked: dict[str, Any] = {"script": sys.argv[0], "args": tuple(sys.argv[1:])}
-    if split:
-        asked["mesh"] = {"stage": _number("WORLD_SIZE")}
+    if axis is not None:
+        asked["mesh"] = {axis: _number("WORLD_SIZE")}
     seat = take_part(asked, Path("runs"))
     seats.take(seat)
     shown = sys.excepthook

@@ -106,7 +106,7 @@ class RunProcesses:
             mine.close()
         workers = [(Channel(end), pid) for (_, end), pid in zip(pairs, pids, strict=True)]
         if self.config.mesh is not None:
-            from paceline.parallel.conducting import conduct_mesh
+            from paceline.parallel.conductor.conducting import conduct_mesh
 
             return conduct_mesh(self.config, workers, self.stop_fd)
         guest = self._order.guest
@@ -213,7 +213,7 @@ def _warm_up(wanted: list[str]) -> None:
     importlib.import_module("paceline.runtime.script")
     importlib.import_module("paceline.runtime.serve")
     importlib.import_module("paceline.parallel.joining")
-    importlib.import_module("paceline.parallel.conducting")
+    importlib.import_module("paceline.parallel.conductor.conducting")
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).zero_grad()
     gc.collect()
     gc.freeze()

@@ -10,6 +10,7 @@ import contextlib
 import os
 import select
 import socket
+from array import array
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -18,7 +19,10 @@ from paceline.errors import RunError
 
 T = TypeVar("T")
 LARGEST_BYTES = 8 << 20
+INLINE_BYTES = 1 << 16
+"""What is longer travels as a memfd."""
 FDS = 4
+_ROOM = socket.CMSG_LEN(FDS * array("i").itemsize)
 
 
 class WorkerLine(Protocol):
@@ -37,6 +41,8 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._encoder = msgspec.msgpack.Encoder()
+        self._buffer = memoryview(bytearray(2 * INLINE_BYTES))
+        """Messages are received and decoded here: new memory for each would cost more than reading it."""
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, 1 << 20)
 
@@ -52,7 +58,7 @@ class Channel:
     def send(self, message: msgspec.Struct, fds: tuple[int, ...] = ()) -> None:
         """Send one message, with descriptors if any. Large ones travel as a memfd."""
         data = self._encoder.encode(message)
-        if len(data) > 1 << 16:
+        if len(data) > INLINE_BYTES:
             self._send_large(data, fds)
         elif fds:
             socket.send_fds(self._sock, [data], list(fds))
@@ -62,13 +68,15 @@ class Channel:
     def receive(self, decoder: msgspec.msgpack.Decoder[T]) -> tuple[T, list[int]] | None:
         """The next message and its descriptors; None when the other end is gone."""
         try:
-            data, fds, _, _ = socket.recv_fds(self._sock, 1 << 17, FDS)
+            size, control, _, _ = self._sock.recvmsg_into([self._buffer], _ROOM)
         except ConnectionResetError:
             return None
-        if not data:
+        if not size:
             return None
+        data: memoryview | bytes = self._buffer[:size]
+        fds = _descriptors(control) if control else []
         try:
-            if data == LARGE and fds:
+            if fds and data == LARGE:
                 data = _read_all(fds.pop())
             return decoder.decode(data), fds
         except (RunError, msgspec.DecodeError) as error:
@@ -97,6 +105,15 @@ class Channel:
 
 
 LARGE = b"\xc1"  # a byte msgpack never begins with
+
+
+def _descriptors(control: list[tuple[int, int, bytes]]) -> list[int]:
+    """Those that came along with a message."""
+    fds = array("i")
+    for level, kind, data in control:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return list(fds)
 
 
 def _read_all(fd: int) -> bytes:

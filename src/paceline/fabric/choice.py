@@ -20,6 +20,14 @@ def secured(config: RunConfig) -> RunConfig:
     return msgspec.structs.replace(config, tls=True)
 
 
+def listening(config: RunConfig, address: str) -> RunConfig:
+    """A run whose workers come from elsewhere, to this address. A mesh's stay on this machine, and find its
+    conductor by name: there is nothing to listen at."""
+    if config.mesh is not None:
+        return config
+    return secured(msgspec.structs.replace(config, listen=config.listen or address, here=0))
+
+
 def encrypts(listen: str | None, fabric: str, plain: bool) -> bool:
     """Whether a run that listens there is encrypted by itself. What torch.distributed moves never is."""
     if listen is None or fabric != "shared" or plain:

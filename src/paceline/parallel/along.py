@@ -8,12 +8,13 @@ between neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.errors import BadGradient, ConfigError
 from paceline.protocols.core.operations import (
@@ -58,10 +59,13 @@ class Along:
         seed: int = 0,
         clip_norm: float | None = None,
         sent: Callable[[int], None] = lambda size: None,
+        norm: Callable[[list[Tensor]], Tensor] = torch.nn.utils.get_total_norm,
     ) -> None:
+        """`norm`: of gradients, where this worker has a part of them only."""
         self._named = [(name, p) for name, p in named if p.requires_grad]
         self._parameters = [p for _, p in self._named]
-        self._optimizer, self._clip, self._sent = optimizer, clip_norm, sent
+        self._optimizer, self.clip_norm, self._sent = optimizer, clip_norm, sent
+        self._take_step, self._norm = optimizer.step, norm  # before anybody replaces it
         self._ranks, self._size = grid.ranks(axis), grid.size(axis)
         self._index = grid.index(axis)
         self._group = None if self._size == 1 else grid.group(axis)  # type: ignore[attr-defined]
@@ -143,15 +147,15 @@ class Along:
                 _flat(p.grad).copy_(part)
             if i in gradient.missing:
                 p.grad = None
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        norm = self._norm([p.grad for p in self._parameters if p.grad is not None])
         if not torch.isfinite(norm):
             raise BadGradient(
                 f"NaN or infinity in the gradient of {self._bad()!r}; nothing was applied. Lower the "
                 "learning rate, or clip (--clip-norm)."
             )
-        if self._clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._clip, norm)
-        self._optimizer.step()
+        if self.clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self.clip_norm, norm)
+        self._take_step()
         for p in self._parameters:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
 
@@ -174,9 +178,7 @@ class Along:
         """The weighted mean over the axis. The weights travel along, as the last number."""
         scaled = torch.cat([*(part * weight for part in parts), torch.tensor([weight], dtype=parts[0].dtype)])
         if len({part.dtype for part in parts}) > 1:
-            raise ConfigError(
-                "the copies of a stage have parameters of several types. Use one type per stage."
-            )
+            raise ConfigError("a worker's part of the model has parameters of several types. Use one type.")
         dist.all_reduce(scaled, group=self._group)
         self._sent(scaled.numel() * scaled.element_size())
         total = float(scaled[-1])
@@ -208,6 +210,29 @@ class Along:
             dist.all_reduce(value, REDUCTIONS[operation.how], group=self._group)
         agreed = float(value)
         return bool(agreed) if operation.how in (How.ANY, How.ALL) else agreed
+
+
+@contextmanager
+def as_one(model: nn.Module, along: Along) -> Iterator[None]:
+    """Not in training, and with the copies' mean in the place of what differs between them."""
+    modes = [(module, module.training) for module in model.modules()]
+    changed: list[Tensor] = [] if along.agrees else list(model.parameters())
+    changed += [b for b in model.buffers() if b.is_floating_point()]
+    kept: list[Tensor] = []
+    with torch.no_grad():
+        if changed:
+            kept = [tensor.detach().clone() for tensor in changed]
+            for tensor, mean in zip(changed, along.mean(changed), strict=True):
+                tensor.copy_(mean)
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        with torch.no_grad():
+            for tensor, own in zip(changed, kept, strict=True):
+                tensor.copy_(own)
 
 
 def _flat(tensor: Tensor) -> Tensor:

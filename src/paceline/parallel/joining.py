@@ -6,7 +6,8 @@ from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.parallel.pace import MeshPace
-from paceline.parallel.registry import PIPELINES, check_along, make_pipeline
+from paceline.parallel.registry import ALONG, SPLITS, axis_of, check_along, make_split
+from paceline.parallel.stepped import prepare
 from paceline.protocols import PEERS, Pacing, Peer
 from paceline.runtime import join as joining
 from paceline.runtime import seat
@@ -20,17 +21,22 @@ def join(protocol: str | Pacing | Peer | None = None, *, correct: str | None = N
     if place is not None and place.config.mesh is not None and place.channel is not None:
         keep_freed_memory()
         name, given = _chosen(_named(protocol), settings, place.config.protocol, place.config.settings)
-        pace = MeshPace(place.config, place.rank, place.channel, name, given)
+        pace = MeshPace(place.config, place.rank, place.channel, name, given, prepare, _object(name, given))
         return joining.joined_as(pace)
-    if not isinstance(protocol, str) or protocol not in PIPELINES:
+    if not isinstance(protocol, str) or protocol not in SPLITS:
         return joining.join(protocol, correct=correct, **settings)
-    make_pipeline(protocol, settings)
+    make_split(protocol, settings)
     if place is not None and place.channel is not None:
         workers = place.config.workers
         raise ConfigError(
-            f"protocol {protocol!r} splits a model over stages. Start the run with --mesh stage={workers}."
+            f"protocol {protocol!r} splits a model over a mesh. Start the run with --mesh "
+            f"{axis_of(protocol)}={workers}."
         )
     return joining.join(correct=correct)
+
+
+def _object(name: str | None, settings: dict[str, Any]) -> object | None:
+    return make_split(name, settings) if name in SPLITS else None
 
 
 def _named(protocol: str | Pacing | Peer | None) -> str | None:
@@ -41,9 +47,9 @@ def _named(protocol: str | Pacing | Peer | None) -> str | None:
     return protocol
 
 
-def splits(protocol: str | Pacing | Peer | None) -> bool:
-    """Whether a protocol splits the model."""
-    return isinstance(protocol, str) and protocol in PIPELINES
+def split_axis(protocol: str | Pacing | Peer | None) -> str | None:
+    """The axis along which a protocol splits the model, if it does."""
+    return axis_of(protocol) if isinstance(protocol, str) and protocol in SPLITS else None
 
 
 def _chosen(
@@ -52,13 +58,13 @@ def _chosen(
     """The protocol that the command names, else the script's; settings of the command win."""
     name = flag or protocol
     merged = (settings if name == protocol else {}) | given
-    if name in PIPELINES:
-        make_pipeline(name, merged)
+    if name in SPLITS:
+        make_split(name, merged)
     elif name in PEERS:
         check_along(name, merged)
     elif name is not None:
         raise ConfigError(
             f"protocol {name!r} has a store in the middle, and a mesh has none. Use one of: "
-            f"{', '.join(sorted(PIPELINES))}; or along the axis data: allreduce, local_sgd, dpsgd."
+            f"{', '.join(sorted(SPLITS))}; or along the axis data: {', '.join(ALONG)}."
         )
     return name, merged

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from paceline.runtime.messages.workers import Failed, Hello
+from paceline.trace.events import Lookups
 
 
 class Iteration(msgspec.Struct, frozen=True, array_like=True):
@@ -31,6 +32,8 @@ class Did(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Bytes, along each axis."""
     values: dict[str, float] = {}
     """What its script reported."""
+    lookups: Lookups | None = None
+    """What looking up in its tables has cost."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

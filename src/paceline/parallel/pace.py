@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -22,8 +23,9 @@ from paceline.config import RunConfig
 from paceline.errors import ConfigError, RunError, RunStopped
 from paceline.fabric.channel import Channel
 from paceline.parallel import messages as m
-from paceline.parallel.mesh import Mesh, connect
+from paceline.parallel.mesh import Mesh, connect, gather_bytes
 from paceline.parallel.parts import Part, write_part
+from paceline.parallel.pieces import Piece
 from paceline.parallel.signs import Action, Signs
 from paceline.protocols.grid import Grid, check_axes
 from paceline.runtime.messages.workers import Failed, Hello
@@ -57,14 +59,38 @@ class Split(Protocol):
         """Whether a resumed script only repeats what was done before."""
 
 
+class OrdinaryLoop(Split, Protocol):
+    """What splits a model whose script has an ordinary loop."""
+
+    def schedule(self, scheduler: LRScheduler) -> None:
+        """Let a scheduler that is stepped once per iteration stand where the run does."""
+
+    def clip(self, max_norm: float) -> None:
+        """Clip what the next step steps with."""
+
+
+Ordinary = Callable[["MeshPace", nn.Module, torch.optim.Optimizer, Any], tuple[OrdinaryLoop, Any]]
+"""Ties an ordinary loop to the mesh; what it gives is attached, and the loader."""
+
+
 class MeshPace(Pace):
     """One worker of a mesh."""
 
     def __init__(
-        self, config: RunConfig, rank: int, channel: Channel, protocol: str | None, settings: dict[str, Any]
+        self,
+        config: RunConfig,
+        rank: int,
+        channel: Channel,
+        protocol: str | None,
+        settings: dict[str, Any],
+        ordinary: Ordinary,
+        chosen: object | None = None,
     ) -> None:
+        """`chosen`: the object of a protocol that splits the model."""
         super().__init__(rank, config.workers)
         assert config.mesh is not None
+        self._ordinary, self._chosen = ordinary, chosen
+        self._loop: OrdinaryLoop | None = None
         self.config, self.protocol, self.settings = config, protocol, settings
         self._channel = channel
         self._answers: queue.SimpleQueue[m.ToWorker] = queue.SimpleQueue()
@@ -94,6 +120,8 @@ class MeshPace(Pace):
             self._warn(f"--mesh {Grid(given)} is used, not the script's own {Grid(axes)}")
         if self._mesh is None:
             self._mesh = connect(given, self.rank, self._meeting)
+            self._mesh.sent = self.sent
+            self._mesh.chosen = self._chosen
         return self._mesh
 
     def attach(self, split: Split) -> None:
@@ -102,12 +130,24 @@ class MeshPace(Pace):
             raise ConfigError("the model is split already. Split it once, with everything it consists of.")
         self._split = split
 
-    def ready(self, model: nn.Module, samples: int | None, batches: int | None) -> None:
-        """The lead has the model, before it is split."""
-        numbers = [p.numel() for p in model.parameters()]
-        size = sum(p.numel() * p.element_size() for p in model.parameters())
+    def ready(
+        self,
+        model: nn.Module,
+        samples: int | None,
+        batches: int | None,
+        pieces: Mapping[str, Piece] | None = None,
+    ) -> None:
+        """The lead has the model: whole, or with `pieces` of these parameters."""
+        whole = {name: p.shape for name, p in model.named_parameters()}
+        whole |= {name: torch.Size(piece.shape) for name, piece in (pieces or {}).items() if name in whole}
+        sizes = {name: p.element_size() for name, p in model.named_parameters()}
+        size = sum(whole[name].numel() * sizes[name] for name in whole)
         if self.lead:
-            self._channel.send(m.Ready(sum(numbers), size, samples, batches))
+            shares = () if self._mesh is None else self._mesh.shares.values()
+            more = [share.left_out() for share in shares]
+            numbers = sum(shape.numel() for shape in whole.values()) + sum(each[0] for each in more)
+            size += sum(each[1] for each in more)
+            self._channel.send(m.Ready(numbers, size, samples, batches))
 
     # -- one iteration ------------------------------------------------------------------------
 
@@ -140,8 +180,10 @@ class MeshPace(Pace):
     def tell(self) -> None:
         """Tell the conductor what was done since the last time."""
         values = self._reported() or {}
-        if self._done or self._sent or values:
-            self._channel.send(m.Did(tuple(self._done), self._sent, values))
+        shares = () if self._mesh is None else self._mesh.shares.values()
+        lookups = next(filter(None, (share.lookups() for share in shares)), None)
+        if self._done or self._sent or values or lookups:
+            self._channel.send(m.Did(tuple(self._done), self._sent, values, lookups))
         self._done, self._sent, self._told_at = [], {}, time.monotonic()
 
     def _save(self) -> None:
@@ -229,22 +271,40 @@ class MeshPace(Pace):
     # -- what others do -----------------------------------------------------------------------
 
     def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Any:
-        raise ConfigError(
-            "pace.prepare() ties a whole model to a run, but this one was started with --mesh. Split the "
-            "model, for instance with paceline.parallel.pipeline.pipeline(), or leave --mesh out."
-        )
+        self._loop, prepared = self._ordinary(self, model, optimizer, loader)
+        self.attach(self._loop)
+        return prepared
 
     def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
-        raise AssertionError("nothing is prepared on a mesh")
+        assert self._loop is not None
+        self._loop.schedule(scheduler)
+
+    def _clip(self, max_norm: float) -> None:
+        assert self._loop is not None
+        self._loop.clip(max_norm)
+
+    def _swap(self, data: bytes, more: bool) -> dict[int, bytes]:
+        self.mesh()
+        return dict(enumerate(gather_bytes(data, self.size)))
+
+    def _apart(self) -> float:
+        raise ConfigError(
+            "pace.consensus() on a mesh: this worker has only a part of the model. Leave it out."
+        )
+
+    def save(self, path: str | Path, **values: Any) -> None:
+        """Refused: this worker has a part of the model."""
+        raise ConfigError(
+            "pace.save() on a mesh: no worker has the whole model. Use --checkpoint-every; the run's folder "
+            "has the whole model in weights.safetensors when it ends."
+        )
+
+    def load(self, path: str | Path) -> dict[str, Any]:
+        """Refused: what was saved is whole."""
+        raise ConfigError("pace.load() on a mesh is not there. Go on from a checkpoint with --resume.")
 
     def _idle(self) -> bool:
         return self._split is not None and self._split.idle
-
-    def _away(self) -> None:
-        pass
-
-    def _back(self, values: dict[str, float], seconds: float) -> None:
-        pass
 
     def _plan(self, epochs: int) -> None:
         self._channel.send(m.Plan(epochs))

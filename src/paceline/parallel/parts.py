@@ -6,7 +6,8 @@ a checkpoint that knows nothing of how the model was split, so that it can be re
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from paceline.errors import RunError
 from paceline.parallel.messages import MeshState
+from paceline.parallel.pieces import Piece
 from paceline.store.disk.checkpoint import Snapshot, check_optimizer, read_checkpoint
 
 STATE = "mesh.json"
@@ -30,6 +33,15 @@ class Part(msgspec.Struct):
     values: dict[str, Any]
     """The same for state that is not a tensor."""
     state: MeshState
+    pieces: dict[str, Piece] = {}
+    """Which of the tensors, the optimizer's included, are pieces of a larger one."""
+
+
+class PartIndex(msgspec.Struct, frozen=True):
+    """What stands beside a part's tensors."""
+
+    state: MeshState
+    pieces: dict[str, Piece]
 
 
 def write_part(folder: Path, rank: int, part: Part) -> None:
@@ -38,23 +50,37 @@ def write_part(folder: Path, rank: int, part: Part) -> None:
     save_file(part.model, folder / f"{rank}.model.safetensors")
     save_file(part.optimizer, folder / f"{rank}.optimizer.safetensors")
     state = msgspec.structs.replace(part.state, optimizer=part.values)
-    (folder / f"{rank}.json").write_bytes(msgspec.json.encode(state))
+    (folder / f"{rank}.json").write_bytes(msgspec.json.encode(PartIndex(state, part.pieces)))
 
 
 def read_parts(folder: Path) -> Snapshot:
     """All that are there, as one."""
-    model: dict[str, Tensor] = {}
-    optimizer: dict[str, Tensor] = {}
-    states = [
-        msgspec.json.decode(path.read_bytes(), type=MeshState) for path in sorted(folder.glob("*.json"))
-    ]
-    for path in sorted(folder.glob("*.model.safetensors")):
-        model |= load_file(path)
-    for path in sorted(folder.glob("*.optimizer.safetensors")):
-        optimizer |= load_file(path)
+    found = sorted(folder.glob("*.json"))
+    indices = {path.stem: msgspec.json.decode(path.read_bytes(), type=PartIndex) for path in found}
+    states = [index.state for index in indices.values()]
     values = {name: value for state in states for name, value in state.optimizer.items()}
     whole = msgspec.structs.replace(states[0], optimizer=values)
-    return Snapshot(model, optimizer, STATE, msgspec.json.format(msgspec.json.encode(whole)))
+    text = msgspec.json.format(msgspec.json.encode(whole))
+    return Snapshot(_joined(folder, indices, "model"), _joined(folder, indices, "optimizer"), STATE, text)
+
+
+def _joined(folder: Path, indices: dict[str, PartIndex], kind: str) -> dict[str, Tensor]:
+    """The tensors of all parts; pieces are put together."""
+    whole: dict[str, Tensor] = {}
+    there: Counter[str] = Counter()
+    for rank, index in indices.items():
+        for name, tensor in load_file(folder / f"{rank}.{kind}.safetensors").items():
+            piece = index.pieces.get(name)
+            if piece is None:
+                whole[name] = tensor
+                continue
+            piece.into(whole.setdefault(name, tensor.new_empty(piece.shape)), tensor)
+            there[name] += piece.size
+            if there[name] == piece.shape[piece.dim]:
+                del there[name]
+    if there:
+        raise RunError(f"a piece of {min(there)!r} is missing in {folder}: a worker did not save its part.")
+    return whole
 
 
 def read_mesh_checkpoint(folder: Path) -> Part:
@@ -78,21 +104,44 @@ def export_optimizer(
     return tensors, values
 
 
+def pieces_remembered(
+    pieces: dict[str, Piece], named: Iterable[tuple[str, Tensor]], remembered: dict[str, Tensor]
+) -> dict[str, Piece]:
+    """Of what `export_optimizer` gave: which tensors are pieces, as their parameters are."""
+    found: dict[str, Piece] = {}
+    for name, parameter in named:
+        for key, tensor in _below(name, remembered) if name in pieces else ():
+            piece = pieces[name].like(parameter, tensor)
+            if piece is not None:
+                found[f"{name}.{key}"] = piece
+    return found
+
+
 def import_optimizer(
-    folder: Path, part: Part, optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]]
+    folder: Path,
+    part: Part,
+    optimizer: torch.optim.Optimizer,
+    named: Iterable[tuple[str, Tensor]],
+    pieces: dict[str, Piece] | None = None,
 ) -> None:
-    """Let an optimizer remember what it did."""
+    """Let an optimizer remember what it did; of whole tensors the `pieces` that are this worker's."""
     check_optimizer(folder, part.state.stepped_by, optimizer, part.optimizer)
     everything = {**part.optimizer, **part.values}
     for name, parameter in named:
         found = dict(_below(name, everything))
         if found:
-            optimizer.state[parameter] = {
-                key: value.clone() if isinstance(value, Tensor) else value for key, value in found.items()
-            }
+            piece = (pieces or {}).get(name)
+            optimizer.state[parameter] = {key: _own(value, piece) for key, value in found.items()}
 
 
-def _below(name: str, everything: dict[str, Any]) -> Iterable[tuple[str, Any]]:
+def _own(value: Any, piece: Piece | None) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    cut = piece is not None and value.ndim > piece.dim and value.shape[piece.dim] == piece.shape[piece.dim]
+    return piece.of(value) if piece is not None and cut else value.clone()
+
+
+def _below(name: str, everything: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     start = f"{name}."
     for key, value in everything.items():
         rest = key.removeprefix(start)

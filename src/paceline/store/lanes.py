@@ -25,12 +25,15 @@ class Lanes:
     """As many threads as there are free cores; none but the caller's own while there is one."""
 
     def __init__(self) -> None:
-        self._width = 1
+        self._width = 0
         self._pool: ThreadPoolExecutor | None = None
 
     def open(self, cores: int) -> None:
         """Use that many cores from now on."""
-        self._width = max(1, min(cores, MOST))
+        width = max(1, min(cores, MOST))
+        if width == self._width:
+            return
+        self._width = width
         if torch.get_num_threads() != 1:
             torch.set_num_threads(1)
         if self._width > 1 and self._pool is None:

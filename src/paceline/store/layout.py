@@ -161,6 +161,12 @@ def named_buffers(model: nn.Module) -> dict[str, Tensor]:
     return beside | {plain_name(name): b for name, b in model.named_buffers() if plain_name(name) in state}
 
 
+def buffer_homes(model: nn.Module) -> dict[str, tuple[dict[str, Tensor | None], str]]:
+    """Where the modules of a model keep their buffers, and by which key: scripts put other tensors there."""
+    modules = [(plain_name(f"{name}."[not name :]), module) for name, module in model.named_modules()]
+    return {f"{name}{key}": (m._buffers, key) for name, m in modules for key in m._buffers}
+
+
 def describe(model: nn.Module, trained: Sequence[Tensor]) -> Layout:
     """Lay a model out, and what else is trained."""
     parameters = named_parameters(model, trained)

@@ -93,6 +93,8 @@ class Ledger:
         self._batches = 0
         self.again = 0
         """Pushes of further optimizers, with data that were counted already."""
+        self.skipped = 0
+        """Gradients that were not finite, and took no part."""
         self._work: tuple[Batch, ...] = ()
         self._unapplied: dict[int, list[tuple[Batch, ...]]] = {}
         self._orphaned: list[Batch] = []
@@ -232,6 +234,7 @@ class Ledger:
         worker, fate = decision.pushed, decision.fate
         assert worker is not None
         assert fate is not None
+        self.skipped += skipped
         self.write(
             events.Decided(
                 now,

@@ -32,7 +32,7 @@ from paceline.store.optimizers import (
     export_state,
     import_state,
 )
-from paceline.store.pieces import Piece, Pieces
+from paceline.store.pieces import CutMemory, Piece, Pieces, WeightCopies
 
 CHUNK = 1 << 19
 """Elements reduced at once: two megabytes of float32, which the cache still holds for the norm."""
@@ -53,6 +53,7 @@ class Gradients:
         ]
         self.missing: frozenset[int] = frozenset()
         """Trained parameters that have no gradient in this push."""
+        self.memory = CutMemory(self.flats)
 
     def bad_parameter(self, layout: Layout) -> str | None:
         """The first parameter whose gradient is not finite."""
@@ -75,6 +76,7 @@ class ParameterStore:
         self._optimizer = build_optimizer(spec, trained, fast)
         self._spec = spec
         self._trained = trained
+        self._copies = WeightCopies(layout)
         self._flats = self._regions(weights)
         self._lanes = Lanes()
         self.adjusted: dict[str, float] = {}
@@ -177,9 +179,11 @@ class ParameterStore:
             for copy in copies:
                 self.copy_weights(copy)
         else:
-            targets = [self._regions(copy) for copy in copies]
-            work = partial(_step_piece, gradients.flats, settings, scale, targets)
-            self._lanes.map(work, pieces.all[::-1])  # the end of the gradient was read last: still in cache
+            targets = [self._copies.of(copy).in_pieces(pieces) for copy in copies]
+            parts = gradients.memory.in_pieces(pieces)
+            work = partial(_step_piece, pieces.all, parts, settings, scale, targets)
+            last_first = range(len(pieces.all))[::-1]  # the gradient's end was read last: still in cache
+            self._lanes.map(work, last_first)
         if watching is not None:
             watching.moved(before, self._flats, self._lanes)
 
@@ -278,7 +282,7 @@ class ParameterStore:
             self._lanes.map(_copy, list(zip(_chunks(target), _chunks(flat), strict=True)))
 
     def _regions(self, segment: Tensor) -> list[Tensor]:
-        return [region.flat(segment, region.weights) for region in self.layout.regions]
+        return self._copies.of(segment).flats
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """All parameters by name."""
@@ -313,16 +317,17 @@ def _lengths(layout: Layout) -> Iterator[list[int]]:
 
 
 def _step_piece(
-    flats: Sequence[Tensor],
+    pieces: Sequence[tuple[int, Piece]],
+    gradients: Sequence[Tensor],
     settings: list[GroupSettings],
     scale: float,
     targets: Sequence[Sequence[Tensor]],
-    place: tuple[int, Piece],
+    index: int,
 ) -> None:
-    group, piece = place
-    piece.step(flats, settings[group], scale)
+    group, piece = pieces[index]
+    piece.step(gradients[index], settings[group], scale)
     for target in targets:
-        target[piece.region][piece.span].copy_(piece.weights)
+        target[index].copy_(piece.weights)
 
 
 def _copy(pair: tuple[Tensor, Tensor]) -> None:

@@ -13,8 +13,9 @@ steps. Checkpoints, and pushes that lack some parameter's gradient, see one stat
 
 from __future__ import annotations
 
-import inspect
+import weakref
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 from math import prod
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.store.kernels import step_of
 from paceline.store.layout import ALIGN, Layout, Slot
 from paceline.store.optimizers import (
     GroupSettings,
@@ -45,17 +47,21 @@ class Piece:
 
     def __init__(self, optimizer: torch.optim.Optimizer, weights: Tensor, region: int, start: int) -> None:
         self.optimizer = optimizer
-        self._step = inspect.unwrap(type(optimizer).step)  # hooks and profiling cost more than small steps
+        self._step = step_of(optimizer)
         self.weights = weights
         self.region = region
         self.span = slice(start, start + weights.numel())
         """Its place in its region's flat vector."""
+        self._set: tuple[GroupSettings, float] | None = None
+        """What the optimizer's group has."""
 
-    def step(self, gradients: Sequence[Tensor], settings: GroupSettings, scale: float) -> None:
-        """Update these weights with their part of the flat gradients."""
-        self.weights.grad = gradients[self.region][self.span]
-        apply_settings(self.optimizer, [settings])
-        self.optimizer.param_groups[0]["lr"] *= scale
+    def step(self, gradient: Tensor, settings: GroupSettings, scale: float) -> None:
+        """Update these weights with their part of the gradients."""
+        self.weights.grad = gradient
+        if self._set != (settings, scale):
+            apply_settings(self.optimizer, [settings])
+            self.optimizer.param_groups[0]["lr"] *= scale
+            self._set = settings, scale
         self._step(self.optimizer)
 
 
@@ -139,6 +145,10 @@ class Pieces:
         self.all = [(stretch.group, piece) for stretch in self._stretches for piece in stretch.pieces]
         """With the parameter group of each."""
 
+    def cut(self, flats: Sequence[Tensor]) -> list[Tensor]:
+        """Memory of the same shape as the weights, in the same pieces."""
+        return [flats[piece.region][piece.span] for _, piece in self.all]
+
     @staticmethod
     def suit(layout: Layout, spec: OptimizerSpec) -> bool:
         """Whether this optimizer and these parameters can be treated so."""
@@ -155,6 +165,44 @@ class Pieces:
             for index, state in stretch.hand_back().items():
                 if state:
                     optimizer.state[trained[index]] = state
+
+
+class CutMemory:
+    """Flat memory of the weights' shape, whose views by piece are made once."""
+
+    def __init__(self, flats: list[Tensor]) -> None:
+        self.flats = flats
+        self._cut: tuple[Pieces, list[Tensor]] | None = None
+
+    def in_pieces(self, pieces: Pieces) -> list[Tensor]:
+        """The part of every piece."""
+        if self._cut is None or self._cut[0] is not pieces:
+            self._cut = pieces, pieces.cut(self.flats)
+        return self._cut[1]
+
+
+class WeightCopies:
+    """Memories that hold weights, the store's own and workers': views of each are made once, and forgotten
+    with its tensor."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._known: dict[int, tuple[weakref.ref[Tensor], CutMemory]] = {}
+
+    def of(self, segment: Tensor) -> CutMemory:
+        """The views of a memory."""
+        known = self._known.get(id(segment))
+        if known is not None and known[0]() is segment:
+            return known[1]
+        number, regions = id(segment), self._layout.regions
+        memory = CutMemory([region.flat(segment, region.weights) for region in regions])
+        self._known[number] = weakref.ref(segment, partial(self._forget, number)), memory
+        return memory
+
+    def _forget(self, number: int, gone: weakref.ref[Tensor]) -> None:
+        """The memory is gone; another may have its number by now."""
+        if number in self._known and self._known[number][0] is gone:
+            del self._known[number]
 
 
 _UNLIKE = object()

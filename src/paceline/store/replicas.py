@@ -62,7 +62,6 @@ class Brought(NamedTuple):
     place: int
     into: int
     missing: frozenset[int]
-    spent: bool = False
 
 
 class Replica:

@@ -159,6 +159,28 @@ class Exchanged(Event, frozen=True, gc=False, tag="exchanged"):
     """Along which axis of a mesh."""
 
 
+class Lookups(msgspec.Struct, frozen=True):
+    """What looking up in embedding tables has cost one worker, over some lookups."""
+
+    count: int
+    """Lookups of a batch."""
+    ids: int
+    """That this worker was asked for, by all of its group."""
+    lookup_s: float
+    """Reading and adding up rows."""
+    latency_s: float
+    """From ids to sums, with all waiting: what a training step sees."""
+    longest_s: float
+    """Of the latencies."""
+
+
+class LookedUp(Event, frozen=True, gc=False, tag="looked_up"):
+    """What a worker's lookups have cost since the last such line."""
+
+    worker: int
+    lookups: Lookups
+
+
 class Came(Event, frozen=True, gc=False, tag="came"):
     """A peer came to meet the others or to evaluate, other than with its push. A replay follows the order."""
 
@@ -349,6 +371,7 @@ AnyEvent = (
     | Asked
     | Passed
     | Exchanged
+    | LookedUp
     | Came
     | Rested
     | Planned

@@ -21,6 +21,7 @@ from paceline.trace.events import (
     Event,
     Exchanged,
     Gap,
+    LookedUp,
     Note,
     Passed,
     Progress,
@@ -32,7 +33,7 @@ from paceline.trace.events import (
 from paceline.trace.files import TraceWriter, decode, read_trace
 from paceline.trace.tally import Tally
 
-MANY = (Decided, Asked, Passed, Exchanged, Came, Rested, Reported)
+MANY = (Decided, Asked, Passed, Exchanged, LookedUp, Came, Rested, Reported)
 """One or more of these for every iteration."""
 _PREFIXES = tuple(f'{{"event":"{kind.__struct_config__.tag}"'.encode() for kind in MANY)
 _GAP = f'{{"event":"{Gap.__struct_config__.tag}"'.encode()

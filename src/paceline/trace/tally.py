@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import isfinite, nan
 from typing import Any
 
@@ -16,6 +16,8 @@ from paceline.trace.events import (
     Evaluated,
     Exchanged,
     Gap,
+    LookedUp,
+    Lookups,
     ModelReady,
     Passed,
     Progress,
@@ -43,6 +45,24 @@ class Failure(msgspec.Struct, frozen=True):
     t: float
     reason: str
     detail: str
+
+
+class LookupSummary(msgspec.Struct, frozen=True):
+    """What looking up in embedding tables came to. Lists are per worker, rank 0 first."""
+
+    ids: list[int]
+    """Looked up by each, for all of its group."""
+    lookup_ms: list[float]
+    """Reading rows, for one batch of the group, on the mean."""
+    latency_ms: float
+    """From ids to sums, as a training step sees it: the mean of all."""
+    longest_ms: float
+    imbalance: float
+    """The most ids that a worker has looked up, as a multiple of the mean: 1 is even."""
+    straggler: int
+    """Whose lookups take longest: the others of its group wait for it."""
+    straggler_factor: float
+    """How many times longer they take than those of all on the mean."""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -94,6 +114,28 @@ class Result(msgspec.Struct, frozen=True):
     """What its workers sent along each of them."""
     iterations: int | None = None
     """Of all workers: gradients that were pushed or stepped with."""
+    lookups: LookupSummary | None = None
+    """Where embedding tables are split over workers."""
+
+
+def sum_up(told: Mapping[int, list[Lookups]], workers: int) -> LookupSummary:
+    """What all workers told of their lookups."""
+    ranks = range(workers)
+    ids = [sum(each.ids for each in told.get(rank, ())) for rank in ranks]
+    counts = [sum(each.count for each in told.get(rank, ())) for rank in ranks]
+    own = [sum(each.lookup_s for each in told.get(rank, ())) for rank in ranks]
+    took = [1000 * spent / max(count, 1) for spent, count in zip(own, counts, strict=True)]
+    every = [each for lookups in told.values() for each in lookups]
+    slowest = max(ranks, key=lambda rank: took[rank])
+    return LookupSummary(
+        ids=ids,
+        lookup_ms=took,
+        latency_ms=1000 * sum(each.latency_s for each in every) / max(sum(counts), 1),
+        longest_ms=1000 * max(each.longest_s for each in every),
+        imbalance=max(ids) * workers / max(sum(ids), 1),
+        straggler=slowest,
+        straggler_factor=took[slowest] * workers / max(sum(took), 1e-12),
+    )
 
 
 class Tally:
@@ -130,6 +172,7 @@ class Tally:
         """What all got."""
         self.bytes_by_axis: Counter[str] = Counter()
         """Along the axes of a mesh: what all have sent."""
+        self._lookups: dict[int, list[Lookups]] = {}
         self._looks: tuple[int, int] | None = None
         """At barriers that workers keep themselves: how many, and how many clocks they asked for."""
 
@@ -161,6 +204,8 @@ class Tally:
                 self._got_bytes += len(event.workers) * got
                 if event.axis is not None:
                     self.bytes_by_axis[event.axis] += len(event.workers) * event.bytes
+            case LookedUp():
+                self._lookups.setdefault(event.worker, []).append(event.lookups)
             case Reported():
                 if "loss" in event.values:
                     self._losses.append(event.values["loss"])
@@ -224,6 +269,7 @@ class Tally:
             mesh=start.mesh or None,
             bytes_by_axis={axis: self.bytes_by_axis[axis] for axis in start.mesh} if start.mesh else None,
             iterations=self.pushes,
+            lookups=sum_up(self._lookups, start.workers) if self._lookups else None,
         )
 
     def _moved(self) -> tuple[int | None, int | None]:

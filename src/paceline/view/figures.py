@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from paceline.protocols.grid import Grid
 from paceline.trace import Result
 from paceline.trace.events import RunStarted
+from paceline.trace.tally import LookupSummary
 
 DASH = "—"
 MANY_WORKERS = 8
@@ -198,3 +199,12 @@ def lane(start: RunStarted, rank: int) -> str:
 def by_axis(sent: Mapping[str, int]) -> str:
     """Bytes along the axes of a mesh."""
     return ", ".join(f"{size(total)} along {axis}" for axis, total in sent.items())
+
+
+def lookups(told: LookupSummary) -> str:
+    """What looking up in embedding tables came to, and who held the others up."""
+    return (
+        f"{told.latency_ms:.2f} ms each, longest {told.longest_ms:.1f} ms; busiest worker "
+        f"{told.imbalance:.2f}x the mean of ids; slowest rank {told.straggler}, "
+        f"{told.straggler_factor:.2f}x the mean"
+    )

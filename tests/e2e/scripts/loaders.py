@@ -92,8 +92,6 @@ def make(kind: str, x: Tensor, y: Tensor) -> DataLoader[Any]:
             return DataLoader(data, BATCH, sampler=Liar())
         case "distributed":
             return DataLoader(data, BATCH, sampler=DistributedSampler(data, num_replicas=2, rank=0))
-        case "unbatched":
-            return DataLoader(data, batch_size=None)
         case _:
             return DataLoader(data, batch_size=BATCH)
 

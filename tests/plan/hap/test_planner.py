@@ -18,7 +18,7 @@ from paceline.plan.hap.plan import alternate, plan_hap, repriced
 from paceline.plan.hap.program import Program
 from paceline.plan.hap.ratios import best_ratios, proportional
 from paceline.plan.hap.rules import CHEAP, IDENTITY, REDUCE, granules, round_lengths, rules_of
-from paceline.plan.hap.search import Limits, synthesize
+from paceline.plan.hap.search import Limits, Search, synthesize
 from paceline.plan.profile import ClusterProfile, Device, Line
 from paceline.plan.profile.cluster import KINDS
 
@@ -107,7 +107,8 @@ def _time(work, chosen, moves, nodes, sizes, costs):  # type: ignore[no-untyped-
                 return None
             seconds += price.at(costs.longest[0])
             held[node.name].add(move)
-    return seconds if REDUCE in held[work[-1].name] else None
+    told = costs.collect(REDUCE, work[-1].size_bytes, 0).at(costs.longest[0])
+    return seconds + told if REDUCE in held[work[-1].name] else None
 
 
 speeds = st.lists(st.sampled_from([1e9, 2e9, 5e9, 1e10]), min_size=2, max_size=3)
@@ -239,7 +240,40 @@ def test_where_replicas_do_not_fit_another_program_is_found() -> None:
     assert plan.predicted.memory_bytes <= room
 
 
-@pytest.mark.parametrize("count", [2, 5, 16, 64])
+def layered(batch: int, width: int, blocks: int) -> Graph:
+    """Blocks that are alike, each with a branch beside it."""
+    nodes = list(stack(batch, width, width, loss=False).nodes)
+    last, size = "y0", FLOAT * batch * width
+    for i in range(blocks):
+        nodes.append(Node(f"v{i}", "parameter", (), (width, width), FLOAT * width * width))
+        work = 2.0 * batch * width * width
+        nodes.append(Node(f"p{i}", "linear", (last, f"v{i}"), (batch, width), size, work))
+        nodes.append(Node(f"q{i}", "unary", (f"p{i}",), (batch, width), size, float(batch * width)))
+        nodes.append(Node(f"z{i}", "add", (last, f"q{i}"), (batch, width), size, float(batch * width)))
+        last = f"z{i}"
+    nodes.append(Node("loss", "sum", (last,), (), FLOAT, float(batch * width), {"dims": [0, 1]}))
+    return make_graph(nodes)
+
+
+@settings(max_examples=20)
+@given(st.integers(2, 64), st.integers(2, 64), speeds, networks, st.integers(1, 2))
+def test_searching_pieces_that_repeat_once_gives_the_same_program(
+    batch: int, width: int, devices: list[float], network: tuple[float, float], segments: int
+) -> None:
+    machines = cluster(*devices, rate=network[0], latency=network[1])
+    graph = layered(batch, width, 4).parts(segments)
+    whole, once = (Search(graph, Costs(machines, proportional(machines, segments))) for _ in range(2))
+    assert len(once.pieces) >= 2
+    whole.pieces = {}
+    found = once.run()
+    assert found.seconds == pytest.approx(whole.run().seconds, rel=1e-9)
+    assert set(found.placements) == {node.name for node in graph.nodes if node.op == "parameter"}
+    computed = [each.tensor for each in found.instructions if each.kind == "compute"]
+    assert computed == [node.name for node in graph.nodes if not node.leaf]
+    assert repriced(found, once.costs).seconds == pytest.approx(found.seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize("count", [*range(2, 17), 33, 64])
 def test_plans_are_valid_for_any_number_of_devices(count: int) -> None:
     machines = cluster(*(1e9 * (1 + i % 3) for i in range(count)))
     for graph in (stack(256, 64, 128, 32), branching(128, 64)):

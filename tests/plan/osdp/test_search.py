@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from itertools import product
+from itertools import product, takewhile
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
+from paceline.plan.osdp import scheduler
 from paceline.plan.osdp.depth_first import search
 from paceline.plan.osdp.knapsack import measured, smallest, solve
 from paceline.plan.osdp.options import Costs, Option
@@ -181,8 +182,40 @@ def test_the_published_profile_of_48_layers_gives_its_known_optimum(
     assert reference.seconds == pytest.approx(found.seconds)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 16, 64])
-def test_plans_are_valid_for_any_number_of_workers(count: int) -> None:
+@settings(max_examples=25)
+@given(
+    st.lists(st.integers(1, 24), min_size=1, max_size=5),
+    st.integers(1, 5),
+    st.floats(0.1, 3.0),
+    st.floats(0.05, 1.2),
+    st.booleans(),
+)
+def test_batch_sizes_that_are_skipped_could_not_have_been_the_best(
+    sizes: list[int], count: int, activation: float, share: float, overlap: bool
+) -> None:
+    model, machines = layers(*sizes, activation=activation * MIB), cluster(count)
+    least = plan_osdp(model, machines, batch=1).sharded.memory_bytes
+    limit = int(least + share * 4 * sum(sizes) * MIB)
+    rates = []
+    for batch in takewhile(lambda b: b < 400, scheduler._batches()):
+        try:
+            plan = plan_osdp(model, machines, limit, batch=batch, overlap=overlap)
+        except ConfigError:
+            break
+        rates.append(plan.predicted.samples_per_s)
+    else:
+        return  # so much fits that the whole range would have to be tried
+    best = plan_osdp(model, machines, limit, overlap=overlap)
+    assert best.predicted.samples_per_s == pytest.approx(max(rates), rel=1e-9)
+
+
+@pytest.mark.parametrize("counts", [range(1, 33), range(33, 65)])
+def test_plans_are_valid_for_any_number_of_workers(counts: range) -> None:
+    for count in counts:
+        _check_plans(count)
+
+
+def _check_plans(count: int) -> None:
     for model in (layers(1), layers(300, 1, 1, 1), layers(*range(1, 25), activation=1e5)):
         least = plan_osdp(model, cluster(count), batch=1).sharded.memory_bytes
         plan = plan_osdp(model, cluster(count), least * 2, batch=1)

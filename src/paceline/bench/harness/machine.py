@@ -1,8 +1,8 @@
 """The machine a figure comes from, and what its memory can do at best.
 
-The memory limit of an exchange is the bytes that must cross the memory bus at least once, over the
-rate at which this machine copies, measured in the same run. How far above it we are says more than
-any time does.
+The limit of an exchange is the bytes that must cross the memory bus at least once, over the rate at which
+this machine copies, and the system calls and wake-ups without which no message gets from one process to
+another and back; all measured in the same run. How far above it we are says more than any time does.
 """
 
 from __future__ import annotations
@@ -10,10 +10,20 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import socket
+import subprocess
+import sys
 import time
 
 import msgspec
 
+_WORD = bytes(64)
+_ECHO = """
+import socket, sys
+end = socket.socket(fileno=int(sys.argv[1]))
+while word := end.recv(64):
+    end.send(word)
+"""
 VERSIONS = ("paceline", "torch", "numpy", "msgspec", "ray")
 
 
@@ -60,6 +70,39 @@ def copy_bandwidth(size_bytes: int, repeats: int = 7) -> float:
 def memory_limit_s(size_bytes: int, passes: int, bytes_per_s: float) -> float:
     """The least time in which the model's size can cross the memory bus `passes` times."""
     return size_bytes * passes / bytes_per_s
+
+
+def exchange_limit_s(size_bytes: int, passes: int, workers: int) -> float:
+    """The least an exchange by all workers takes: memory, one word there and back, and for each further
+    worker the calls of the process that answers them all."""
+    memory_s = memory_limit_s(size_bytes, passes, copy_bandwidth(size_bytes))
+    return memory_s + round_trip_s() + (workers - 1) * calls_s()
+
+
+def round_trip_s(rounds: int = 300) -> float:
+    """A word to another process that sleeps, and its answer, at best."""
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-c", _ECHO, str(theirs.fileno())]
+    with mine, theirs, subprocess.Popen(command, pass_fds=[theirs.fileno()]) as other:
+        theirs.close()
+        best = min(_timed_s(mine, mine) for _ in range(rounds))
+        mine.close()
+        other.wait()
+    return best
+
+
+def calls_s(rounds: int = 300) -> float:
+    """A message sent and one received, without anybody to wake, at best."""
+    one, two = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with one, two:
+        return min(_timed_s(one, two) for _ in range(rounds))
+
+
+def _timed_s(sends: socket.socket, receives: socket.socket) -> float:
+    began = time.perf_counter()
+    sends.send(_WORD)
+    receives.recv(len(_WORD))
+    return time.perf_counter() - began
 
 
 def update_passes(optimizer: str) -> int:

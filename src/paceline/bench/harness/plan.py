@@ -18,6 +18,8 @@ class BenchPlan(msgspec.Struct, frozen=True):
     """Folder with CIFAR-10, for `cluster`."""
     protocols: tuple[str, ...] = ()
     """What `cluster` runs; empty: everything."""
+    torchrec: str | None = None
+    """Folder into which TorchRec was installed, for `embedding`; None: where Python finds it."""
     simulated: bool = False
     """Whether `cluster` runs in virtual time."""
     scenes: tuple[str, ...] = ("unequal",)

@@ -30,7 +30,7 @@ class BenchRow(msgspec.Struct, frozen=True, kw_only=True):
     """Of `value`, with 95 % confidence."""
     target: float | None = None
     limit_s: float | None = None
-    """The least that memory bandwidth allows, measured in the same run."""
+    """The least time that memory and system calls allow, measured in the same run."""
     remark: str = ""
 
     @property
@@ -47,8 +47,20 @@ class BenchRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def distance(self) -> float | None:
-        """How many times longer than the memory limit we take."""
+        """How many times longer than the limit we take."""
         return self.measured["paceline"].median / self.limit_s if self.limit_s else None
+
+    @property
+    def beyond(self) -> bool:
+        """Whether the target could not be met at the limit either."""
+        if self.target is None or self.limit_s is None:
+            return False
+        others = [seen.median for side, seen in self.measured.items() if side != "paceline"]
+        if self.figure in ("speedup", "ratio"):
+            return bool(others) and others[0] / self.limit_s < self.target
+        if self.figure == "overhead":
+            return bool(others) and self.limit_s / others[0] - 1 > self.target
+        return self.figure == "seconds" and self.limit_s > self.target
 
 
 class BenchRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +109,7 @@ def as_table(rows: list[BenchRow]) -> list[str]:
     cases = list(dict.fromkeys(key for row in rows for key in row.case))
     sides = list(dict.fromkeys(side for row in rows for side in row.measured))
     head = [*cases, *(f"{side}: median (p10-p90, max)" for side in sides), "figure", "95 %", "target", "met"]
-    head += ["memory limit", "times the limit", "remark"]
+    head += ["limit", "times the limit", "remark"]
     cells = [_cells(row, cases, sides) for row in rows]
     used = [index for index in range(len(head)) if any(line[index] for line in cells)]
     lines = [[line[index] for index in used] for line in (head, ["---"] * len(head), *cells)]
@@ -146,6 +158,8 @@ def _target(row: BenchRow) -> str:
 
 
 def _met(row: BenchRow) -> str:
+    if row.met is False and row.beyond:
+        return "no: beyond the limit"
     return {True: "yes", False: "no", None: ""}[row.met]
 
 

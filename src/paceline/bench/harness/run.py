@@ -10,6 +10,7 @@ import msgspec
 
 from paceline.bench.cluster.cluster import check as check_cluster
 from paceline.bench.cluster.cluster import cluster
+from paceline.bench.embedding import embedding
 from paceline.bench.harness.machine import copy_bandwidth, look_around
 from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.harness.record import BenchRecord, BenchRow, today
@@ -23,6 +24,8 @@ from paceline.bench.micro.simulator import simulator
 from paceline.bench.micro.store import store
 from paceline.bench.micro.trace import trace
 from paceline.bench.pipeline import pipelines
+from paceline.bench.plans.plans import plans
+from paceline.bench.sequence import sequences
 from paceline.errors import ConfigError, unknown
 
 
@@ -94,6 +97,32 @@ BENCHMARKS = {
         "against torch.distributed.pipelining's GPipe and 1F1B, whose blocks sleep as long. The median gap "
         "between two batches counts, once the pipeline is full.",
         pipelines,
+    ),
+    "plans": Benchmark(
+        "Planners. *Search*: seconds until a plan is there. *Whole steps*, HAP: a small transformer on four "
+        "emulated devices of unequal speed (operations take as long as their flops would; processes, tensors "
+        "and collectives are real), against DistributedDataParallel with even batches on the same devices. "
+        "*Whole steps*, OSDP: layers of many bytes on four workers whose loopback is throttled (an emulated "
+        "link), with a memory limit half-way between all sharded and all replicated, against all sharded; "
+        "FSDP2 on both sides, layer by layer. In turns, medians of steps.",
+        plans,
+    ),
+    "sequence": Benchmark(
+        "A training step of two space-time layers (attention over space, then over time) whose sequences are "
+        "cut over the workers, in four ways with the same weights and samples: dynamic switching against "
+        "Ulysses, ring attention and Megatron's sequence parallelism. Forward, backward, gradients averaged "
+        "over the workers, weights stepped; all ways in turns in the same processes. *Bytes* are what one "
+        "worker sends per step for activations, as counted; they have to equal the formula. On hosts of a "
+        "testbed, *wire* is what its kernel counts in a step, weights' gradients and headers included.",
+        sequences,
+    ),
+    "embedding": Benchmark(
+        "Looking up in embedding tables, back-propagating a given gradient and updating the rows, on two "
+        "workers with tables split over both: against TorchRec's DistributedModelParallel with FBGEMM's "
+        "fused row-wise AdaGrad (eight tables, table-wise), and against a dense table of a million rows that "
+        "DistributedDataParallel keeps in step (plain SGD on both sides). Ids are Zipf's. Sides in turns in "
+        "the same processes, a step begun together; the slower worker counts.",
+        embedding,
     ),
     "death": Benchmark("From SIGKILL of a worker to the store's `worker_left` event.", death),
     "lone": Benchmark("Training with one worker under the engine against plain PyTorch.", lone),

@@ -10,7 +10,7 @@ from itertools import chain
 from statistics import median
 
 from paceline.bench.harness.crew import in_turns
-from paceline.bench.harness.machine import copy_bandwidth, memory_limit_s, update_passes
+from paceline.bench.harness.machine import exchange_limit_s, update_passes
 from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.harness.record import BenchRow
 from paceline.bench.harness.stations import GLOO_WAYS, Load, fastest_variant, gloo_crew, paceline_crew
@@ -47,7 +47,7 @@ def _case(load: Load, plan: BenchPlan, size: float, say: Say) -> BenchRow:
         value=value,
         interval=interval,
         target=None if plan.quick else TARGETS.get(size),
-        limit_s=memory_limit_s(load.size_bytes, passes, copy_bandwidth(load.size_bytes)),
+        limit_s=exchange_limit_s(load.size_bytes, passes, load.workers),
         remark=f"gloo: {way}, {variant} step",
     )
     say(f"exchange {row.case}: {value:.1f}x")

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.harness.record import BenchRow
 from paceline.bench.harness.stats import spread
+from paceline.bench.harness.throttle import throttle
 from paceline.bench.micro import hiding_script
 from paceline.errors import RunError
 from paceline.protocols import PEERS
@@ -66,18 +67,11 @@ def hiding(plan: BenchPlan, say: Say) -> list[BenchRow]:
     cases = [case for case in OVERLAPPING if case.protocol in PEERS]
     for mbit in (400,) if plan.quick else (200, 100):
         with Testbed.up({"a": HostSpec()}) as bed, tempfile.TemporaryDirectory() as folder:
-            _throttle(bed["a"], mbit)
+            throttle(bed["a"], mbit)
             repeats = 1 if plan.quick else 2
             seen = [_round(bed["a"], [BLOCKING, *cases], plan, Path(folder)) for _ in range(repeats)]
         rows += [_row(case, mbit, plan, seen, say) for case in cases]
     return rows
-
-
-def _throttle(host: BedHost, mbit: int) -> None:
-    shape = f"tc qdisc add dev lo root tbf rate {mbit}mbit burst 256k latency 2000ms"
-    done = host.run(shape.split(), timeout_s=10)
-    if done.returncode:
-        raise RunError(f"cannot throttle a link: {done.stderr.strip()}")
 
 
 def _round(host: BedHost, cases: list[HidingCase], plan: BenchPlan, folder: Path) -> dict[str, HidingPace]:

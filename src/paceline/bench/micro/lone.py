@@ -20,6 +20,7 @@ import msgspec
 import torch
 
 from paceline.bench.harness.crew import BenchCrew
+from paceline.bench.harness.machine import copy_bandwidth, memory_limit_s
 from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.harness.record import BenchRow
 from paceline.bench.harness.stats import paired_ratio, spread
@@ -102,8 +103,16 @@ def _row(model: Model, way: str, paced: list[float], plain: list[float], plan: B
         value=ratio - 1,
         interval=msgspec.structs.replace(interval, low=interval.low - 1, high=interval.high - 1),
         target=None if plan.quick else TARGET,
+        limit_s=spread(plain).median + _look_s(model),
         remark="per step",
     )
+
+
+def _look_s(model: Model) -> float:
+    """The least that a look for NaN takes: all gradients are read once."""
+    parameters = LoneTraining(model.width, 1, 0).model.parameters()
+    size_bytes = sum(each.numel() * each.element_size() for each in parameters)
+    return memory_limit_s(size_bytes, 1, copy_bandwidth(size_bytes))
 
 
 def _in_one_process(model: Model, plan: BenchPlan) -> tuple[list[float], list[float]]:

@@ -13,7 +13,7 @@ from itertools import chain
 
 from paceline.bench.harness import ray_server
 from paceline.bench.harness.crew import BenchCrew, in_turns
-from paceline.bench.harness.machine import copy_bandwidth, memory_limit_s, update_passes
+from paceline.bench.harness.machine import exchange_limit_s, update_passes
 from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.harness.record import BenchRow
 from paceline.bench.harness.servers import rpc_crew
@@ -97,6 +97,7 @@ def _row(
 
 
 def _limit_s(load: Load) -> float:
-    """Per push: the gradient read, weights and state both ways, and the worker's copy written."""
+    """Per push: the gradient read, weights and state both ways, and the worker's copy written; a message each
+    way."""
     passes = load.workers * (2 + update_passes(load.optimizer))
-    return memory_limit_s(load.size_bytes, passes, copy_bandwidth(load.size_bytes))
+    return exchange_limit_s(load.size_bytes, passes, load.workers)

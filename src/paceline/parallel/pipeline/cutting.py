@@ -20,11 +20,11 @@ from paceline.parallel.parts import Part, import_optimizer, read_mesh_checkpoint
 from paceline.parallel.pipeline.blocks import Cost, Row, as_blocks, check_apart, measure, stage_of
 from paceline.parallel.pipeline.computing import Computing
 from paceline.parallel.pipeline.engine import Schedule
-from paceline.parallel.pipeline.loading import Dealt, pair
+from paceline.parallel.pipeline.loading import Pairs, pair
 from paceline.parallel.pipeline.partition import check_blocks, check_cuts, partition
 from paceline.parallel.pipeline.plain import Whole, unsplit
-from paceline.parallel.pipeline.rates import Deferred
 from paceline.parallel.pipeline.worker import Pipeline
+from paceline.parallel.rates import Deferred
 from paceline.parallel.registry import PIPELINES, make_pipeline, parse_along
 from paceline.protocols.grid import Grid
 from paceline.runtime.worker.pace import Pace
@@ -72,7 +72,7 @@ def _cut(
     loss: Callable[[Tensor, Tensor], Tensor],
     scheduler: LRScheduler | None,
     given: Sequence[int] | None,
-) -> tuple[Pipeline, Dealt]:
+) -> tuple[Pipeline, Pairs]:
     stages, index, config = mesh.size("stage"), mesh.index("stage"), pace.config
     name = pace.protocol if pace.protocol in PIPELINES else DEFAULT
     chosen = make_pipeline(name, pace.settings if name == pace.protocol else {})
@@ -82,7 +82,7 @@ def _cut(
     schedule = chosen.schedule(stages)
     check_suited(optimizer)
     check_blocks(len(blocks), stages)
-    dealt = Dealt(loader, mesh.index("data"), mesh.size("data"), index == 0, config.seed)
+    dealt = Pairs(loader, mesh.index("data"), mesh.size("data"), config.seed, loads=index == 0)
     pace.ready(blocks, dealt.per_epoch, len(dealt) * mesh.size("data"))
     cuts = _agreed_cuts(pace, blocks, loader, schedule, given, stages)
     check_apart(blocks, cuts)

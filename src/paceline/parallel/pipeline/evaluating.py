@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel.along import Along
 from paceline.parallel.pipeline.blocks import Row
 from paceline.parallel.pipeline.ways import Kind, Sender, Way, receive
 
@@ -57,24 +54,3 @@ def serve(row: Row, ranks: Sequence[int], stage: int) -> None:
             return
         assert x is not None
         sender.send(token, row(x))
-
-
-@contextmanager
-def evaluating(row: Row, changed: Sequence[Tensor], along: Along) -> Iterator[Any]:
-    """Not in training, and with the copies' mean in the place of what differs between them."""
-    modes = [(module, module.training) for module in row.modules()]
-    kept: list[Tensor] = []
-    with torch.no_grad():
-        if changed:
-            kept = [tensor.detach().clone() for tensor in changed]
-            for tensor, mean in zip(changed, along.mean(changed), strict=True):
-                tensor.copy_(mean)
-    row.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        with torch.no_grad():
-            for tensor, own in zip(changed, kept, strict=True):
-                tensor.copy_(own)

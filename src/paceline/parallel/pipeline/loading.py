@@ -1,114 +1,23 @@
-"""The batches of a pipeline: every copy of the model has its own, and only first stages load them.
-
-The order of an epoch is drawn from the user's own sampler under a seed of run and epoch, so all workers know
-it. Copies take batches in turn; the samples of a last, incomplete round are spread over all copies, so that
-every sample is used by exactly one of them. Fewer samples than copies are left out of that epoch.
-"""
+"""The batches of a pipeline: pairs of inputs and labels, which only first stages load."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
-
 from paceline.errors import ConfigError
-from paceline.runtime.worker.data.loader import COPIED
-from paceline.runtime.worker.data.sample_order import SampleOrders
-
-Indices = list[Any]
+from paceline.parallel.loading import Dealt
 
 
-def deal(batches: Sequence[Indices], copies: int) -> list[list[Indices]]:
-    """Rounds of one batch for each copy."""
-    whole = len(batches) // copies
-    rounds = [list(batches[at * copies : (at + 1) * copies]) for at in range(whole)]
-    left = [index for batch in batches[whole * copies :] for index in batch]
-    if len(left) >= copies:
-        size, more = divmod(len(left), copies)
-        bounds = [at * size + min(at, more) for at in range(copies + 1)]
-        rounds.append([left[start:end] for start, end in pairwise(bounds)])
-    return rounds
-
-
-class Dealt:
-    """A pipeline's loader. One pass over it is one epoch; batches are (inputs, labels).
+class Pairs(Dealt):
+    """A pipeline's loader: batches are (inputs, labels).
 
     Where batches are not loaded, both are None: the labels go from the first stage to the last.
     """
 
-    def __init__(self, loader: Any, copy: int, copies: int, loads: bool, seed: int) -> None:
-        check_loader(loader)
-        self._loader, self._copy, self._copies, self._loads = loader, copy, copies, loads
-        self._batches = len(loader.batch_sampler)
-        self._orders = SampleOrders(loader.batch_sampler, self._batches, seed)
-        self.epoch, self.rounds = 0, 0
-        """Where it stands: rounds of the epoch that were handed out."""
-        self._skip = (0, 0)
-        self.repeats = False
-        """Whether a resumed script only repeats what was done before."""
-        self.samples = 0
-        """Of all copies, in the round that was handed out last."""
-        self.over = False
-        """Whether training was ended for all."""
-
-    def __len__(self) -> int:
-        return -(-self._batches // self._copies)
-
-    @property
-    def dataset(self) -> Any:
-        """The user's."""
-        return self._loader.dataset
-
-    @property
-    def per_epoch(self) -> int:
-        """Samples."""
-        return len(self._loader.dataset)
-
-    def resume(self, epoch: int, rounds: int) -> None:
-        """So much is behind us: epochs that a script runs through again give nothing."""
-        self._skip, self.repeats = (epoch, rounds), True
-
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        if self.over:
-            return
-        epoch, done = self.epoch, 0
-        if epoch < self._skip[0]:
-            self.epoch += 1
-            return
-        if epoch == self._skip[0]:
-            done = self._skip[1]
-        self.rounds = done
-        rounds = deal(self._orders[epoch], self._copies)
-        for dealt, batch in zip(rounds[done:], self._loaded(rounds[done:]), strict=True):
-            self.samples = sum(map(len, dealt))
-            self.repeats = False
-            self.rounds += 1
-            yield batch
-            if self.over:
-                return
-        self.epoch, self.rounds = epoch + 1, 0
-
-    def _loaded(self, rounds: list[list[Indices]]) -> Iterator[tuple[Any, Any]]:
-        if not self._loads:
-            yield from ((None, None) for _ in rounds)
-            return
-        mine = [dealt[self._copy] for dealt in rounds]
-        settings = {name: getattr(self._loader, name) for name in COPIED}
-        for batch in DataLoader(self._loader.dataset, batch_sampler=mine, **settings):
-            yield pair(batch)
-
-
-def check_loader(loader: Any) -> None:
-    """Something whose order all workers can know."""
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        raise ConfigError(
-            "a pipeline needs a DataLoader over a dataset with a length, whose order all stages know, got "
-            f"{type(loader).__name__}. Put the data into a map-style dataset."
-        )
-    if loader.batch_sampler is None:
-        raise ConfigError("a pipeline needs a loader that makes batches: give it a batch_size.")
+        for batch in super().__iter__():
+            yield (None, None) if batch is None else pair(batch)
 
 
 def pair(batch: Any) -> tuple[Any, Any]:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from paceline.parallel.loading import check_loader
 from paceline.parallel.pipeline.blocks import as_blocks
-from paceline.parallel.pipeline.loading import check_loader
 from paceline.runtime.worker.pace import Pace
 
 

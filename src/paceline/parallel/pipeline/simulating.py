@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from paceline.errors import RunError
+from paceline.parallel.conductor.record import Record
 from paceline.parallel.messages import Iteration
 from paceline.parallel.pipeline import engine as e
-from paceline.parallel.record import Record
 from paceline.parallel.registry import Pipelined, parse_along
 from paceline.protocols.core.operations import Agree, Average, Compute, Mix, Recall
 from paceline.protocols.core.peer import Me, Peer, life

@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
 from paceline.parallel import messages as m
-from paceline.parallel.along import Along
+from paceline.parallel.along import Along, as_one
+from paceline.parallel.loading import Dealt
 from paceline.parallel.mesh import Mesh
 from paceline.parallel.pace import MeshPace
+from paceline.parallel.padding import Padding
 from paceline.parallel.parts import Part, export_optimizer
 from paceline.parallel.pipeline import engine as e
 from paceline.parallel.pipeline.computing import Computing
-from paceline.parallel.pipeline.evaluating import Lead, evaluating, serve
-from paceline.parallel.pipeline.loading import Dealt
-from paceline.parallel.pipeline.padding import Padding
-from paceline.parallel.pipeline.rates import Deferred
+from paceline.parallel.pipeline.evaluating import Lead, serve
 from paceline.parallel.pipeline.ways import Receiver, Sender, Way
+from paceline.parallel.rates import Deferred
 
 FORWARD, BACKWARD = 1 / 3, 2 / 3
 """Shares of an emulated device's time for a batch."""
@@ -251,7 +251,7 @@ class Pipeline:
 
     def evaluate(self, measure: Callable[[nn.Module], dict[str, float]]) -> m.Measured | None:
         """The lead measures; the other stages of its copy compute their parts until it has done so."""
-        with self._as_one():
+        with as_one(self._computing.row, self._along):
             if self._mesh.index("data"):
                 return None
             row, index = self._mesh.ranks("stage"), self._mesh.index("stage")
@@ -266,17 +266,9 @@ class Pipeline:
                 lead.end()
             return m.Measured(values, time.perf_counter() - began, self._updates, self._samples)
 
-    def _as_one(self) -> Any:
-        """Where copies differ: with their mean in the place of this one."""
-        row = self._computing.row
-        changed = [b for b in row.buffers() if b.is_floating_point()]
-        if not self._along.agrees:
-            changed = [*row.parameters(), *changed]
-        return evaluating(row, changed, self._along)
-
     def part(self) -> Part | None:
         """The stage's tensors, from the first copy; where copies differ, their mean."""
-        with self._as_one():
+        with as_one(self._computing.row, self._along):
             if self._mesh.index("data"):
                 return None
             row = self._computing.row

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,21 +12,24 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.parallel.plans.hap.uneven import gather_into, scatter_into
+from paceline.parallel.plans.host import available_bytes, this_host
 from paceline.parallel.plans.processes import run_ranks
-from paceline.parallel.plans.uneven import gather_into, scatter_into
 from paceline.plan.profile.cluster import ClusterProfile, Device, Kind, Line
 from paceline.plan.profile.model import fit
 from paceline.plan.profile.units import MIB
 
 SIZES = (64 * 1024, MIB, 4 * MIB, 16 * MIB)
 REPEATS = 5
+LONG_S = 0.6
+"""After a size whose repeats take longer than this in all, no larger one is timed."""
 MATRIX = 384
 
 
 def measure_cluster(workers: int, slow: dict[int, float] | None = None) -> ClusterProfile:
     """Start so many workers here and time them. `slow`: ranks that are to count as slower than they are."""
     answers = run_ranks(f"{__name__}:on_rank", workers, {}, timeout_s=300)
-    memory = _available_bytes() // workers
+    memory = available_bytes() // workers
     devices = tuple(
         Device(
             name="cpu",
@@ -39,7 +41,15 @@ def measure_cluster(workers: int, slow: dict[int, float] | None = None) -> Clust
     )
     lines = msgspec.convert(answers[0]["lines"], dict[Kind, Line])
     link = _link(lines, workers)
-    return ClusterProfile(devices=devices, link=link, collectives=lines, overhead_bytes=0, source="measured")
+    return ClusterProfile(
+        devices=devices,
+        link=link,
+        collectives=lines,
+        overhead_bytes=0,
+        source="measured",
+        host=this_host(),
+        slow=slow or {},
+    )
 
 
 def _link(lines: dict[Kind, Line], workers: int) -> Line:
@@ -111,8 +121,12 @@ def _line(make: Callable[[int], Callable[[], None]], size: int) -> dict[str, flo
         for _ in range(REPEATS):
             dist.barrier()
             took.append(_slowest(_timed(run)))
+            if sum(took) > LONG_S:
+                break
         times.append(statistics.median(took))
-    latency, per_byte = fit(SIZES, times)
+        if sum(took) > LONG_S:  # a slow link: larger sizes would show nothing new
+            break
+    latency, per_byte = fit(SIZES[: len(times)], times)
     return {"latency_s": latency, "bytes_per_s": 1 / max(per_byte, 1e-15)}
 
 
@@ -126,10 +140,3 @@ def _timed(run: Callable[[], Any]) -> float:
     began = time.perf_counter()
     run()
     return time.perf_counter() - began
-
-
-def _available_bytes() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 8 * 1024 * MIB

@@ -9,10 +9,10 @@ from __future__ import annotations
 import inspect
 import statistics
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,34 @@ def _owns(part: nn.Module) -> bool:
     return any(True for _ in part.parameters(recurse=False))
 
 
+class Holds(NamedTuple):
+    """An operator and the parameters that count as its own."""
+
+    part: nn.Module
+    own: list[nn.Parameter]
+    shardable: bool
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all of them."""
+        return sum(p.numel() * p.element_size() for p in self.own)
+
+
+def held_by(model: nn.Module) -> dict[str, Holds]:
+    """Operators by name. A parameter that several share (tied weights) is the first one's and stays whole:
+    sharded twice, it would be two parameters."""
+    parts = operators_of(model)
+    every = {name: list(part.parameters(recurse=not loose(part))) for name, part in parts.items()}
+    uses = Counter(id(p) for own in every.values() for p in {id(p): p for p in own}.values())
+    seen: set[int] = set()
+    made = {}
+    for name, part in parts.items():
+        own = [p for p in every[name] if id(p) not in seen]
+        seen |= {id(p) for p in own}
+        made[name] = Holds(part, own, not loose(part) and all(uses[id(p)] == 1 for p in every[name]))
+    return made
+
+
 def measure_model(
     captured: Captured, name: str, progress: Progress = lambda what, share: None
 ) -> ModelProfile:
@@ -71,8 +99,8 @@ def measure_model(
         progress("timing", (i + 1) / len(batches))
     whole = [sum(times[op][i] for op in times) for i in range(len(batches))]
     operators = [
-        _operator(op, part, flops[op] / top, saved[op] / top, fit(batches, times[op]))
-        for op, part in parts.items()
+        _operator(op, holds, flops[op] / top, saved[op] / top, fit(batches, times[op]))
+        for op, holds in held_by(model).items()
     ]
     fixed, each = fit(batches, times[REST])
     rest = Operator(
@@ -95,19 +123,19 @@ def measure_model(
     )
 
 
-def _operator(name: str, part: nn.Module, flops: float, saved: float, times: tuple[float, float]) -> Operator:
-    own = list(part.parameters(recurse=not loose(part)))
+def _operator(name: str, holds: Holds, flops: float, saved: float, times: tuple[float, float]) -> Operator:
+    part, own = holds.part, holds.own
     return Operator(
         name=name,
         kind=type(part).__name__,
-        parameter_bytes=sum(p.numel() * p.element_size() for p in own),
+        parameter_bytes=holds.size_bytes,
         frozen_bytes=sum(p.numel() * p.element_size() for p in own if not p.requires_grad),
         activation_bytes=saved,
         flops=flops,
         fixed_s=times[0],
         per_sample_s=times[1],
-        max_slices=part.in_features if type(part) is nn.Linear else 1,
-        shardable=not loose(part),
+        max_slices=part.in_features if type(part) is nn.Linear and holds.shardable else 1,
+        shardable=holds.shardable,
     )
 
 

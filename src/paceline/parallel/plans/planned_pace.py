@@ -12,13 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paceline.config import RunConfig
 from paceline.errors import BadGradient, ConfigError
 from paceline.parallel.plans.meter import Meter
-from paceline.parallel.plans.sharding import Sharded, average_replicated, clip, shard
+from paceline.parallel.plans.sharding import Sharded, average_replicated, global_norm, shard
 from paceline.parallel.plans.shared_loader import SharedLoader
 from paceline.plan.osdp.plan import OsdpPlan
 from paceline.runtime.worker.pace import Metrics, Pace, replace_step
@@ -35,6 +34,7 @@ class PlannedPace(Pace):
         self.figures: dict[str, float] = {}
         self.loss: float | None = None
         self.meter: Meter | None = None
+        self._is_whole = False
 
     @abstractmethod
     def _place(
@@ -43,8 +43,12 @@ class PlannedPace(Pace):
         """Carry the plan out; the batches of this rank."""
 
     @abstractmethod
-    def _gradients(self) -> list[nn.Parameter]:
-        """Make gradients those of the whole batch, and clip them."""
+    def _average(self) -> None:
+        """Make gradients those of the whole batch."""
+
+    @abstractmethod
+    def _norm(self, parameters: list[Tensor]) -> float:
+        """Of the whole gradient of these parameters; all ranks call it."""
 
     @abstractmethod
     def whole_state(self) -> dict[str, Tensor]:
@@ -59,6 +63,7 @@ class PlannedPace(Pace):
             raise ConfigError(
                 "plans run on CPU workers so far; the model is on another device. Leave it on the CPU."
             )
+        model.register_forward_pre_hook(self._begin)
         size = sum(p.numel() * p.element_size() for p in model.parameters())
         self.meter = Meter(size)
         made = self._place(model, optimizer, loader)
@@ -74,12 +79,53 @@ class PlannedPace(Pace):
 
     _own_batches = True
 
+    @property
+    def prepared(self) -> bool:
+        """Whether there is a model."""
+        return self._model is not None
+
+    def _begin(self, model: nn.Module, args: Any) -> None:
+        """A forward pass begins: gradients that were made whole for a step must have been used by now."""
+        if self._is_whole and any(p.grad is not None for p in model.parameters()):
+            raise ConfigError(
+                "gradients were clipped, and then the model was called before optimizer.step(). Clip once, "
+                "just before the step."
+            )
+        self._is_whole = False
+
+    def make_whole(self) -> None:
+        """Gradients become those of the whole batch, once for each step."""
+        if not self._is_whole:
+            self._average()
+            self._is_whole = True
+
+    def clip_these(self, parameters: list[Tensor], most: float) -> Tensor:
+        """Scale the whole gradient of these parameters so that its norm is at most this; the norm it had."""
+        self.make_whole()
+        norm = self._norm(parameters)
+        if norm > most:
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(most / (norm + 1e-6))
+        return torch.tensor(norm)
+
+    def _trained(self) -> list[Tensor]:
+        assert self._optimizer is not None
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
+
+    def _clip(self, max_norm: float) -> Tensor:
+        return self.clip_these(self._trained(), max_norm)
+
     def _step(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         assert self.meter is not None
-        parameters = self._gradients()
-        if not all(bool(torch.isfinite(_local(p.grad)).all()) for p in parameters if p.grad is not None):
+        self.make_whole()
+        trained = self._trained()
+        if self._config.clip_norm is not None:
+            self.clip_these(trained, self._config.clip_norm)
+        if not all(bool(torch.isfinite(_local(p.grad)).all()) for p in trained if p.grad is not None):
             raise BadGradient(f"NaN or infinity in a gradient of rank {self.rank} at step {self.steps}.")
         result = plain(*args, **kwargs)
+        self._is_whole = False
         self.steps += 1
         self.samples += self._global_batch
         self.loss = (self._reported() or {}).get("loss", self.loss)
@@ -106,31 +152,10 @@ class PlannedPace(Pace):
             "peak_bytes": None if meter is None else meter.peak_bytes,
         }
 
-    def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
-        pass
-
-    def _idle(self) -> bool:
-        return False
-
-    def _away(self) -> None:
-        pass
-
-    def _back(self, values: dict[str, float], seconds: float) -> None:
-        pass
-
-    def _leave(self) -> None:
-        pass
-
-    def _plan(self, epochs: int) -> None:
-        pass
-
     def _end_work(self, why: str) -> None:
         raise ConfigError(
             "pace.stop() cannot end a planned run yet: its workers have to stop at the same step."
         )
-
-    def _warn(self, text: str) -> None:
-        print(f"warning: {text}", flush=True)
 
 
 class OsdpPace(PlannedPace):
@@ -150,16 +175,20 @@ class OsdpPace(PlannedPace):
                 f"{loader.batch_size}. Give the script that batch size, or plan again with --batch "
                 f"{loader.batch_size}."
             )
+        if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()) and self.lead:
+            self._warn(
+                "BatchNorm sees each worker's own batch, as under DDP; the statistics that are kept are "
+                "those of rank 0"
+            )
         self._sharded = shard(model, optimizer, self._osdp, init_device_mesh("cpu", (self.size,)))
         return SharedLoader(loader, self._osdp.batch, self.rank, self.size, self._config.seed)
 
-    def _gradients(self) -> list[nn.Parameter]:
+    def _average(self) -> None:
         assert self._sharded is not None
         average_replicated(self._sharded.model)
-        every = list(self._sharded.model.parameters())
-        if self._config.clip_norm is not None:
-            clip(every, self._config.clip_norm)
-        return every
+
+    def _norm(self, parameters: list[Tensor]) -> float:
+        return global_norm(parameters)
 
     def whole_state(self) -> dict[str, Tensor]:
         assert self._sharded is not None

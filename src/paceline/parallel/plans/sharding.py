@@ -20,7 +20,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError
-from paceline.parallel.plans.measure_model import loose, operators_of
+from paceline.parallel.plans.hap.uneven import add_up
+from paceline.parallel.plans.measure_model import held_by, operators_of
 from paceline.parallel.plans.split import SplitLinear
 from paceline.plan.osdp.plan import OsdpPlan
 
@@ -51,7 +52,8 @@ def check_plan(plan: OsdpPlan, model: nn.Module, workers: int) -> None:
             f"the plan is for {plan.workers} workers, but {workers} were started. Use --workers "
             f"{plan.workers}, or plan again with --workers {workers}."
         )
-    here = {name: (type(part).__name__, _bytes(part)) for name, part in operators_of(model).items()}
+    every = held_by(model)
+    here = {name: (type(h.part).__name__, h.size_bytes) for name, h in every.items() if h.size_bytes}
     planned = {op.name: (op.kind, op.parameter_bytes) for op in plan.operators if op.parameter_bytes}
     for name in [*planned, *here]:
         if planned.get(name) != here.get(name):
@@ -59,14 +61,16 @@ def check_plan(plan: OsdpPlan, model: nn.Module, workers: int) -> None:
                 f"the plan is for another model: operator {name!r} is {_told(planned.get(name))} in the plan "
                 f"and {_told(here.get(name))} in the script. Plan again with `paceline plan osdp`."
             )
+    for op in plan.operators:
+        if op.parameter_bytes and op.mode != "dp" and not every[op.name].shardable:
+            raise ConfigError(
+                f"the plan shards {op.name!r}, whose parameters are no layer's own: tied to another's, or "
+                "beside layers. Plan again with `paceline plan osdp`."
+            )
 
 
 def _told(operator: tuple[str, int] | None) -> str:
     return "missing" if operator is None else f"{operator[0]} of {operator[1]} bytes"
-
-
-def _bytes(part: nn.Module) -> int:
-    return sum(p.numel() * p.element_size() for p in part.parameters(recurse=not loose(part)))
 
 
 def shard(
@@ -130,18 +134,18 @@ def _hand_over(
 
 def average_replicated(model: nn.Module) -> None:
     """Replace the gradients of replicated parameters by their mean over all ranks."""
-    works = []
+    gradients = []
     for parameter in model.parameters():
         if not isinstance(parameter, DTensor) and parameter.requires_grad:
             if parameter.grad is None:  # somebody else may have one
                 parameter.grad = torch.zeros_like(parameter)
-            works.append((dist.all_reduce(parameter.grad, async_op=True), parameter.grad))
-    for work, gradient in works:
-        work.wait()
+            gradients.append(parameter.grad)
+    add_up(gradients)
+    for gradient in gradients:
         gradient.div_(dist.get_world_size())
 
 
-def global_norm(parameters: Iterable[nn.Parameter]) -> float:
+def global_norm(parameters: Iterable[Tensor]) -> float:
     """The norm of the whole gradient: sharded parts added up over ranks, replicated ones counted once."""
     sharded = replicated = 0.0
     for parameter in parameters:
@@ -152,17 +156,6 @@ def global_norm(parameters: Iterable[nn.Parameter]) -> float:
     told = torch.tensor([sharded], dtype=torch.float64)
     dist.all_reduce(told)
     return math.sqrt(float(told) + replicated)
-
-
-def clip(parameters: Iterable[nn.Parameter], most: float) -> float:
-    """Scale the gradient so that its norm is at most this; the norm that it had."""
-    every = [p for p in parameters if p.grad is not None]
-    norm = global_norm(every)
-    if norm > most:
-        for parameter in every:
-            assert parameter.grad is not None
-            parameter.grad.mul_(most / (norm + 1e-6))
-    return norm
 
 
 def _full(tensor: Tensor) -> Tensor:

@@ -14,8 +14,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from paceline.errors import ConfigError
-
-KEPT = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor")
+from paceline.runtime.worker.data.loader import with_batches
 
 
 class SharedLoader:
@@ -50,8 +49,7 @@ class SharedLoader:
             order[at + self._rank * self._batch : at + (self._rank + 1) * self._batch]
             for at in range(0, len(self) * step, step)
         ]
-        kept = {name: getattr(self._loader, name) for name in KEPT}
-        yield from DataLoader(self._loader.dataset, batch_sampler=mine, **kept)
+        yield from with_batches(self._loader, mine)
 
     def _order(self) -> list[int]:
         if isinstance(self._loader.sampler, SequentialSampler):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import runpy
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,26 @@ import msgspec
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError, RunError
+from paceline.parallel.plans.host import available_bytes, this_host
 from paceline.parallel.plans.processes import run_ranks
-from paceline.plan.osdp.plan import OsdpPlan, load_plan
-from paceline.plan.profile.files import read_table, write_json
+from paceline.plan.files import read_plan
+from paceline.plan.osdp.plan import OsdpPlan
+from paceline.plan.profile import ClusterProfile
+from paceline.plan.profile.changes import check_cluster, check_here
+from paceline.plan.profile.files import write_json
 
 TASK = f"{__name__}:on_rank"
 
 
-def train_with_plan(config: RunConfig, file: Path) -> dict[str, Any]:
-    """Run to the end; the result, which is also kept in the run's folder."""
+def train_with_plan(config: RunConfig, file: Path, now: ClusterProfile | None = None) -> dict[str, Any]:
+    """Run to the end; the result, which is also kept in the run's folder. `now`: the cluster as it is."""
     planner, plan = read_plan(file)
     if plan.workers != config.workers:
         raise ConfigError(
             f"the plan {file} is for {plan.workers} workers, not {config.workers}. Use --workers "
             f"{plan.workers}, or plan again with --workers {config.workers}."
         )
+    _check_cluster(config, plan, now)
     write_json(config.path / "config.json", config)
     write_json(config.path / "plan.json", plan)
     request = {"config": config, "planner": planner, "plan": plan}
@@ -36,15 +42,25 @@ def train_with_plan(config: RunConfig, file: Path) -> dict[str, Any]:
     return result
 
 
-def read_plan(file: Path) -> tuple[str, Any]:
-    """Which planner made it, and what it says."""
-    table = read_table(file, "plan")
-    planner = table.get("planner") if isinstance(table, dict) else None
-    if planner == "hap":
-        from paceline.plan.hap.plan import load_hap_plan
+def _check_cluster(config: RunConfig, plan: Any, now: ClusterProfile | None) -> None:
+    """The cluster has to be the one that was planned for, as far as one can know."""
+    if now is not None:
+        check_cluster(plan.cluster, now)
+    peak = plan.predicted.memory_bytes - plan.cluster.overhead_bytes
+    left = available_bytes() // config.workers
+    check_here(plan.cluster, this_host(), config.slow, peak, left)
 
-        return "hap", load_hap_plan(file)
-    return "osdp", load_plan(file)
+
+def planned_elsewhere(plan: Any) -> str | None:
+    """A warning for plans of clusters that are not this machine."""
+    if plan.cluster.host:
+        return None
+    kinds = Counter(device.name for device in plan.cluster.devices)
+    devices = ", ".join(f"{count} x {name}" for name, count in kinds.items())
+    return (
+        f"the plan is for {devices} as described in a file, and is carried out by processes on this machine: "
+        "weights are the same, predicted times are not to be expected"
+    )
 
 
 def _result(config: RunConfig, planner: str, plan: Any, answers: list[dict[str, Any]]) -> dict[str, Any]:
@@ -65,6 +81,7 @@ def _result(config: RunConfig, planner: str, plan: Any, answers: list[dict[str, 
         "loss": lead["loss"],
         "accuracy": lead["accuracy"],
         "plan": plan.digest(),
+        "emulated": config.emulated,
         "predicted": {"step_s": plan.predicted.seconds, "peak_bytes": plan.predicted.memory_bytes},
         "measured": {"step_s": step_s, "peak_bytes": [answer["peak_bytes"] for answer in answers]},
     }
@@ -75,6 +92,7 @@ def on_rank(rank: int, size: int, request: Any) -> dict[str, Any]:
     import numpy as np
     import torch
 
+    from paceline.parallel.plans.clipping import stand_in_for_clipping
     from paceline.parallel.plans.planned_pace import OsdpPace, PlannedPace, same_for_all
     from paceline.runtime import seat
     from paceline.store.disk.checkpoint import save_weights
@@ -85,7 +103,7 @@ def on_rank(rank: int, size: int, request: Any) -> dict[str, Any]:
 
     def take_part() -> PlannedPace:
         if request["planner"] == "hap":
-            from paceline.parallel.plans.hap_pace import HapPace
+            from paceline.parallel.plans.hap.pace import HapPace
             from paceline.plan.hap.plan import HapPlan
 
             program = msgspec.convert(request["plan"], HapPlan)
@@ -101,6 +119,7 @@ def on_rank(rank: int, size: int, request: Any) -> dict[str, Any]:
     np.random.seed((config.seed + rank) % 2**32)
     torch.manual_seed(config.seed + rank)
     seat.take(seat.Seat(rank, config, None, stand_in=take_part))
+    stand_in_for_clipping(made)
     _run(config)
     if not made:
         raise ConfigError(f"{config.script} never called paceline.join(), so the plan was not carried out.")

@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple
 from paceline.plan.profile import ClusterProfile, Line
 from paceline.plan.profile.cluster import KINDS
 
+TOGETHER_BYTES = 1 << 20
+"""Gradients of replicated parameters travel together up to this size."""
 Variant = Literal["", "padded", "grouped"]
 
 
@@ -71,8 +73,15 @@ class Costs:
         return self._uneven(("all_gather",), size, segment)
 
     def replicated(self, size: int) -> Price:
-        """A parameter that all have: its gradient is added up."""
-        return Price(self._lines["all_reduce"].seconds(size))
+        """A parameter that all have: its gradient is added up. Small ones travel together, and share the
+        latency of a message by their bytes."""
+        line = self._lines["all_reduce"]
+        return Price(line.latency_s * min(1.0, size / TOGETHER_BYTES) + size / line.bytes_per_s)
+
+    def inside(self, size: int) -> float:
+        """Of an operation that adds up so many bytes over devices within itself, forward and backward, twice
+        each: one sum needs the other."""
+        return 4 * self._lines["all_reduce"].seconds(size) if size else 0.0
 
     def _padded(self, size: int) -> float:
         return self.cluster.size * size

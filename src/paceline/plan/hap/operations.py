@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from paceline.plan.hap.graph import Node
+from paceline.plan.hap.samples import by_sample, products
 
 
 class Seen(NamedTuple):
@@ -43,6 +44,11 @@ RESHAPE = {
     "view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", torch.flatten, torch.reshape,
     torch.unflatten, torch.unsqueeze, torch.squeeze, "view_as",
 }  # fmt: skip
+ELEMENTWISE = {
+    "masked_fill", torch.where, torch.maximum, torch.minimum, operator.eq, operator.ne, operator.lt,
+    operator.le, operator.gt, operator.ge,
+}  # fmt: skip
+CHUNKS = {"chunk", "split", torch.chunk, torch.split}
 POOLS = {F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d, torch.max_pool2d}
 POOL_MODULES = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
@@ -126,23 +132,51 @@ def _module(n: fx.Node, part: nn.Module, value: Tensor, build: Any) -> Made:
         yield from _node(n, "pool", value, build)
     elif isinstance(part, nn.Softmax | nn.LogSoftmax) and part.dim is not None:
         yield from _node(n, "softmax", value, build, 5.0 * value.numel(), dim=part.dim % value.dim())
+    elif isinstance(part, nn.CrossEntropyLoss | nn.NLLLoss | nn.MSELoss):
+        yield from _loss_module(n, part, value, build)
     else:
-        yield from _whole_module(n, part, value, build)
+        yield from whole_module(n, n, part, value, build)
 
 
-def _whole_module(n: fx.Node, part: nn.Module, value: Tensor, build: Any) -> Made:
-    inputs = [build.names[a] for a in _tensor_args(n, build)]
-    inputs += [build.leaf_of(f"{n.target}.{key}", p) for key, p in part.named_parameters()]
-    size = value.numel() * value.element_size()
-    flops = 2.0 * value.numel() * max([p.numel() // max(p.shape[0], 1) for p in part.parameters()], default=1)
+def whole_module(
+    n: fx.Node, call: fx.Node, part: nn.Module, value: Tensor, build: Any, place: int = 0
+) -> Made:
+    """One that has no rules of its own: cut by samples if it treats each of them alone, else one piece.
+
+    `call` is the module's; `n` is that, or what picks one of several results."""
+    given = _tensor_args(call, build)
+    inputs = [build.names[a] for a in given]
+    inputs += [build.leaf_of(f"{call.target}.{key}", p) for key, p in part.named_parameters()]
+    size, shape = value.numel() * value.element_size(), tuple(value.shape)
+    flops = max(products(part, shape), float(value.numel()))
+    attrs = by_sample(part, [build.shape(a) for a in given], shape) if not place else None
+    if attrs is not None:
+        op = "batch_norm" if "sums" in attrs else "samples"
+        yield Node(n.name, op, tuple(inputs), shape, size, flops, attrs), Seen(n, inputs=tuple(inputs)), ""
+        return
     kind = type(part).__name__
-    note = f"{n.target} is planned as one piece, computed in full by every device: no rule for {kind}"
-    made = Node(n.name, "piece", tuple(inputs), tuple(value.shape), size, flops)
-    yield made, Seen(n, inputs=tuple(inputs)), note
+    note = f"{call.target} is planned as one piece, computed in full by every device: no rule for {kind}"
+    yield Node(n.name, "piece", tuple(inputs), shape, size, flops), Seen(n, inputs=tuple(inputs)), note
+
+
+def _loss_module(n: fx.Node, part: Any, value: Tensor, build: Any) -> Made:
+    given = _tensor_args(n, build)
+    special = getattr(part, "weight", None) is not None or bool(getattr(part, "label_smoothing", False))
+    if value.dim() or special or not _by_target(given, isinstance(part, nn.MSELoss), build):
+        yield from whole_module(n, n, part, value, build)
+        return
+    ignored = getattr(part, "ignore_index", -100)
+    flops = 5.0 * prod(build.shape(given[0]))
+    yield from _node(n, "loss", value, build, flops, reduction=part.reduction, ignored=ignored)
 
 
 def _function(n: fx.Node, target: Any, value: Tensor, build: Any) -> Made:
-    if target in UNARY:
+    count = len(_tensor_args(n, build))
+    if target in ELEMENTWISE or (target in UNARY and count > 1):
+        yield from _node(n, "elementwise", value, build)
+    elif target in SAME and count > 1:
+        yield from _piece(n, value, build, "tensors made like another one")
+    elif target in UNARY:
         yield from _node(n, "unary", value, build)
     elif target in SAME:
         yield from _node(n, "scale", value, build, 0.0)
@@ -203,8 +237,8 @@ def _einsum(n: fx.Node, value: Tensor, build: Any) -> Made:
 
 def _transpose(n: fx.Node, value: Tensor, build: Any) -> Made:
     order = list(range(value.dim()))
-    args: Any = n.args
-    a, b = (int(x) % value.dim() for x in args[1:3])
+    given: Any = (*n.args[1:], *n.kwargs.values())
+    a, b = (int(x) % value.dim() for x in given)
     order[a], order[b] = order[b], order[a]
     yield from _node(n, "permute", value, build, 0.0, order=order)
 
@@ -230,12 +264,28 @@ def _softmax(n: fx.Node, value: Tensor, build: Any) -> Made:
 
 
 def _loss(n: fx.Node, value: Tensor, build: Any) -> Made:
-    special = any(value not in (None, -100, 0.0) for key, value in n.kwargs.items() if key != "reduction")
-    if value.dim() or len(_tensor_args(n, build)) != 2 or special or len(n.args) > 2:
+    known = ("reduction", "ignore_index", "input", "target")
+    special = any(v not in (None, 0.0) for key, v in n.kwargs.items() if key not in known)
+    given = _tensor_args(n, build)
+    if value.dim() or special or len(n.args) > 2 or not _by_target(given, n.target is F.mse_loss, build):
         yield from _piece(n, value, build, "a loss with settings")
         return
-    scores = build.shape(_tensor_args(n, build)[0])
-    yield from _node(n, "loss", value, build, 5.0 * prod(scores), reduction=n.kwargs.get("reduction", "mean"))
+    flops = 5.0 * prod(build.shape(given[0]))
+    how = {"reduction": n.kwargs.get("reduction", "mean"), "ignored": n.kwargs.get("ignore_index", -100)}
+    yield from _node(n, "loss", value, build, flops, **how)
+
+
+def _by_target(given: list[fx.Node], squares: bool, build: Any) -> bool:
+    """Whether a loss is a sum over targets: classes for scores, or a number for each number."""
+    if len(given) != 2:
+        return False
+    if squares:
+        return bool(build.shape(given[0]) == build.shape(given[1]))
+    return not build.values[given[1]].is_floating_point()
+
+
+def _dropout(n: fx.Node, value: Tensor, build: Any) -> Made:
+    yield from _node(n, "dropout", value, build)
 
 
 def _reduced(n: fx.Node, value: Tensor, build: Any) -> Made:
@@ -260,7 +310,7 @@ def _getitem(n: fx.Node, value: Tensor, build: Any) -> Made:
     source: Any = n.args[0]
     if source in build.names and (stay := _staying(build.shape(source), n.args[1])) is not None:
         yield from _node(n, "index", value, build, 0.0, stay=stay)
-    elif source not in build.names and source.target in ("chunk", "split", torch.chunk, torch.split):
+    elif source not in build.names and source.op != "call_module" and source.target in CHUNKS:
         old = build.shape(source.args[0])
         stay = [(k, k) for k in range(len(old)) if old[k] == value.shape[k]]
         inputs = (build.names[source.args[0]],)
@@ -270,8 +320,29 @@ def _getitem(n: fx.Node, value: Tensor, build: Any) -> Made:
             Seen(n, inputs=inputs),
             "",
         )
-    else:
+    elif source in build.names:
         yield from _piece(n, value, build, "this kind of indexing")
+    else:
+        yield from _picked(n, value, build)
+
+
+def picks(n: fx.Node) -> tuple[fx.Node, list[Any]]:
+    """The call that returned several results, and which of them a node picks."""
+    path: list[Any] = []
+    while n.target is operator.getitem:
+        path, n = [n.args[1], *path], n.args[0]  # type: ignore[assignment]
+    return n, path
+
+
+def _picked(n: fx.Node, value: Tensor, build: Any) -> Made:
+    """One of several results of a call, which is then made for each of them."""
+    call, path = picks(n)
+    if call.op == "call_module":
+        part = build.module.get_submodule(str(call.target))
+        yield from whole_module(n, call, part, value, build, place=int(path != [0]))
+        return
+    for made, seen, note in _piece(call, value, build, str(getattr(call.target, "__name__", call.target))):
+        yield made._replace(name=n.name), seen._replace(node=n), note.replace(call.name, n.name, 1)
 
 
 def _staying(shape: tuple[int, ...], index: Any) -> list[tuple[int, int]] | None:
@@ -292,6 +363,6 @@ _MAKERS: dict[Any, Callable[[fx.Node, Tensor, Any], Made]] = {
     torch.einsum: _einsum, "transpose": _transpose, torch.transpose: _transpose, "permute": _permute,
     torch.permute: _permute, F.scaled_dot_product_attention: _attention, F.softmax: _softmax,
     torch.softmax: _softmax, "softmax": _softmax, F.log_softmax: _softmax, "log_softmax": _softmax,
-    F.cross_entropy: _loss, F.nll_loss: _loss, F.mse_loss: _loss, "sum": _reduced, torch.sum: _reduced,
-    "mean": _reduced, torch.mean: _reduced, torch.cat: _cat, operator.getitem: _getitem,
+    F.dropout: _dropout, F.cross_entropy: _loss, F.nll_loss: _loss, F.mse_loss: _loss, "sum": _reduced,
+    torch.sum: _reduced, "mean": _reduced, torch.mean: _reduced, torch.cat: _cat, operator.getitem: _getitem,
 }  # fmt: skip

@@ -25,6 +25,9 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     samples_per_s: float
     memory_bytes: int
+    """Of the device that holds most."""
+    fits: bool = True
+    """On every device."""
 
 
 class HapPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +36,8 @@ class HapPlan(msgspec.Struct, frozen=True, kw_only=True):
     planner: Literal["hap"] = "hap"
     model: str
     fingerprint: str
-    cluster: str
+    cluster: ClusterProfile
+    """A run on another one is refused."""
     workers: int
     batch: int
     """Samples of one step, over all workers."""
@@ -45,6 +49,10 @@ class HapPlan(msgspec.Struct, frozen=True, kw_only=True):
     costs: tuple[float, ...] = ()
     """Seconds after every round of program and ratios."""
     notes: tuple[str, ...] = ()
+
+    def simple(self) -> dict[str, Prediction]:
+        """The simple alternatives, by name."""
+        return self.alternatives
 
     def digest(self) -> str:
         """The same for all ranks that hold the same plan."""
@@ -60,7 +68,7 @@ def plan_hap(
     return HapPlan(
         model=model,
         fingerprint=graph.fingerprint(),
-        cluster=cluster.fingerprint(),
+        cluster=cluster,
         workers=cluster.size,
         batch=batch,
         segments=segments,
@@ -139,16 +147,26 @@ def memory_of(
 def _fits(
     program: Program, graph: Graph, cluster: ClusterProfile, ratios: Ratios, copies: float, segments: int
 ) -> bool:
-    held = memory_of(program, graph, cluster, ratios, copies)
+    return _enough(memory_of(program, graph, cluster, ratios, copies), cluster)
+
+
+def _enough(held: list[float], cluster: ClusterProfile) -> bool:
     return all(size <= device.memory_bytes for size, device in zip(held, cluster.devices, strict=True))
 
 
 def _predicted(
     program: Program, graph: Graph, cluster: ClusterProfile, ratios: Ratios, batch: int, copies: float
 ) -> Prediction:
-    memory = max(memory_of(program, graph, cluster, ratios, copies))
-    rate = batch / program.seconds if program.seconds else 0.0
-    return Prediction(seconds=program.seconds, samples_per_s=rate, memory_bytes=int(memory))
+    return _prediction(program.seconds, memory_of(program, graph, cluster, ratios, copies), cluster, batch)
+
+
+def _prediction(seconds: float, held: list[float], cluster: ClusterProfile, batch: int) -> Prediction:
+    return Prediction(
+        seconds=seconds,
+        samples_per_s=batch / seconds if seconds else 0.0,
+        memory_bytes=int(max(held)),
+        fits=_enough(held, cluster),
+    )
 
 
 def _alternatives(graph: Graph, cluster: ClusterProfile, batch: int, copies: float) -> dict[str, Prediction]:
@@ -164,7 +182,7 @@ def _alternatives(graph: Graph, cluster: ClusterProfile, batch: int, copies: flo
     made["DDP, even"] = _predicted(plain, graph, cluster, even, batch, copies)
     speeds = proportional(cluster)
     balanced = synthesize(graph, Costs(cluster, speeds), simple)
-    made["DDP, batches by speed"] = _predicted(balanced, graph, cluster, speeds, batch, copies)
+    made["DDP, batches by speed (--balance)"] = _predicted(balanced, graph, cluster, speeds, batch, copies)
     made["FSDP, even"] = _sharded(plain, graph, cluster, batch, copies)
     return made
 
@@ -177,12 +195,9 @@ def _sharded(plain: Program, graph: Graph, cluster: ClusterProfile, batch: int, 
     seconds = sum(each.compute_s for each in plain.instructions)
     seconds += sum(2 * gather.seconds(size) + scatter.seconds(size) for size in sizes)
     even: Ratios = ((1 / cluster.size,) * cluster.size,)
-    memory = max(memory_of(plain, graph, cluster, even, copies)) - copies * sum(sizes) * (
-        1 - 1 / cluster.size
-    )
-    return Prediction(
-        seconds=seconds, samples_per_s=batch / seconds if seconds else 0.0, memory_bytes=int(memory)
-    )
+    less = copies * sum(sizes) * (1 - 1 / cluster.size)
+    held = [size - less for size in memory_of(plain, graph, cluster, even, copies)]
+    return _prediction(seconds, held, cluster, batch)
 
 
 def load_hap_plan(path: Path) -> HapPlan:

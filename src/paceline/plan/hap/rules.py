@@ -24,6 +24,8 @@ class Rule(NamedTuple):
 
     pre: tuple[str, ...]
     post: str
+    sums: int = 0
+    """Bytes that are added up over devices within the operation."""
 
     @property
     def shared(self) -> bool:
@@ -158,6 +160,18 @@ def _norm(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
     return _unary(node, shapes)[: len(shapes[0]) - node.attrs["dims"]]
 
 
+def _batch_norm(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
+    """Over samples: their statistics are added up, unless they are given."""
+    others = (IDENTITY,) * (len(shapes) - 1)
+    return [Rule((gather(0), *others), gather(0), node.attrs["sums"])]
+
+
+def _samples(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
+    """A module that treats every sample alone."""
+    dim, cut = gather(node.attrs["dim"]), node.attrs["cut"]
+    return [Rule(tuple(dim if place in cut else IDENTITY for place in range(len(shapes))), dim)]
+
+
 def _softmax(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
     return [rule for rule in _unary(node, shapes) if rule.post != gather(node.attrs["dim"])]
 
@@ -216,7 +230,8 @@ _RULES: dict[str, Callable[[Node, Sequence[Shape]], list[Rule]]] = {
     "linear": _linear, "bias": _bias, "unary": _unary, "scale": _scale, "dropout": _unary, "add": _add,
     "mul": _mul, "einsum": _einsum, "permute": _permute, "reshape": _reshape, "norm": _norm,
     "softmax": _softmax, "attention": _attention, "embedding": _embedding, "conv": _conv, "pool": _pool,
-    "loss": _loss, "sum": _summed, "mean": _summed, "cat": _concat, "index": _index,
+    "loss": _loss, "elementwise": _broadcast, "batch_norm": _batch_norm, "samples": _samples,
+    "sum": _summed, "mean": _summed, "cat": _concat, "index": _index,
 }  # fmt: skip
 
 

@@ -4,7 +4,11 @@ established.
 A state says which properties the living tensors have. Instructions are considered in the order of the
 graph, which loses nothing, since a program's time is the sum of its instructions'. Every tensor is
 computed once and moved at most once; results of cheap operations are not moved. `A*`: what remains takes
-at least its flops at the speed of all devices together."""
+at least its flops at the speed of all devices together.
+
+Two things keep it small without giving up exactness. A state with a moved copy is dropped if the same one
+without the copy is cheaper by at least the move, which can still be made later. And pieces of the graph
+that repeat are searched once for everything that can enter them (`pieces`)."""
 
 from __future__ import annotations
 
@@ -14,14 +18,14 @@ from itertools import count
 from typing import NamedTuple
 
 from paceline.errors import ConfigError
-from paceline.plan.hap.costs import FREE, Costs, Price
+from paceline.plan.hap.costs import Costs, Price
 from paceline.plan.hap.graph import Graph, Node
+from paceline.plan.hap.pieces import Held, Piece, State, repeated
 from paceline.plan.hap.program import Instruction, Kind, Program
 from paceline.plan.hap.rules import CHEAP, IDENTITY, REDUCE, Rule, granules, rules_of
 
-Held = tuple[str, ...]
-"""How a tensor is held: as it was computed, and as it was moved to, if it was."""
-State = tuple[tuple[str, Held], ...]
+Place = tuple[int, State]
+"""How many operations are done, and how the tensors that live on are held."""
 NAMES: dict[str, Kind] = {
     "GI": "all_gather",
     "IG": "slice",
@@ -58,12 +62,38 @@ class _Move(NamedTuple):
 class _Step(NamedTuple):
     """How a state was reached; instructions are written down for the way that is taken in the end only."""
 
-    before: tuple[int, State] | None
+    before: Place | None
     rule: Rule | None = None
     moves: tuple[_Move, ...] = ()
     placed: tuple[tuple[str, str], ...] = ()
     paid: float = 0.0
     done: Instruction | None = None
+    through: tuple[Piece, _Ways, State] | None = None
+    """A whole piece at once: which, all ways through one of its kind, and how it is left."""
+
+    def renamed(self, names: dict[str, str], by: int) -> _Step:
+        """The same step in another piece of the kind, so many operations later."""
+        assert self.before is not None
+        moves = tuple(move._replace(name=names[move.name]) for move in self.moves)
+        placed = tuple((names[name], how) for name, how in self.placed)
+        return self._replace(before=(self.before[0] + by, ()), moves=moves, placed=placed)
+
+
+class _Ways(NamedTuple):
+    """All ways through a piece: what leaves it, under numbers, the place that is, and the steps there."""
+
+    piece: Piece
+    ends: dict[State, tuple[float, Place]]
+    came: dict[Place, _Step]
+
+    def steps(self, end: State, piece: Piece) -> list[_Step]:
+        """The steps to one end, in the names of a piece of this kind."""
+        names = dict(zip(self.piece.names, piece.names, strict=True))
+        steps, step = [], self.came[self.ends[end][1]]
+        while step.before is not None:
+            steps.append(step.renamed(names, piece.start - self.piece.start))
+            step = self.came[step.before]
+        return steps[::-1]
 
 
 class Search:
@@ -73,28 +103,30 @@ class Search:
         self.graph, self.costs, self.limits = graph, costs, limits
         self.nodes, self.last = graph.by_name(), graph.last_uses()
         self.work = [(place, node) for place, node in enumerate(graph.nodes) if not node.leaf]
+        self.sizes = granules(graph)
         self.rules = self._all_rules()
         uses = [name for node in graph.nodes for name in set(node.inputs)]
+        self.pieces = repeated(graph, self.sizes)
+        self._ways: dict[tuple[str, State], _Ways] = {}
         self.shared = {n.name for n in graph.nodes if n.op == "parameter" and uses.count(n.name) > 1}
         self._moves: dict[tuple[str, str, str, int], _Move | None] = {}
 
     def _all_rules(self) -> list[list[tuple[Rule, float]]]:
         """Of every operation, with the seconds that computing takes."""
-        sizes = granules(self.graph)
         made = []
         for _, node in self.work:
             rules = rules_of(node, [self.nodes[name].shape for name in node.inputs])
-            allowed = [rule for rule in rules if self._allowed(rule, node, sizes)]
+            allowed = [rule for rule in rules if self._allowed(rule, node)]
             made.append([(r, self.costs.compute_s(node.flops, r.shared, node.segment)) for r in allowed])
         return made
 
-    def _allowed(self, rule: Rule, node: Node, sizes: dict[tuple[str, int], int]) -> bool:
+    def _allowed(self, rule: Rule, node: Node) -> bool:
         if self.costs.cluster.size == 1:
             return not rule.shared and REDUCE not in (*rule.pre, rule.post)
         for name, held in [*zip(node.inputs, rule.pre, strict=True), (node.name, rule.post)]:
             if held[0] == "G":
                 dim, known = int(held[1:]), self.nodes[name]
-                if known.shape[dim] // sizes[name, dim] < 2:
+                if known.shape[dim] // self.sizes[name, dim] < 2:
                     return False
                 if known.op == "parameter" and not self.limits.shard_parameters:
                     return False
@@ -103,24 +135,69 @@ class Search:
     def run(self) -> Program:
         """The cheapest program."""
         ends = len(self.work)
-        estimate = self._estimates()
-        start: tuple[int, State] = (0, ())
-        best: dict[tuple[int, State], float] = {start: 0.0}
-        came: dict[tuple[int, State], _Step] = {start: _Step(None)}
+        came: dict[Place, _Step] = {}
+        for _, at in self._explored((0, ()), ends + 1, self._estimates(), came):
+            return self._program(at, came)
+        raise ConfigError("no distributed program computes this graph: its loss cannot be cut into summands.")
+
+    def _explored(
+        self, start: Place, stop: int, estimate: list[float], came: dict[Place, _Step], pieces: bool = True
+    ) -> Iterator[tuple[float, Place]]:
+        """All states after `stop` operations, the cheapest first. `came`: how one gets there, filled in."""
+        best: dict[Place, float] = {start: 0.0}
+        came[start] = _Step(None)
         order = count()
-        heap = [(estimate[0], next(order), 0.0, start)]
+        heap = [(estimate[start[0]], next(order), 0.0, start)]
         while heap:
             _, _, cost, at = heapq.heappop(heap)
-            if cost > best[at]:
+            if cost > best[at] or self._surpassed(at, cost, best):
                 continue
-            if at[0] > ends:
-                return self._program(at, came)
-            for extra, state, step in self._finish(at) if at[0] == ends else self._successors(at):
-                key = (at[0] + 1, state)
+            if at[0] == stop:
+                yield cost, at
+                continue
+            for extra, key, step in self._next(at, pieces):
                 if cost + extra < best.get(key, float("inf")):
                     best[key], came[key] = cost + extra, step
-                    heapq.heappush(heap, (cost + extra + estimate[at[0] + 1], next(order), cost + extra, key))
-        raise ConfigError("no distributed program computes this graph: its loss cannot be cut into summands.")
+                    heapq.heappush(heap, (cost + extra + estimate[key[0]], next(order), cost + extra, key))
+
+    def _next(self, at: Place, pieces: bool) -> Iterator[tuple[float, Place, _Step]]:
+        if at[0] == len(self.work):
+            return self._finish(at)
+        piece = self.pieces.get(at[0]) if pieces else None
+        return self._successors(at) if piece is None else self._across(piece, at)
+
+    def _across(self, piece: Piece, at: Place) -> Iterator[tuple[float, Place, _Step]]:
+        """Everything that can come out of a piece."""
+        mine, others = piece.inside(at[1])
+        if (piece.kind, mine) not in self._ways:
+            begin = (piece.start, tuple(sorted(piece.outside(mine).items())))
+            came: dict[Place, _Step] = {}
+            ends = self._explored(begin, piece.stop, [0.0] * (piece.stop + 1), came, pieces=False)
+            found = {piece.inside(end[1])[0]: (cost, end) for cost, end in ends}
+            self._ways[piece.kind, mine] = _Ways(piece, found, came)
+        ways = self._ways[piece.kind, mine]
+        for left, (seconds, _) in ways.ends.items():
+            state = tuple(sorted([*others, *piece.outside(left).items()]))
+            yield seconds, (piece.stop, state), _Step(at, through=(piece, ways, left))
+
+    def _surpassed(self, at: Place, cost: float, best: dict[Place, float]) -> bool:
+        """Whether some moved copy could as well be made later, at the same cost or less."""
+        place, state = at
+        for i, (name, held) in enumerate(state):
+            if len(held) > 1:
+                without = (*state[:i], (name, held[:1]), *state[i + 1 :])
+                known = best.get((place, without))
+                if known is not None and known + self._moved_s(name, held) <= cost:
+                    return True
+        return False
+
+    def _moved_s(self, name: str, held: Held) -> float:
+        """What the move took that a tensor has had."""
+        (before, own), (after, later) = (each.partition("@")[::2] for each in held)
+        segment = int(own or later or 0)
+        price = self.costs.move(before, after, self.nodes[name].size_bytes, segment)
+        assert price is not None
+        return price.at(self.costs.longest[segment])
 
     def _estimates(self) -> list[float]:
         """At every place, a time that the rest takes at least."""
@@ -132,7 +209,7 @@ class Search:
 
     # -- successors ---------------------------------------------------------------------------
 
-    def _successors(self, at: tuple[int, State]) -> Iterator[tuple[float, State, _Step]]:
+    def _successors(self, at: Place) -> Iterator[tuple[float, Place, _Step]]:
         place, node = self.work[at[0]]
         for rule, compute_s in self.rules[at[0]]:
             ready = self._provide(node, rule, dict(at[1]))
@@ -141,16 +218,18 @@ class Search:
             holds, moves, placed, paid = ready
             holds[node.name] = (_key(rule.post, node.segment),)
             alive = tuple(sorted(item for item in holds.items() if self.last.get(item[0], -1) > place))
+            paid += self.costs.inside(rule.sums)
             seconds = compute_s + paid + sum(move.seconds for move in moves)
             if self.limits.byte_price:
                 seconds += self._held_price(node, rule, placed)
-            yield seconds, alive, _Step(at, rule, tuple(moves), tuple(placed), paid)
+            yield seconds, (at[0] + 1, alive), _Step(at, rule, tuple(moves), tuple(placed), paid)
 
     def _written(self, step: _Step) -> list[Instruction]:
         """The instructions of one step of the way."""
-        if step.before is None or step.done is not None:
-            return [step.done] if step.done is not None else []
+        if step.done is not None:
+            return [step.done]
         assert step.rule is not None
+        assert step.before is not None
         node = self.work[step.before[0]][1]
         made = [_moved(move) for move in step.moves]
         made.append(
@@ -236,38 +315,40 @@ class Search:
         made.append(move)
         return True
 
-    def _finish(self, at: tuple[int, State]) -> Iterator[tuple[float, State, _Step]]:
+    def _finish(self, at: Place) -> Iterator[tuple[float, Place, _Step]]:
         """A loss has to be summands; anything else is brought together for the script to go on with."""
         output = self.nodes[self.graph.output]
         held = [_plain(each) for each in dict(at[1])[output.name]]
-        if self.graph.loss:
-            if REDUCE not in held and self.costs.cluster.size > 1:
-                return
-            price = FREE
-        else:
-            price = self.costs.collect(held[0], output.size_bytes, output.segment)
+        alone = self.costs.cluster.size == 1
+        if self.graph.loss and REDUCE not in held and not alone:
+            return
+        summed = self.graph.loss and not alone
+        price = self.costs.collect(REDUCE if summed else held[0], output.size_bytes, output.segment)
         seconds = price.at(self.costs.longest[output.segment])
         done = Instruction(
             kind="finish",
             tensor=output.name,
-            before=(held[-1] if self.graph.loss else held[0],),
-            after=REDUCE if self.graph.loss else IDENTITY,
+            before=(REDUCE if summed else held[0],),
+            after=IDENTITY,
             variant=price.variant,
             segment=output.segment,
             comm_s=seconds,
             fixed_s=price.fixed,
             longest_s=price.longest,
         )
-        yield seconds, (), _Step(at, done=done)
+        yield seconds, (at[0] + 1, ()), _Step(at, done=done)
 
-    def _program(self, at: tuple[int, State], came: dict[tuple[int, State], _Step]) -> Program:
-        made: list[Instruction] = []
-        placed: dict[str, str] = {}
-        step: _Step | None = came[at]
-        while step is not None:
-            made[0:0] = self._written(step)
-            placed = dict(step.placed) | placed
-            step = None if step.before is None else came[step.before]
+    def _program(self, at: Place, came: dict[Place, _Step]) -> Program:
+        steps, before = list[_Step](), came[at]
+        while before.before is not None:
+            if before.through is None:
+                steps.append(before)
+            else:
+                piece, ways, left = before.through
+                steps += reversed(ways.steps(left, piece))
+            before = came[before.before]
+        made = [each for step in reversed(steps) for each in self._written(step)]
+        placed = {name: how for step in steps for name, how in step.placed}
         return Program(instructions=tuple(made), placements=dict(sorted(placed.items())))
 
 

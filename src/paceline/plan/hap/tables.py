@@ -35,12 +35,13 @@ def _program(plan: HapPlan) -> Table:
     )
     for each in plan.program.instructions:
         table.add_row(
-            _name(each), " ".join(each.before), each.after, time_text(each.compute_s), _moving(each)
+            name_of(each), " ".join(each.before), each.after, time_text(each.compute_s), _moving(each)
         )
     return table
 
 
-def _name(each: Instruction) -> str:
+def name_of(each: Instruction) -> str:
+    """What it does, in words."""
     if each.kind == "compute":
         return each.tensor
     how = f", {each.variant}" if each.variant else ""
@@ -60,7 +61,11 @@ def _ratios(plan: HapPlan) -> Text:
 
 
 def _alternatives(plan: HapPlan) -> Table:
-    table = Table("", "step", "samples/s", "memory", title="against the simple ways", title_justify="left")
-    for name, row in {"this plan": plan.predicted, **plan.alternatives}.items():
-        table.add_row(name, time_text(row.seconds), f"{row.samples_per_s:.1f}", size_text(row.memory_bytes))
+    table = Table(
+        "", "step", "samples/s", "memory", "fits", title="against the simple ways", title_justify="left"
+    )
+    for name, row in {"this plan": plan.predicted, **plan.simple()}.items():
+        fits = "yes" if row.fits else "no"
+        memory = size_text(row.memory_bytes)
+        table.add_row(name, time_text(row.seconds), f"{row.samples_per_s:.1f}", memory, fits)
     return table

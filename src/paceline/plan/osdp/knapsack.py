@@ -53,7 +53,7 @@ def solve(options: Options, limit: int, unit: int = MIB, tolerance: float | None
     for relaxed in sorted(_relaxations(options, limit)):
         if best is not None and relaxed.seconds >= best.seconds * slack:
             break
-        allowed = [_below(each, relaxed.height) for each in options]
+        allowed = [below(each, relaxed.height) for each in options]
         room = limit - relaxed.height
         best = _faster(best, _greedy(allowed, room))
         if relaxed.seconds >= best.seconds * slack:
@@ -89,7 +89,7 @@ def _heights(options: Options) -> list[int]:
     return sorted({option.surge for each in options for option in each})
 
 
-def _below(each: Sequence[Option], height: int) -> list[Option]:
+def below(each: Sequence[Option], height: int) -> list[Option]:
     """Options within a height that no other beats in both time and memory, the smallest first."""
     kept: list[Option] = []
     for option in sorted(
@@ -153,24 +153,26 @@ class _Curves:
     def _bend(self, place: int, height: int) -> None:
         each = self._kinds[place]
         self._next[place] = min((o.surge for o in each if o.surge > height), default=np.inf)
-        kept = _below(each, height)
+        kept = below(each, height)
         if kept:
             self._memory[place], self._seconds[place] = kept[0].memory, kept[0].seconds
             self._slopes[place], self._sizes[place] = 0.0, 0.0
-            for step, (a, b) in enumerate(pairwise(_corners(kept))):
-                self._slopes[place, step], self._sizes[place, step] = _slope(a, b), b.memory - a.memory
+            for step, (a, b) in enumerate(pairwise(corners(kept))):
+                self._slopes[place, step], self._sizes[place, step] = slope(a, b), b.memory - a.memory
 
 
-def _corners(kept: Sequence[Option]) -> list[Option]:
+def corners(kept: Sequence[Option]) -> list[Option]:
+    """Those on the convex curve of time over memory."""
     corners = [kept[0]]
     for option in kept[1:]:
-        while len(corners) > 1 and _slope(corners[-2], corners[-1]) <= _slope(corners[-2], option):
+        while len(corners) > 1 and slope(corners[-2], corners[-1]) <= slope(corners[-2], option):
             corners.pop()
         corners.append(option)
     return corners
 
 
-def _slope(a: Option, b: Option) -> float:
+def slope(a: Option, b: Option) -> float:
+    """Seconds that a byte more saves."""
     return (a.seconds - b.seconds) / (b.memory - a.memory)
 
 
@@ -180,7 +182,7 @@ def _slope(a: Option, b: Option) -> float:
 def _greedy(allowed: list[list[Option]], room: int) -> Solution:
     """A good plan: from the smallest, the steps that save most per byte, as long as they fit."""
     steps = [
-        (_slope(a, b), place, a, b) for place, each in enumerate(allowed) for a, b in pairwise(_corners(each))
+        (slope(a, b), place, a, b) for place, each in enumerate(allowed) for a, b in pairwise(corners(each))
     ]
     chosen = [each[0] for each in allowed]
     room -= sum(option.memory for option in chosen)

@@ -50,8 +50,8 @@ class OsdpPlan(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     fingerprint: str
     """Of the model: a plan for another one is refused."""
-    cluster: str
-    """Fingerprint of the cluster's devices."""
+    cluster: ClusterProfile
+    """A run on another one is refused."""
     workers: int
     batch: int
     """Samples per worker and step."""
@@ -68,6 +68,10 @@ class OsdpPlan(msgspec.Struct, frozen=True, kw_only=True):
     modes: tuple[Mode, ...] = ("dp", "zdp")
     overlap: bool = False
     optimizer: str = ""
+
+    def simple(self) -> dict[str, Figures]:
+        """The simple alternatives, by name."""
+        return {"all replicated (DDP, even)": self.replicated, "all sharded (FSDP, even)": self.sharded}
 
     def digest(self) -> str:
         """The same for all ranks that hold the same plan."""
@@ -97,7 +101,7 @@ def make_plan(
     return OsdpPlan(
         model=profile.model,
         fingerprint=profile.fingerprint(),
-        cluster=cluster.fingerprint(),
+        cluster=cluster,
         workers=cluster.size,
         batch=costs.batch,
         limit_bytes=limit,

@@ -1,17 +1,21 @@
 """OSDP's scheduler: the best plan for every batch size that fits, and of those the one with most samples
 per second.
 
-The published code takes the batch size with the shortest step instead, which is always the smallest.
+The published code takes the batch size with the shortest step instead, which is always the smallest. Sizes
+that cannot be the best by their bound are not searched; with many operators, sizes within `ROUGH` of the best
+count as no better.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 
 import msgspec
 
 from paceline.errors import ConfigError
-from paceline.plan.osdp.knapsack import Solution, smallest, solve
+from paceline.plan.osdp.bounds import Bounds
+from paceline.plan.osdp.knapsack import MANY, ROUGH, Solution, smallest, solve
 from paceline.plan.osdp.options import Costs, on_cluster
 from paceline.plan.osdp.plan import OsdpPlan, figures, make_plan
 from paceline.plan.profile import ClusterProfile, ModelProfile
@@ -56,14 +60,18 @@ def plan_osdp(
 def _schedule(
     profile: ModelProfile, costs: Costs, limit: int, batch: int | None, progress: Callable[[int], None]
 ) -> Best | None:
-    best: Best | None = None
-    for size in _batches() if batch is None else (batch,):
+    """The most promising batch sizes first, and none that cannot beat the best one found."""
+    room, best = limit - costs.cluster.overhead_bytes, None
+    bounds = Bounds([costs.options(op) for op in profile.operators], profile, costs)
+    sizes = [batch] if batch is not None else list(takewhile(lambda b: bounds.fits(b, room), _batches()))
+    slack = 1 + (ROUGH if len(profile.operators) > MANY else 0.0)
+    for size in sorted(sizes, key=lambda size: (-bounds.rate(size, room), size)):
+        if best is not None and bounds.rate(size, room) <= _rate(*best) * slack:
+            break
         progress(size)
         tried = costs._replace(batch=size)
-        found = solve([tried.options(op) for op in profile.operators], limit - costs.cluster.overhead_bytes)
-        if found is None:
-            break  # more samples never take less memory
-        if best is None or _rate(tried, found) > _rate(*best):
+        found = solve([tried.options(op) for op in profile.operators], room)
+        if found is not None and (best is None or _rate(tried, found) > _rate(*best)):
             best = tried, found
     return best
 

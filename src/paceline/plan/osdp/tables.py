@@ -39,7 +39,7 @@ def _operators(plan: OsdpPlan) -> Table:
         name = ops[0].name if len(ops) == 1 else f"{ops[0].name} ... {ops[-1].name} ({len(ops)}x)"
         table.add_row(
             name,
-            _mode(ops[0]),
+            mode_of(ops[0]),
             size_text(sum(op.parameter_bytes for op in ops)),
             size_text(sum(op.memory_bytes for op in ops)),
             size_text(max(op.surge_bytes for op in ops)),
@@ -49,7 +49,8 @@ def _operators(plan: OsdpPlan) -> Table:
     return table
 
 
-def _mode(op: OperatorPlan) -> str:
+def mode_of(op: OperatorPlan) -> str:
+    """In words."""
     if not op.parameter_bytes:
         return ""
     if op.slices > 1:
@@ -71,12 +72,7 @@ def _alternatives(plan: OsdpPlan) -> Table:
     table = Table(
         "", "memory", "step", "samples/s", "fits", title="against the simple plans", title_justify="left"
     )
-    rows = {
-        "this plan": plan.predicted,
-        "all replicated (DP)": plan.replicated,
-        "all sharded (FSDP)": plan.sharded,
-    }
-    for name, row in rows.items():
+    for name, row in {"this plan": plan.predicted, **plan.simple()}.items():
         table.add_row(name, *_figures(row))
     return table
 

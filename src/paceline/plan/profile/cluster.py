@@ -26,7 +26,7 @@ import msgspec
 
 from paceline.errors import ConfigError, unknown
 from paceline.plan.profile.catalogue import GPUS, WIRES
-from paceline.plan.profile.files import checked, digest, read_table
+from paceline.plan.profile.files import checked, read_table
 from paceline.plan.profile.units import MIB, parse_size
 
 Kind = Literal[
@@ -77,6 +77,10 @@ class ClusterProfile(msgspec.Struct, frozen=True, kw_only=True):
     overhead_bytes: int = OVERHEAD
     """Taken on every device before the first tensor: context, kernels, communication buffers."""
     source: str = "given"
+    host: str = ""
+    """The machine that was measured, if one was."""
+    slow: dict[int, float] = {}
+    """Ranks that were counted as so many times slower than measured (`--slow`)."""
 
     @property
     def size(self) -> int:
@@ -120,10 +124,6 @@ class ClusterProfile(msgspec.Struct, frozen=True, kw_only=True):
                 f"`paceline profile --cluster --workers {count}`."
             )
         return msgspec.structs.replace(self, devices=(self.devices[0],) * count)
-
-    def fingerprint(self) -> str:
-        """Of the devices a plan is made for."""
-        return digest([[d.flops_per_s, d.memory_bytes] for d in self.devices])
 
 
 def load_cluster_profile(path: Path) -> ClusterProfile:

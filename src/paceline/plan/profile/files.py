@@ -36,7 +36,10 @@ def checked(table: Any, kind: type[T], path: Path, what: str) -> T:
 
 def write_json(path: Path, value: Any) -> None:
     """As JSON that people can read."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}. Check the folder.") from None
 
 
 def digest(value: Any) -> str:

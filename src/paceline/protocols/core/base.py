@@ -38,7 +38,7 @@ class Flush(StrEnum):
     PART = "part"
     """Their mean, but only as much of a step as they are of one gradient from every active worker."""
     SUM = "sum"
-    """Their sum."""
+    """Their sum, each counting as much of a step as if it had been applied alone."""
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):

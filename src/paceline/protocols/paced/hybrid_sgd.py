@@ -13,11 +13,18 @@ Invariant: 1 <= K <= active workers, and a flush has K gradients, or more if wor
 theirs held. No gradient is lost or taken twice. threshold=constant with first=1 decides as ASP,
 with first >= all workers and wait=in_buffer as BSP.
 
+How far a flush goes: let `e` be what one gradient counts under `asp` (`--weighting`: 1/active workers,
+or a whole step). reduce=sum steps with the sum, at rate e; reduce=mean with the mean, at rate e x K,
+e x sqrt(K) or e (`lr_scale`). So a sum at rate lr is a mean with lr_scale=none at rate lr x K, at every
+K, and with lr_scale=K every gradient moves the weights as far as under `asp` and `bsp`. Optimizers that
+rescale their gradient (Adam) tell a sum from a mean with lr_scale=K; SGD does not.
+
 Where we differ: the paper uses `step` alone, h = 3 to 5 over the learning rate, and leaves open
 whether a worker waits for the flush and whether gradients are summed or averaged; `wait` and
-`reduce` offer both. A buffer of one is applied at once. With wait=in_buffer the buffer is filled by
-those who wait, so that a gradient left by a dead worker adds to a flush but does not hasten it.
-With wait=never a fast worker may have several gradients in one flush.
+`reduce` offer both. Stale gradients of a flush count in full unless `--damping` says otherwise. A
+buffer of one is applied at once. With wait=in_buffer the buffer is filled by those who wait, so that a
+gradient left by a dead worker adds to a flush but does not hasten it. With wait=never a fast worker may
+have several gradients in one flush.
 """
 
 from __future__ import annotations
@@ -52,7 +59,10 @@ class HybridSGD:
     count: Literal["gradients", "flushes"] = "gradients"
     """What moves the threshold: gradients received, or steps made."""
     reduce: Literal["mean", "sum"] = "mean"
-    """How a buffer becomes a step. A sum of K moves K times as far as a mean."""
+    """How a buffer becomes a step: the mean of its K gradients, or their sum."""
+    lr_scale: Literal["K", "sqrt_K", "none"] = "K"
+    """How much further than one gradient a mean of K goes: K times (as far as their sum), sqrt(K) times, or
+    no further. A sum is not scaled."""
     wait: Literal["in_buffer", "never"] = "in_buffer"
     """Whether a worker waits until its gradient leaves the buffer, or runs on with the old weights."""
 
@@ -63,6 +73,11 @@ class HybridSGD:
                     f"HybridSGD {name} must be >= 1, got {getattr(self, name)}. "
                     "Use threshold=constant for a threshold that stays as it is."
                 )
+        if self.reduce == "sum" and self.lr_scale != "K":
+            raise ConfigError(
+                f"HybridSGD lr_scale={self.lr_scale} scales a mean, and reduce=sum steps with the sum, which "
+                "goes K times as far by itself. Use reduce=mean with it."
+            )
         thresholds = [self.first, *_parsed(self.points)[1]]
         if self.threshold == "piecewise" and thresholds != sorted(thresholds):
             raise ConfigError(
@@ -79,10 +94,16 @@ class HybridSGD:
             return _GATHER if waits else Verdict(fate=Fate.HOLD, release=alone)
         if alone and gathered == 1 and not clocks.held:
             return Verdict(release=alone)
-        of_all = clocks.held + len(alone) >= len(clocks.active)
-        mean = Flush.MEAN if of_all else Flush.PART
-        flush = Flush.SUM if self.reduce == "sum" else mean
-        return Verdict(fate=Fate.HOLD, flush=flush, release=clocks.waiting())
+        flush, scale = self._step(clocks.held + len(alone), len(clocks.active))
+        return Verdict(fate=Fate.HOLD, flush=flush, release=clocks.waiting(), lr_scale=scale)
+
+    def _step(self, gradients: int, workers: int) -> tuple[Flush, float]:
+        """What a buffer becomes, and what that is scaled with: a flush counts as many gradients as it has."""
+        if self.reduce == "sum":
+            return Flush.SUM, 1.0
+        if self.lr_scale == "K":
+            return Flush.MEAN if gradients >= workers else Flush.PART, 1.0
+        return Flush.PART, max(1, gradients) ** (-0.5 if self.lr_scale == "sqrt_K" else -1.0)
 
     def needed(self, count: int, workers: int) -> int:
         """K(u): how many gradients make a step."""

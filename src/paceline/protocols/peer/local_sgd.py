@@ -34,6 +34,9 @@ class LocalSGD(Peer):
     """What becomes of momentum and the like at an averaging: every worker keeps its own, all get the mean
     (which sends as much again for every vector that the optimizer remembers), or it is forgotten."""
 
+    by_samples: bool = False
+    """Weigh every worker's model by its samples since the last averaging; else all count alike."""
+
     def __post_init__(self) -> None:
         check_period("local SGD", self.period)
         if self.every_until < 0 or self.warmup < 0:
@@ -48,15 +51,17 @@ class LocalSGD(Peer):
 
     def start(self, me: Me) -> None:
         begin(me)
-        me.agreed.since = 0
+        me.agreed.since = me.private.samples = 0
 
     def iteration(self, me: Me) -> Steps:
         gradient = yield Compute()
         yield Step(gradient)
         me.agreed.since += 1
+        me.private.samples += me.samples
         if me.agreed.since >= self.period_at(me.count + 1):
-            me.agreed.since = 0
-            yield from move(me, displacement(me), take_mean)
+            weight = me.private.samples if self.by_samples else 1.0
+            me.agreed.since = me.private.samples = 0
+            yield from move(me, displacement(me), take_mean, weight=weight)
             adopt(me)
             if self.optimizer == "reset":
                 yield Reset()

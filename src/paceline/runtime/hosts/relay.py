@@ -34,6 +34,7 @@ from paceline.fabric.tls import Trust
 from paceline.fabric.watcher import Watcher
 from paceline.runtime.hosts.arrivals import Arrivals
 from paceline.runtime.hosts.file_transfer import files_of, keep
+from paceline.runtime.hosts.host_memory import HostMemory
 from paceline.runtime.hosts.local_worker import LocalWorker
 from paceline.runtime.hosts.store_share import StoreShare
 from paceline.runtime.messages import workers as m
@@ -56,10 +57,9 @@ from paceline.runtime.messages.hosts import (
     VectorStaged,
     guest_decoder,
 )
-from paceline.runtime.messages.memories import COMMON, INITIAL, SEGMENT, WEIGHTS, MemoryStretch
+from paceline.runtime.messages.memories import INITIAL, SEGMENT, MemoryStretch
 from paceline.runtime.messages.portions import PortionPlan
 from paceline.store.disk.folders import partial_of
-from paceline.store.layout import Layout
 from paceline.store.replicas import PARAMETERS, answer_bytes
 
 LAST_WORD_S = 10.0
@@ -89,12 +89,10 @@ class Relay:
         """For files of peers, if there are any."""
         self._locals: list[LocalWorker] = []
         self._by_fd: dict[int, LocalWorker] = {}
-        self._shared: Segment | None = None
-        self._common: Segment | None = None
-        """Answers for all peers."""
         self._watcher = Watcher()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lock = threading.Lock()
+        self._memory = HostMemory(self._locals, self._lock)
         self._hopeless = ""
         self._unreachable = ""
         self._listener = listener
@@ -281,13 +279,7 @@ class Relay:
 
     def place(self, lane: int, what: int, offset: int, length: int | None) -> memoryview:
         """A piece arrives, or (None) all that a memory has is wanted."""
-        memory = {WEIGHTS: self._shared, COMMON: self._common}.get(what) if lane == SHARED else None
-        if lane < len(self._locals):
-            memory = self._locals[lane].memory(what)
-        length = memory.size_bytes if memory is not None and length is None else length or 0
-        if memory is None or not 0 <= offset <= offset + length <= memory.size_bytes:
-            raise RunError(f"{length} bytes at {offset} for a memory that was not agreed on.")
-        return memoryview(memory.map)[offset : offset + length]
+        return self._memory.place(lane, what, offset, length)
 
     def arrived(self, lane: int, what: int, data: bytes) -> None:
         """A message arrives."""
@@ -307,7 +299,7 @@ class Relay:
 
     def _obey(self, worker: LocalWorker, order: ToHost) -> None:
         if isinstance(order, Equip):
-            self._equip(worker, order)
+            self._memory.equip(worker, order)
         elif isinstance(order, Fetch):
             self._hand_over(worker)
             self._session.send(worker.lane, _encoder.encode(Fetched()), HOST)
@@ -319,7 +311,7 @@ class Relay:
             self._arriving.add_up(worker, order)
         elif isinstance(order, PortionPlan) and self._sharing is not None:
             ring = partial(os.eventfd_write, self._wake, 1)
-            self._sharing.planned(order, partial(self._weights_of, order), self._cut_off, ring)
+            self._sharing.planned(order, partial(self._memory.weights_of, order), self._cut_off, ring)
         elif isinstance(order, Offer) and order.size_bytes > 0:
             worker.offered = Segment.create(order.size_bytes, "a file")
             worker.offered.close_fd()
@@ -332,33 +324,6 @@ class Relay:
         elif isinstance(order, Dismissed):
             worker.dismissed = True
             os.eventfd_write(self._wake, 1)
-
-    def _equip(self, worker: LocalWorker, order: Equip) -> None:
-        assert worker.layout is not None, "a worker registers before it is equipped"
-        layout = worker.layout
-        worker.segment = Segment.create(layout.segment_bytes, f"gradients of worker {worker.lane}")
-        self._make_weights(worker, layout, order.shared)
-        if order.peer:
-            size = answer_bytes(layout)
-            worker.answers = Segment.create(size, f"answers for worker {worker.lane}")
-            self._common = self._common or Segment.create(size, "answers for all")
-
-    def _make_weights(self, worker: LocalWorker, layout: Layout, shared: bool) -> None:
-        with self._lock:  # a holder's portion may come before the store's
-            if shared:
-                self._shared = self._shared or Segment.create(layout.weights_bytes, "weights")
-            elif worker.weights is None:
-                worker.weights = Segment.create(layout.weights_bytes, f"weights of worker {worker.lane}")
-
-    def _weights_of(self, plan: PortionPlan, lane: int) -> Segment:
-        """Where weights for a lane belong that holders send."""
-        if lane != SHARED and lane >= len(self._locals):
-            raise RunError(f"weights for lane {lane}, which does not exist.")
-        worker = self._locals[0 if lane == SHARED else lane]
-        self._make_weights(worker, plan.layout, plan.shared)
-        memory = self._shared if plan.shared else worker.weights
-        assert memory is not None
-        return memory
 
     def _tell(self, worker: LocalWorker, message: m.FromStore) -> None:
         if self._sharing is not None and isinstance(message, m.Ready | m.Release):
@@ -374,13 +339,8 @@ class Relay:
             worker.answered()
             if message.until is not None:  # it is about to save its state
                 self._folder.mkdir(mode=0o700, exist_ok=True)
-        weights = worker.weights or self._shared
-        if isinstance(message, m.Ready) and worker.segment is not None and weights is not None:
-            fds = (worker.segment.fd, weights.fd)
-            if worker.answers is not None and self._common is not None:
-                fds = (*fds, self._common.fd, worker.answers.fd)
-            if message.shared:
-                weights.seal_for_readers()
+        if isinstance(message, m.Ready):
+            fds = self._memory.fds(worker, message.shared)
         with self._lock, contextlib.suppress(OSError):
             if not worker.gone:
                 worker.channel.send(message, fds)

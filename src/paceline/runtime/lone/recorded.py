@@ -44,6 +44,7 @@ from paceline.store.disk.checkpoint import (
 )
 from paceline.store.disk.checksums import unchecked
 from paceline.store.disk.reserve import Reserve
+from paceline.store.disk.tensor_files import check_can_be_saved
 from paceline.store.layout import plain_name
 from paceline.store.ledger import Ledger
 from paceline.store.optimizers import export_state, import_state
@@ -103,6 +104,7 @@ class RecordedSolo(Pace):
         return time.monotonic() - self._zero_s
 
     def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Any:
+        check_can_be_saved(model)
         if self._config.resume is not None:
             self._restore(model, optimizer)
         for part in parts_of(optimizer):
@@ -243,9 +245,6 @@ class RecordedSolo(Pace):
 
     def _idle(self) -> bool:
         return self._repeats
-
-    def _away(self) -> None:
-        pass
 
     def _back(self, values: dict[str, float], seconds: float) -> None:
         self._write_down()

@@ -8,8 +8,6 @@ what the others go on with. A lost worker ends the run: a group that misses one 
 
 from __future__ import annotations
 
-from typing import Any
-
 from paceline.errors import WorkerFailed
 from paceline.fabric.segment import Segment
 from paceline.protocols.core.meeting import Call, Gathered
@@ -54,8 +52,8 @@ class CollectiveMeeting(MeetingPlace):
 
     records = False  # nobody could follow: most of what happens is between the workers
 
-    def __init__(self, run: PeerRun, owner: OwnerView, *others: Any) -> None:
-        super().__init__(run, owner, *others)
+    def __init__(self, run: PeerRun, owner: OwnerView) -> None:
+        super().__init__(run, owner)
         self._everybody = tuple(sorted(run.replicas))
         self._calls: dict[tuple[int, int], Call] = {}
         """What workers came to, by rank and lane."""

@@ -13,46 +13,34 @@ whoever asks how far apart the replicas are.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from math import isfinite
 from typing import ClassVar
 
 import msgspec
 
+from paceline.errors import RunError
 from paceline.fabric.segment import Segment
 from paceline.protocols import Decision
 from paceline.protocols.core.meeting import Gathered, Meeting
 from paceline.protocols.core.peer_books import PeerBooks
-from paceline.runtime.hosts.remote_peer import RemotePeer
-from paceline.runtime.hosts.remote_worker import RemoteWorker
 from paceline.runtime.meeting.checkpoint import PeerCheckpoints
 from paceline.runtime.meeting.membership import ReplicaMembership
-from paceline.runtime.meeting.packed import PackedVectors
+from paceline.runtime.meeting.sums import JointSums, far_peers
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.alike import check_alike
 from paceline.runtime.run.family import Concluded
-from paceline.runtime.run.held_gradients import HeldGradient
-from paceline.runtime.run.member import Member, bad_gradient, smallest, stops
+from paceline.runtime.run.member import Member
 from paceline.runtime.run.owner_view import OwnerView
 from paceline.runtime.run.peer_start import PeerRun, saved_peers
 from paceline.store.cells import Cells
-from paceline.store.cutting import cut_of
-from paceline.store.parameters import Gradients
 from paceline.store.replicas import (
     BUFFERS,
-    GRADIENTS,
     PARAMETERS,
     Brought,
     Parts,
-    Summing,
     answer_bytes,
-    answer_parts,
     buffer_parts,
-    is_buffers,
-    mean_of,
     parameter_parts,
 )
-from paceline.store.work.budget import Batch
 from paceline.trace import events
 
 LAST_ITERATIONS = 3
@@ -69,26 +57,16 @@ class MeetingPlace:
     records: ClassVar[bool] = True
     """Whether the order in which workers come is put on record, for a replay."""
 
-    def __init__(
-        self,
-        run: PeerRun,
-        owner: OwnerView,
-        send: Callable[[Member, m.FromStore], None],
-        draw: Callable[[Member], Batch | None],
-        report: Callable[[Member, dict[str, float] | None], None],
-    ) -> None:
+    def __init__(self, run: PeerRun, owner: OwnerView) -> None:
         """Answers are sent, batches drawn and reports written as the owner does it for everybody."""
         self._run, self._owner, self._members = run, owner, owner.members
-        self._send, self._draw, self._report = send, draw, report
+        self._send, self._draw, self._report = owner.send, owner.draw, owner.report
         self._layout = run.store.layout
         roll = run.ledger.pacer.protocol
         assert isinstance(roll, PeerBooks)
         self._roll = roll
         self._meeting = Meeting()
-        self._summing = Summing(fused=owner.config.compress == "none")
-        self._packages = PackedVectors(self._layout, owner.config.compress)
-        self._cut = cut_of(self._layout)
-        self._common = answer_parts(self._layout, run.common.bytes)
+        self._sums = JointSums(run, owner)
         self._cells = Cells(parameter_parts(self._layout, run.store.weights))
         self._unreleased: set[int] = set()
         self._held: dict[int, m.Met] = {}
@@ -101,7 +79,7 @@ class MeetingPlace:
         self._standing = ReplicaMembership(run, owner.members)
         self._keeping = PeerCheckpoints(run, owner, self._standing, self._mean)
         self._until: int | None = None
-        self._longest_s, self._sums = 0.0, 0
+        self._longest_s = 0.0
         self._fetching = False
         """Whether replicas of other hosts are on their way, to be evaluated."""
         self.distance: dict[str, float] | None = {}
@@ -112,6 +90,10 @@ class MeetingPlace:
     def carry_out(self, decision: Decision) -> float:
         """Peers carry out by themselves what the books say."""
         return 1.0
+
+    def push(self, member: Member, push: m.Push) -> None:
+        """Only workers with a store push."""
+        raise RunError(f"rank {member.rank} pushed, but this run has no store in the middle.")
 
     def missing(self, rank: int) -> list[int] | None:
         """Who has not come to the meeting that this worker waits in; None: it waits in none."""
@@ -128,7 +110,7 @@ class MeetingPlace:
             lent = Segment(fd, answer_bytes(self._layout))
             lent.close_fd()
             replica.lend(lent.bytes)
-        self._packages.came(member, replica, message)
+        self._sums.packages.came(member, replica, message)
         replica.model, replica.stage = message.model, message.stage
         replica.stand_in = None if message.cell is None else self._cells[message.cell]
         began = time.perf_counter()
@@ -139,7 +121,7 @@ class MeetingPlace:
         if message.trade is not None:
             answers = self._trade(member.rank, message.trade, message.place)
         elif message.call is not None:
-            brought = Brought(message.place, message.into, frozenset(message.missing), message.spent)
+            brought = Brought(message.place, message.into, frozenset(message.missing))
             replica.bring(message.call.lane, brought)
             member.asks = message.call.lane <= 0
             answers = self._carry_out(self._meeting.arrive(member.rank, message.call))
@@ -217,74 +199,17 @@ class MeetingPlace:
         for rank in asked:
             del self._waiting[rank]
         for rank in sorted(done.keys() - asked):
-            for line in self._far([rank]):
+            for line in far_peers(self._members, [rank]):
                 line.send_ahead(lane, done[rank].number)
         return {rank: done[rank] for rank in asked}
 
     def _average(self, gathered: Gathered) -> dict[int, m.Met]:
-        """One sum for all, in the memory all read if all are there to be answered, else in each one's own."""
-        if self._run.total is not None:
-            return self._step(gathered, self._run.total)
-        lane, row = gathered.lane, gathered.rows[gathered.receivers[0]]
-        replicas = [self._run.replicas[rank] for rank in row]
-        like = replicas[0].brought(lane).place
-        shared = lane <= 0 and {member.rank for member in self._owner.living} == set(gathered.receivers)
-        into: list[Parts] = [self._common[is_buffers(like)]]
-        if not shared:
-            into = [self._run.replicas[rank].answer(lane) for rank in gathered.receivers]
-        self._summing.use_cores(self._idle_cores, gathered.size_bytes)
-        shares, part = zip(replicas, row.values(), strict=True), gathered.part
-        summands = [(self._cut.pieces(each.vector(lane), part), share) for each, share in shares]
-        norm = self._summing.add_up(summands, [self._cut.pieces(each, part) for each in into])
-        if not isfinite(norm) and like == GRADIENTS and stops(self._owner.config, self._members, row):
-            raise bad_gradient([self._pushed(rank) for rank in row], self._layout)
-        missing = frozenset.intersection(*(replica.brought(lane).missing for replica in replicas))
-        self._sums += 1
-        self._packages.used(gathered, self._sums, self._far(gathered.receivers))
-        met = m.Met(None, shared, self._sums, norm, tuple(sorted(missing)))
-        return dict.fromkeys(gathered.receivers, met)
-
-    def _step(self, gathered: Gathered, total: Gradients) -> dict[int, m.Met]:
-        """All have one model: average, and step in everybody's place."""
-        row, store = gathered.rows[gathered.receivers[0]], self._run.store
-        store.use_cores(self._idle_cores)
-        parts = []
-        for rank, share in row.items():
-            brought, pushed = self._run.replicas[rank].brought(gathered.lane), self._members[rank].pushed
-            pushed.missing = brought.missing
-            parts.append((pushed, share))
-        spent = self._run.replicas[min(row)].brought(gathered.lane).spent
-        total, norm = store.reduce(parts, None if spent else total)
-        if isfinite(norm):
-            lead = self._members[min(row)]
-            clip = smallest(self._owner.config.clip_norm, lead.clip)
-            store.apply(total, lead.settings, 1.0, norm, clip)
-        elif stops(self._owner.config, self._members, row):
-            raise bad_gradient([self._pushed(rank) for rank in row], self._layout)
-        return dict.fromkeys(gathered.receivers, m.Met(shared=True, norm=norm))
-
-    def _pushed(self, rank: int) -> HeldGradient:
-        return HeldGradient(rank, self._members[rank].pushed, 1.0, self._members[rank].samples)
+        """One sum for all."""
+        return self._sums.average(gathered)
 
     def _mix(self, gathered: Gathered) -> dict[int, m.Met]:
         """A mixture for each."""
-        self._summing.use_cores(self._idle_cores, gathered.size_bytes)
-        self._packages.used(gathered)
-        replicas, lane = self._run.replicas, gathered.lane
-        for rank in gathered.receivers:
-            parts = [(replicas[peer].vector(lane), share) for peer, share in gathered.rows[rank].items()]
-            self._summing.add_up(parts, [replicas[rank].answer(lane)])
-        return {rank: m.Met() for rank in gathered.receivers}
-
-    @property
-    def _idle_cores(self) -> int:
-        """Cores on which no worker computes."""
-        return self._owner.cores - sum(not (each.asks or each.far) for each in self._owner.living)
-
-    def _far(self, ranks: Iterable[int]) -> list[RemotePeer]:
-        """The way to those of them who are on other hosts."""
-        lines = [self._members[rank].channel for rank in sorted(ranks)]
-        return [line.known_peer for line in lines if isinstance(line, RemoteWorker)]
+        return self._sums.mix(gathered)
 
     def _note(self, event: events.Event) -> None:
         if self.records:
@@ -371,7 +296,7 @@ class MeetingPlace:
 
     def _complete(self) -> bool:
         """Whether all replicas are here as they are now; those of other hosts are sent for, once."""
-        lines = self._far(member.rank for member in self._owner.living)
+        lines = far_peers(self._members, (member.rank for member in self._owner.living))
         for line in () if self._fetching else lines:
             line.fetch()
         self._fetching = True
@@ -401,9 +326,7 @@ class MeetingPlace:
         """The run's own model, as it stands; how far the replicas are from it."""
         stayed = self._standing.stayed()
         counted = {rank: stayed[rank] for rank in self._standing.counted(stayed)}
-        self._summing.add_up(mean_of(counted), [parameters])
-        self._summing.add_up(mean_of(counted, BUFFERS), [buffers])
-        return self._summing.spread([each.parts(PARAMETERS) for each in stayed.values()], parameters)
+        return self._sums.mean(stayed, counted, parameters, buffers)
 
     def conclude(self, lead: Member) -> Concluded:
         """Put the mean of those who took part to the end into the store and the lead's buffers."""

@@ -10,11 +10,11 @@ from torch import Tensor
 from paceline.config import RunConfig
 from paceline.protocols import Decision, Fate, Flush
 from paceline.runtime.run.alike import different_optimizers
-from paceline.runtime.run.held_gradients import HeldGradient, contributions
+from paceline.runtime.run.held_gradients import HeldGradient
 from paceline.runtime.run.member import Member, bad_gradient, smallest
-from paceline.runtime.run.start import Run
+from paceline.runtime.run.run import Run
 from paceline.store.corrections.correction import Part, Stride
-from paceline.store.parameters import Gradients, clip_factor
+from paceline.store.parameters import Gradients, clip_factor, shares
 
 
 class VerdictApplier:
@@ -22,7 +22,7 @@ class VerdictApplier:
 
     def __init__(self, config: RunConfig, run: Run, members: Mapping[int, Member]) -> None:
         self._config = config
-        self._run = run
+        self.run = run
         self._members = members
 
     def carry_out(self, decision: Decision) -> float:
@@ -31,23 +31,24 @@ class VerdictApplier:
         The memory of those who are released has the result.
         """
         scale, stale = 1.0, self._stale(decision)
-        if self._run.store.looks_ahead:
-            self._run.store.awake(self._run.computing)
+        if self.run.store.looks_ahead:
+            self.run.store.awake(self.run.computing)
         if decision.pushed is not None:
             member = self._members[decision.pushed]
-            pushed = HeldGradient(member.rank, member.pushed, decision.weight, member.samples, member.which)
-            self._mend(decision, member)
+            what = member.rank, member.pushed, decision.weight, member.samples, member.which
+            pushed = self._mended(decision, member, HeldGradient(*what, decision.read))
             if decision.fate is Fate.APPLY:
                 scale = self._alone(decision, pushed, [] if decision.flush else stale)
+                self.run.held.done([pushed])
             elif decision.fate is Fate.HOLD:
-                self._run.held.hold(pushed)
+                self.run.held.hold(pushed)
         if decision.flush is not None:
             scale = self._flush(decision, decision.flush, stale)
         elif decision.fate is not Fate.APPLY:
             for copy in stale:
-                self._run.store.hand_out(copy)
-        self._run.store.adjusted |= decision.adjust or {}
-        self._run.ledger.carried_out(decision)
+                self.run.store.hand_out(copy)
+        self.run.store.adjusted |= decision.adjust or {}
+        self.run.ledger.carried_out(decision)
         return scale
 
     def _stale(self, decision: Decision) -> list[Tensor]:
@@ -56,25 +57,27 @@ class VerdictApplier:
         return [x.weights.bytes for x in released if x.weights is not None and not x.gone]
 
     def _alone(self, decision: Decision, pushed: HeldGradient, copies: list[Tensor]) -> float:
-        batches, active = self._run.ledger.batches([pushed.samples]), self._active
+        batches, active = self.run.ledger.batches([pushed.samples]), self._active
         scale = decision.lr_scale * self._config.step_share(batches, active)
         scale *= self._config.damped(decision.staleness, active)
         norm = self._norm(pushed)
-        if self._run.store.looks_ahead:
+        if self.run.store.looks_ahead:
             stride = Stride(scale, self._config.step_share(1.0, active), active)
             self._apply_each([pushed], [1.0], stride, norm, copies)
         else:
             self._apply(pushed.gradients, [pushed], scale, norm, copies)
         return scale
 
-    def _mend(self, decision: Decision, member: Member) -> None:
+    def _mended(self, decision: Decision, member: Member, pushed: HeldGradient) -> HeldGradient:
         """Correct what has come, while its worker's memory still has the weights it was computed at."""
-        if self._run.store.mends and decision.fate is not Fate.DROP and member.weights is not None:
-            self._run.store.mend(member.pushed, member.weights.bytes)
+        if self.run.store.mends and decision.fate is not Fate.DROP and member.weights is not None:
+            pushed = pushed if member.spent else self.run.held.apart(pushed)
+            self.run.store.mend(pushed.gradients, member.weights.bytes)
+        return pushed
 
     def _norm(self, pushed: HeldGradient) -> float | None:
         """None if the gradient is known to be finite, and nobody wants more."""
-        store = self._run.store
+        store = self.run.store
         if store.mends:  # it is another one than its worker looked at, in all portions
             return store.reduce([(pushed.gradients, 1.0)])[1]
         known = self._members[pushed.rank].finite and self._clip([pushed]) is None
@@ -82,7 +85,7 @@ class VerdictApplier:
 
     def _flush(self, decision: Decision, flush: Flush, copies: list[Tensor]) -> float:
         """One step with all that is held."""
-        run = self._run
+        run = self.run
         held, scale = run.held.take(), 1.0
         alike = self._alike(held)
         for number, parts in enumerate(alike, 1):
@@ -94,24 +97,37 @@ class VerdictApplier:
         self, decision: Decision, flush: Flush, parts: list[HeldGradient], copies: list[Tensor]
     ) -> float:
         """One step of one optimizer."""
-        run = self._run
+        run = self.run
         batches = run.ledger.batches([part.samples for part in parts])
         share = self._config.step_share(batches, self._active, flush.value)
         scale, mean = decision.lr_scale * share, flush is not Flush.SUM
-        factors = contributions(parts, mean)
+        factors = self._contributions(decision, parts, mean)
         if run.store.looks_ahead:
             _, norm = run.store.reduce(factors, run.held.scratch)
             stride = Stride(scale, share / len(parts) if mean else share, self._active)
             self._apply_each(parts, [factor for _, factor in factors], stride, norm, copies)
         else:
-            total, norm = run.store.reduce(factors)
+            spent = self._members[parts[0].rank].spent  # else its script adds to what lies there
+            total, norm = run.store.reduce(factors, None if spent else run.held.scratch)
             self._apply(total, parts, scale, norm, copies)
         return scale
+
+    def _contributions(
+        self, decision: Decision, parts: list[HeldGradient], mean: bool
+    ) -> list[tuple[Gradients, float]]:
+        """Each gradient with its factor in a flush. To damp one does not make the others count more."""
+        weights, samples = [part.weight for part in parts], [part.samples for part in parts]
+        if not mean:  # as if each were applied alone
+            weights = [each * self.run.ledger.batches([n]) for each, n in zip(weights, samples, strict=True)]
+        active, before = self._active, decision.version - 1
+        damped = [self._config.damped(before - part.read, active) for part in parts]
+        named = zip(parts, shares(weights, samples, mean), damped, strict=True)
+        return [(part.gradients, factor * left) for part, factor, left in named]
 
     def _alike(self, held: list[HeldGradient]) -> list[list[HeldGradient]]:
         """By optimizer: gradients for different ones have no mean. In lockstep all step the same one."""
         numbers = sorted({part.which for part in held})
-        if len(numbers) > 1 and self._run.ledger.pacer.in_lockstep:
+        if len(numbers) > 1 and self.run.ledger.pacer.in_lockstep:
             raise different_optimizers({part.rank: part.which for part in held})
         return [[part for part in held if part.which == number] for number in numbers]
 
@@ -124,7 +140,7 @@ class VerdictApplier:
         copies: list[Tensor],
     ) -> None:
         """One step. `norm`: None if the gradients are known to be finite."""
-        store = self._run.store
+        store = self.run.store
         if norm is not None and not math.isfinite(norm):
             self._skip(sources, copies)
         else:
@@ -137,7 +153,7 @@ class VerdictApplier:
 
     def _skip(self, sources: list[HeldGradient], copies: list[Tensor]) -> None:
         """No step: where a GradScaler looks after them its workers are told, else the run ends."""
-        members, store = [self._members[source.rank] for source in sources], self._run.store
+        members, store = [self._members[source.rank] for source in sources], self.run.store
         if not any(member.scaled for member in members):
             raise bad_gradient(sources, store.layout)
         for member in members:
@@ -154,7 +170,7 @@ class VerdictApplier:
         copies: list[Tensor],
     ) -> None:
         """One step, with every gradient through its own worker's momentum."""
-        store = self._run.store
+        store = self.run.store
         if norm is not None and not math.isfinite(norm):
             return self._skip(sources, copies)
         stride = stride._replace(factor=clip_factor(norm or 0.0, self._clip(sources)))
@@ -164,4 +180,4 @@ class VerdictApplier:
 
     @property
     def _active(self) -> int:
-        return len(self._run.ledger.pacer.clocks.active)
+        return len(self.run.ledger.pacer.clocks.active)

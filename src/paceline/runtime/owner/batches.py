@@ -16,15 +16,17 @@ class BatchDispenser:
     def __init__(
         self,
         ledger: Ledger,
-        living: list[Member],
+        living: Callable[[], list[Member]],
         grant: Callable[[Member, Batch | None], None],
         planned_epochs: int | None,
     ) -> None:
         """`grant` answers a member that asked; the script may have told how many epochs it means to run."""
         self._ledger = ledger
-        self._living = living
+        self._those_alive = living
+        self._living: list[Member] = []
+        """Those who are there as it looks now."""
         self._grant = grant
-        self._planned_epochs = planned_epochs
+        self.planned_epochs = planned_epochs
 
     def draw(self, member: Member) -> Batch | None:
         """The member's next batch; None when the store does not know the work, or there is none left."""
@@ -41,6 +43,9 @@ class BatchDispenser:
 
     def answer(self) -> None:
         """Look again who of those that ask can be answered; called after everything that happens."""
+        self._living = self._those_alive()
+        if not any(x.draws or x.lingers is not None for x in self._living):
+            return
         if self._ledger.enough:
             self._send_home()
         elif self._ledger.budget is not None:
@@ -85,7 +90,7 @@ class BatchDispenser:
         """
         budget = self._ledger.budget
         others = [x for x in self._living if x is not member and x.looping and x.lingers is None]
-        if budget is None or (len(others) != 1 and self._planned_epochs != epoch + 1):
+        if budget is None or (len(others) != 1 and self.planned_epochs != epoch + 1):
             return False
         return any(budget.holds(x.rank, epoch) and not self._waits(x) for x in others)
 

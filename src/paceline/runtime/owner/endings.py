@@ -12,7 +12,7 @@ from paceline.runtime.checkpoints.worker_state import all_told
 from paceline.runtime.checkpoints.writer import CheckpointWriter
 from paceline.runtime.messages.workers import Halt
 from paceline.runtime.run.member import Member
-from paceline.runtime.run.start import Run
+from paceline.runtime.run.run import Run
 from paceline.store.disk.checkpoint import (
     model_state,
     remove_checkpoint,
@@ -89,13 +89,13 @@ def has_to_tell(keeping: CheckpointWriter, ledger: Ledger) -> bool:
     return ledger.pacer.protocol.lockstep and keeping.due(ledger.pacer.clocks.version + 1)
 
 
-def last_remarks(ledger: Ledger, skipped: int, finished: bool) -> Iterator[str]:
+def last_remarks(ledger: Ledger, finished: bool) -> Iterator[str]:
     """What people should be warned of when the run is over."""
     lost = ledger.abandoned()
     if lost and finished:
         yield f"{lost} samples were left by workers that died when nobody else was there"
-    if skipped:
-        yield f"{skipped} gradients were not finite and were skipped"
+    if ledger.skipped:
+        yield f"{ledger.skipped} gradients were not finite and were skipped"
 
 
 def run_ended(now: float, halted: Halt | None) -> RunEnded:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from paceline.protocols import Decision
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.member import Member
-from paceline.runtime.run.start import Run
+from paceline.runtime.run.run import Run
 from paceline.trace import TraceWriter, events
 
 

@@ -54,6 +54,11 @@ class Exchanging:
             self._aside.add(member.rank)
             owner.evaluating.step_aside(member)
 
+    @property
+    def open(self) -> bool:
+        """Whether somebody has given something and waits."""
+        return bool(self._given)
+
     def look(self) -> None:
         """See whether all have come that are left, or somebody waits in vain."""
         living = self._owner.living

@@ -100,7 +100,12 @@ class RealLoop:
     def _turn(self) -> None:
         ready = self._epoll.poll(self._patience())
         for fd, _ in ready:
-            if fd == self._watcher.fileno():
+            member = self._by_fd.get(fd)
+            if member is not None:
+                self._listen(member, fd)
+                if self._watcher.noticed:  # not after all the others' pushes: each may take long
+                    self._deaths()
+            elif fd == self._watcher.fileno():
                 self._deaths()
             elif fd == self._stop:
                 self._epoll.unregister(fd)
@@ -114,10 +119,6 @@ class RealLoop:
                 self._open(self._listener)
             elif fd in self._newcomers:
                 self._introduce(fd)
-            elif fd in self._by_fd:
-                self._listen(self._by_fd[fd], fd)
-                if self._watcher.noticed:  # not after all the others' pushes: each may take long
-                    self._deaths()
         if self._owner.ask_at is not None and self._owner.now() >= self._owner.ask_at:
             self._owner.timer()
         self._upkeep()

@@ -13,8 +13,8 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from math import isfinite
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError, PacelineError, RunError
@@ -30,12 +30,13 @@ from paceline.runtime.owner.gather import Exchanging
 from paceline.runtime.owner.paced import PacedFamily
 from paceline.runtime.owner.parting import hand_out, turn_away
 from paceline.runtime.owner.recall import recall
-from paceline.runtime.owner.release import ready, release
-from paceline.runtime.run.family import Family, NotBegun
+from paceline.runtime.owner.release import ready
+from paceline.runtime.run.family import TOO_EARLY, Family, NotBegun
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.owner_view import VirtualTime
 from paceline.runtime.run.peer_start import PeerRun, assemble
-from paceline.runtime.run.start import Run, RunStart
+from paceline.runtime.run.run import Run
+from paceline.runtime.run.start import RunStart
 from paceline.store.ledger import run_not_begun
 from paceline.store.work.budget import Batch
 from paceline.trace import LastingTrace, events
@@ -55,6 +56,7 @@ class Owner:
         peers meet, as the run's fabric and clock need it."""
         self.config = config
         self.members: dict[int, Member] = {}
+        self._by_rank: list[Member] = []
         self.halted: m.Halt | None = None
         self.on_release: Callable[[int], None] = lambda rank: None
         """Told of every worker that starts to compute; a virtual clock needs to know."""
@@ -73,9 +75,9 @@ class Owner:
         """What the run is: paced, or of peers."""
         self._meeting = meeting
         self.keeping = CheckpointWriter(config, self.trace, self.now)
-        self._stopping: m.Halt | None = None
+        self.stopping: m.Halt | None = None
+        """What whoever is to be released is told instead: the run ends in good order."""
         self._planned_epochs: int | None = None
-        self._skipped = 0
         self._waiting: list[Member] = []
         """Who has left, and waits for the model that is saved."""
         self.patience_s = 0.0
@@ -88,6 +90,7 @@ class Owner:
     def add(self, rank: int, channel: WorkerLine, pid: int) -> Member:
         """A worker was started, or has come from another host."""
         member = self.members[rank] = Member(rank, channel, pid)
+        self._by_rank = [self.members[each] for each in sorted(self.members)]
         return member
 
     @property
@@ -109,7 +112,7 @@ class Owner:
     @property
     def living(self) -> list[Member]:
         """Members that are still there, by rank."""
-        return [self.members[rank] for rank in sorted(self.members) if not self.members[rank].gone]
+        return [member for member in self._by_rank if not member.gone]
 
     @property
     def ending(self) -> bool:
@@ -119,7 +122,7 @@ class Owner:
     @property
     def last_word(self) -> m.Halt | None:
         """What workers are told that ask for more, once the run is over or about to be."""
-        return self.halted or self._stopping
+        return self.halted or self.stopping
 
     def batches(self, samples: int) -> float:
         """How many of the loader's batches a push of so many samples counts for."""
@@ -144,27 +147,29 @@ class Owner:
     def handle(self, member: Member, message: m.FromWorker, fds: list[int]) -> None:
         """Act on one message; an error ends the run, not the owner."""
         member.speaks(message)
-        self._guarded(lambda: self._dispatch(member, message, fds))
+        self._guarded(self._dispatch, member, message, fds)
         self.look()
 
     def look(self) -> None:
         """See whether peers sleep that have been waited for, and all is here that was."""
         if self.halted is None:
             self._guarded(self.family.look)
-        if self.halted is None:
+        if self.halted is None and self._exchanging.open:
             self._guarded(self._exchanging.look)
 
-    def _guarded(self, action: Callable[[], None]) -> None:
+    def _guarded(self, action: Callable[..., None], *args: Any) -> None:
         try:
-            action()
+            action(*args)
         except PacelineError as error:
             self.halt("config" if isinstance(error, ConfigError) else "failed", str(error))
 
     def _dispatch(self, member: Member, message: m.FromWorker, fds: list[int]) -> None:
         member.asks = not isinstance(message, m.UNANSWERED)
         match message:
+            case m.Push() if self.halted is None:  # most of all messages
+                self._push(member, message)
             case m.Leave():
-                self._report(member, message.values)
+                self.report(member, message.values)
                 self._waiting += [member] if message.waits else []
                 self._gathering.told(member, message.state, self._run)
                 self._gone(member, "stopped" if self.ending else "finished", "")
@@ -176,6 +181,7 @@ class Owner:
                 self._planned_epochs = message.epochs
                 if self._run is not None:
                     self._run.ledger.plan(message.epochs)
+                    self._work.planned_epochs = message.epochs
                 self.trace.write(events.Planned(self.now(), message.epochs))
             case m.Enough():
                 self._started.ledger.end_work(member.rank, self.now(), message.why)
@@ -186,8 +192,6 @@ class Owner:
                 recall(self._started, member, message, self.send)
             case m.Restore():
                 self._gathering.restore(self._run, message, fds, self.note)
-            case m.Push():
-                self._push(member, message)
             case m.BarrierPassed():
                 looks = message.looks, message.asked
                 self._follow(self._started.ledger.passed(member.rank, self.now(), *looks))
@@ -244,8 +248,10 @@ class Owner:
 
     def _family(self, run: Run) -> Family:
         if isinstance(run, PeerRun):
-            return self._meeting(run, self, self.send, lambda x: self._work.draw(x), self._report)
-        return PacedFamily(self, lambda: self._started, lambda member: self.evaluating.away(member))
+            return self._meeting(run, self)
+        return PacedFamily(
+            self, lambda: self._started, self._carry_out, lambda member: self.evaluating.away(member)
+        )
 
     def _enlist(self, members: list[Member]) -> None:
         """They have their memory: now they count, and begin."""
@@ -265,54 +271,22 @@ class Owner:
         if self._run is not None:
             self._follow(self._run.ledger.timer(self.now()))
 
-    # -- one iteration ------------------------------------------------------------------------
-
     def _push(self, member: Member, push: m.Push) -> None:
-        run, began = self._started, time.perf_counter()
-        gradients = member.pushed
-        gradients.missing = frozenset(push.missing)
-        member.settings = push.settings or member.settings
-        member.told(push)
-        run.ledger.again += push.again
-        member.looping, member.wants = True, push.want
-        trusted = self.config.bad_gradient == "stop" or push.finite or push.scaled
-        usable = trusted or isfinite(run.store.norm(gradients))
-        self._gathering.told(member, push.state, run)
-        now = self.now()
-        decision = run.ledger.push(member.rank, now, push.samples, push.used, usable=usable)
-        scale = self._carry_out(decision)
-        spent = time.perf_counter() - began if self.virtual is None else self.virtual.exchange_s(member.rank)
-        self._skipped += not usable
-        run.ledger.pushed(decision, now, push.samples, push.compute_s, spent, scale, skipped=not usable)
-        self._report(member, push.values)
-        for each in run.at_barriers([member]):
-            self._leave_to_itself(each)
+        self.family.push(member, push)
         self._work.answer()
-
-    def _leave_to_itself(self, member: Member) -> None:
-        """Its gradient is in the weights, and it keeps a barrier of its own: it tells when it has passed."""
-        self.send(member, self._stopping or m.Added())
-        member.asks = True
-        self.on_added(member.rank)
 
     def _carry_out(self, decision: Decision) -> float:
         """Do what the protocol has decided; returns how much the step counted."""
         return self.family.carry_out(decision)
 
-    def release(self, member: Member) -> None:
-        """Wake it: fresh weights lie in its memory."""
-        if member.gone:
-            return
-        if self._stopping is not None:
-            self.send(member, self._stopping)
-            return
-        batch = self._work.draw(member) if member.wants else None
-        self.send(member, release(self._started, self.keeping, member, batch))
-        self.on_release(member.rank)
+    def draw(self, member: Member) -> Batch | None:
+        """The member's next batch, if there is one."""
+        return self._work.draw(member)
 
     # -- reports, endings, small things -------------------------------------------------------
 
-    def _report(self, member: Member, values: dict[str, float] | None) -> None:
+    def report(self, member: Member, values: dict[str, float] | None) -> None:
+        """Put on record what a script reported."""
         if values and self._run is not None:
             clock = self._run.ledger.pacer.clocks.completed.get(member.rank, 0)
             self.trace.write(events.Reported(self.now(), member.rank, clock, values))
@@ -352,9 +326,9 @@ class Owner:
             self.halt(kind, text)
         elif not self.ending:
             self._gathering.reserve.release()  # peers write down where they stand
-            self._stopping = m.Halt(kind, text)
+            self.stopping = m.Halt(kind, text)
             for member in self._run.at_barriers(self.living):
-                self.send(member, self._stopping)
+                self.send(member, self.stopping)
             self.patience_s = self.family.stop(kind)
 
     def halt(self, kind: Literal["config", "stopped", "failed"], text: str) -> None:
@@ -390,7 +364,7 @@ class Owner:
         self.halted = save_run(*told, whole=saved.whole, kept=kept, halted=self.halted)
         if self.halted is None:
             hand_out(run, lead, self._waiting)
-        for text in last_remarks(run.ledger, self._skipped, finished):
+        for text in last_remarks(run.ledger, finished):
             self.note("warning", text)
 
     def note(self, level: Literal["info", "warning", "error"], text: str) -> None:
@@ -400,13 +374,14 @@ class Owner:
     @property
     def _started(self) -> Run:
         if self._run is None:
-            raise RunError("a worker pushed or drew before it was ready. Call prepare before training.")
+            raise RunError(TOO_EARLY)
         return self._run
 
-    @property
+    @cached_property
     def _work(self) -> BatchDispenser:
-        """Looks only at what is there now, so it can be made anew whenever it is needed."""
-        return BatchDispenser(self._started.ledger, self.living, self._grant, self._planned_epochs)
+        """Who gets which batch; only once training has begun."""
+        ledger, living = self._started.ledger, lambda: self.living
+        return BatchDispenser(ledger, living, self._grant, self._planned_epochs)
 
     @property
     def evaluating(self) -> StoreEvaluation:

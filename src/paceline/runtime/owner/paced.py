@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from math import isfinite
 from typing import ClassVar
 
 from paceline.errors import RunError
@@ -10,10 +12,11 @@ from paceline.protocols import Decision
 from paceline.runtime.messages import workers as m
 from paceline.runtime.owner.apply import VerdictApplier
 from paceline.runtime.owner.endings import keep_if_due
+from paceline.runtime.owner.release import release
 from paceline.runtime.run.family import Concluded
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.owner_view import OwnerView
-from paceline.runtime.run.start import Run
+from paceline.runtime.run.run import Run
 
 
 class PacedFamily:
@@ -23,23 +26,74 @@ class PacedFamily:
     closed: ClassVar[str] = ""
     distance: dict[str, float] | None = None
 
-    def __init__(self, owner: OwnerView, run: Callable[[], Run], evaluate: Callable[[Member], None]) -> None:
-        """`run`: asked each time, since a store may be cut into portions after the beginning; `evaluate`:
-        begins the evaluation of a worker."""
-        self._owner, self._run, self._evaluate = owner, run, evaluate
+    def __init__(
+        self,
+        owner: OwnerView,
+        run: Callable[[], Run],
+        follow: Callable[[Decision], float],
+        evaluate: Callable[[Member], None],
+    ) -> None:
+        """`run`: asked each time, since a store may be cut into portions after the beginning; `follow`: does
+        what was decided, everywhere; `evaluate`: begins the evaluation of a worker."""
+        self._owner, self._run, self._follow, self._evaluate = owner, run, follow, evaluate
+        self._applier = VerdictApplier(owner.config, run(), owner.members)
+
+    def push(self, member: Member, push: m.Push) -> None:
+        """A gradient is complete: have it decided on, carry that out, and put it on record."""
+        owner, run, began = self._owner, self._run(), time.perf_counter()
+        gradients = member.pushed
+        gradients.missing = frozenset(push.missing)
+        member.settings = push.settings or member.settings
+        member.told(push)
+        run.ledger.again += push.again
+        member.looping, member.wants = True, push.want
+        trusted = owner.config.bad_gradient == "stop" or push.finite or push.scaled
+        usable = trusted or isfinite(run.store.norm(gradients))
+        if push.state is not None:
+            run.ledger.told[member.rank] = push.state
+        now = owner.now()
+        decision = run.ledger.push(member.rank, now, push.samples, push.used, usable=usable)
+        scale = self._follow(decision)
+        spent = (
+            time.perf_counter() - began if owner.virtual is None else owner.virtual.exchange_s(member.rank)
+        )
+        run.ledger.pushed(decision, now, push.samples, push.compute_s, spent, scale, skipped=not usable)
+        owner.report(member, push.values)
+        if run.board is not None and run.at_barriers([member]):
+            self._leave_to_itself(member)
+
+    def _leave_to_itself(self, member: Member) -> None:
+        """Its gradient is in the weights, and it keeps a barrier of its own: it tells when it has passed."""
+        self._owner.send(member, self._owner.stopping or m.Added())
+        member.asks = True
+        self._owner.on_added(member.rank)
 
     def carry_out(self, decision: Decision) -> float:
         """Gradient, flush, releases: in this order, so that a release contains what caused it."""
         owner, run, again_s = self._owner, self._run(), decision.ask_again_s
         owner.ask_at = None if again_s is None else owner.now() + again_s
         run.store.use_cores(run.idle_cores(owner.cores, len(decision.release)))
-        scale = VerdictApplier(owner.config, run, owner.members).carry_out(decision)
+        if self._applier.run is not run:
+            self._applier = VerdictApplier(owner.config, run, owner.members)
+        scale = self._applier.carry_out(decision)
         if not owner.ending:
             keep_if_due(owner.keeping, run, owner.members.values())
         for rank in sorted(decision.release):
             run.held.set_aside(rank)
-            owner.release(owner.members[rank])
+            self._release(run, owner.members[rank])
         return scale
+
+    def _release(self, run: Run, member: Member) -> None:
+        """Wake it: fresh weights lie in its memory."""
+        owner = self._owner
+        if member.gone:
+            return
+        if owner.stopping is not None:
+            owner.send(member, owner.stopping)
+            return
+        batch = owner.draw(member) if member.wants else None
+        owner.send(member, release(run, owner.keeping, member, batch))
+        owner.on_release(member.rank)
 
     def meet(self, member: Member, message: m.Meet, fds: list[int]) -> None:
         """Only peers meet."""

@@ -13,7 +13,7 @@ from paceline.runtime.messages import workers as m
 from paceline.runtime.owner.recall import packed_state
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.peer_start import PeerRun
-from paceline.runtime.run.start import Run
+from paceline.runtime.run.run import Run
 
 
 def hand_out(run: Run, lead: Member, waiting: Iterable[Member]) -> None:

@@ -8,7 +8,7 @@ from paceline.fabric.segment import Segment
 from paceline.runtime.checkpoints.optimizer_state import packed
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.member import Member
-from paceline.runtime.run.start import Run
+from paceline.runtime.run.run import Run
 
 Send = Callable[[Member, m.FromStore, tuple[int, ...]], None]
 

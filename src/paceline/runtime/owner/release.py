@@ -6,7 +6,7 @@ from paceline.runtime.checkpoints.writer import CheckpointWriter
 from paceline.runtime.messages import workers as m
 from paceline.runtime.owner.endings import has_to_tell
 from paceline.runtime.run.member import Member
-from paceline.runtime.run.start import Run
+from paceline.runtime.run.run import Run
 from paceline.store.work.budget import Batch
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.runtime.messages import workers as m
 from paceline.runtime.owner.owner import Owner
 from paceline.runtime.run.member import Member
-from paceline.runtime.run.start import Run
+from paceline.runtime.run.run import Run
 from paceline.trace.waits import RunNow, WorkerNow
 
 _CALLS: dict[type[m.FromWorker], str] = {

@@ -40,10 +40,6 @@ class SharedCarrier:
         self._link = link
         self._answers: dict[bool, Tensor] = {}
         """Where answers lie: those for all, and those for this worker."""
-        self._cleared = False
-        """Whether the script has cleared its gradients since the last step."""
-        self._spent = False
-        """Whether it had at the last one, and the run may use the memory."""
         self._lanes = 0
         self._free: list[tuple[Halves, Halves]] = []
         self._under_way: dict[int, tuple[tuple[Halves, Halves], FlatVector, Packed]] = {}
@@ -92,14 +88,7 @@ class SharedCarrier:
         """The run averages and steps for all. Nobody else has to see the mean, and it may take the place of
         gradients in a script that clears them after every step."""
         missing, call = tuple(sorted(vector.missing)), call_of(operation, self._peer.lane)
-        self._cleared &= not self._peer.trainer.intake.several  # what is left there is another optimizer's
-        if self._spent and not self._cleared:
-            self._link.say(
-                f"rank {self._link.rank} has not cleared its gradients since its last step, as it had "
-                "before. What is left there may be the mean of all; with --private-weights it is its own"
-            )
-        self._spent, self._cleared = self._cleared, False
-        met = self.meet(Meet(call, GRADIENTS, missing=missing, push=self._peer.told(), spent=self._spent))
+        met = self.meet(Meet(call, GRADIENTS, missing=missing, push=self._peer.told()))
         return _answered(vector.parts, met)
 
     def start(self, operation: Average | Mix) -> Handle:
@@ -157,8 +146,7 @@ class SharedCarrier:
         return self._memories.lent_at(start) if memory is None else memory
 
     def cleared(self) -> None:
-        """The memory of gradients may be used."""
-        self._cleared = True
+        """Nothing has left yet."""
 
     def mean(self) -> tuple[FlatVector, FlatVector]:
         """It lies where answers for this worker do."""

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import ConfigError
 from paceline.protocols.core.meeting import call_of
@@ -45,8 +43,7 @@ from paceline.runtime.peer.steps import PeerSteps, rates
 from paceline.runtime.peer.stopping import PeerEnding
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
-from paceline.runtime.worker.pace import Pace
-from paceline.runtime.worker.trainer import Trainer
+from paceline.runtime.worker.worker import Worker
 from paceline.store.cutting import cut_of
 from paceline.store.optimizers import OptimizerSpec, check_suited
 from paceline.store.replicas import buffer_parts, gradient_parts, parameter_parts
@@ -54,15 +51,14 @@ from paceline.store.together import parts_of
 from paceline.store.vector import FlatVector
 
 
-class PeerWorker(Pace):
+class PeerWorker(Worker):
     """One of several workers without a store."""
 
     def __init__(self, link: StoreLink, protocol: Peer, carrier: Carrier) -> None:
-        super().__init__(link.rank, link.config.workers)
-        self._link, self._protocol, self._carrier = link, protocol, carrier
         simulated = link.config.cluster is not None
         device = VirtualDevice(link.computed) if simulated else Emulation(link.config, link.rank)
-        self._trainer = Trainer(link, device, peer=True)
+        super().__init__(link, device, peer=True)
+        self._protocol, self._carrier = protocol, carrier
         self._connected = False
 
     # -- preparing ----------------------------------------------------------------------------
@@ -108,21 +104,11 @@ class PeerWorker(Pace):
         me.tensors = cut = cut_of(layout)
         return PeerState(self._protocol, self._trainer, me, segment, gradient_parts(layout, segment), cut)
 
-    def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
-        self._trainer.schedulers.prepare(scheduler)
-
-    def _mention_misfit(self, scheduler: LRScheduler) -> None:
-        self._trainer.mention_misfit(scheduler)
-
     # -- one iteration ------------------------------------------------------------------------
-
-    def _step(self, which: int, closure: Callable[[], Any] | None = None) -> Any:
-        self._check_here("optimizer.step()")
-        return self._trainer.step(which, closure, self._iterate)
 
     def _zero_grad(self, which: int, set_to_none: bool = True) -> None:
         self._carrier.cleared()
-        self._trainer.binding.zero(set_to_none, which)
+        super()._zero_grad(which, set_to_none)
 
     def _iterate(self, compute_s: float, missing: tuple[int, ...]) -> None:
         """The gradient is complete: go on to where the next one is needed."""
@@ -188,16 +174,11 @@ class PeerWorker(Pace):
                 self._ending.completed()
         return None
 
-    def _clip(self, max_norm: float) -> None:
-        self._trainer.clip(max_norm)
-
-    def report(self, **values: float) -> None:
-        super().report(**self._trainer.intake.counted(values))
-
     # -- evaluating and saving ----------------------------------------------------------------
 
     def _away(self) -> None:
         if self._model is not None:
+            self._trainer.adopt()
             self._evaluation.away()
 
     def _back(self, values: dict[str, float], seconds: float) -> None:
@@ -205,16 +186,15 @@ class PeerWorker(Pace):
             self._evaluation.back(values, seconds)
 
     def _apart(self) -> float:
+        self._trainer.adopt()
         distance = self._evaluation.apart()
         self.report(**self._carrier.figures())
         return distance
 
-    def _at(self) -> int:
-        return self._trainer.schedulers.position
-
     def _state_now(self) -> tuple[dict[str, Tensor], State]:
         """The mean of all models, and what the optimizer that steps here remembers."""
         self._trainer.check_reaches_state()
+        self._trainer.adopt()
         state = self._link.recall() if self._trainer.shared else self._own_state()
         return self._model_now(), state
 
@@ -222,33 +202,10 @@ class PeerWorker(Pace):
         with self._evaluation.worn():
             return super()._model_now()
 
-    def _mention_incomplete(self) -> None:
-        if not (self._left or self._evaluating):
-            self._trainer.mention_incomplete(self._whose())
-
     def _whose(self) -> str:
         return "a replica of its own"
 
     # -- the run ------------------------------------------------------------------------------
-
-    def _idle(self) -> bool:
-        return self._trainer.intake.resumed
-
-    def _swap(self, data: bytes, more: bool) -> dict[int, bytes]:
-        return self._trainer.swap(data, more)
-
-    def _plan(self, epochs: int) -> None:
-        self._link.plan(epochs)
-
-    @property
-    def stopped(self) -> bool:
-        return self._link.enough
-
-    def _end_work(self, why: str) -> None:
-        self._trainer.end_work(why)
-
-    def _warn(self, text: str) -> None:
-        self._link.say(text)
 
     def _leave(self) -> None:
         together = self._connected and self._carrier.leaving()
@@ -262,9 +219,7 @@ class PeerWorker(Pace):
         """Bring to an end what is under way."""
         if self._steps.skipped:
             self._warn(f"rank {self.rank}: {self._steps.skipped} gradients were not finite and were skipped")
+        self._trainer.adopt()
         if self._trainer.shared:
             self._trainer.binding.part()
         self._ending.settle()
-
-    def end(self, error: BaseException | None, text: str) -> None:
-        self._link.end(error, text, self.depart)

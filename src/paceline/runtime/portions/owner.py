@@ -41,7 +41,7 @@ from paceline.runtime.portions.orders import Coordinator
 from paceline.runtime.portions.snapshot import PortionRun
 from paceline.runtime.run.held_gradients import HeldGradients
 from paceline.runtime.run.member import Member
-from paceline.runtime.run.start import Run
+from paceline.runtime.run.run import Run
 from paceline.store.disk.folders import saved_in
 from paceline.store.parameters import Gradients, ParameterStore
 from paceline.store.portions import FirstPortion, KeepGradient, Pushed, SumOrder, cut, of_whole, to_whole

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.runtime.messages.portions import PortionPlan
 from paceline.runtime.run.member import Member
-from paceline.runtime.run.start import Run, run_state
+from paceline.runtime.run.run import Run, run_state
 from paceline.store.disk.checkpoint import Snapshot, buffers_of, pack
 from paceline.store.portions import FirstPortion, to_whole
 

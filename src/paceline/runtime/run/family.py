@@ -9,6 +9,8 @@ from paceline.protocols import Decision
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.member import Member
 
+TOO_EARLY = "a worker pushed or drew before it was ready. Call prepare before training."
+
 
 class Concluded(NamedTuple):
     """What the end of a run leaves to be saved."""
@@ -31,6 +33,9 @@ class Family(Protocol):
 
     def carry_out(self, decision: Decision) -> float:
         """Do what the protocol has decided; returns how much the step counted."""
+
+    def push(self, member: Member, push: m.Push) -> None:
+        """A worker announces a gradient."""
 
     def meet(self, member: Member, message: m.Meet, fds: list[int]) -> None:
         """A worker has come to a joint operation."""
@@ -63,7 +68,11 @@ class NotBegun:
 
     def carry_out(self, decision: Decision) -> float:
         """Nobody can have pushed."""
-        raise RunError("a worker pushed or drew before it was ready. Call prepare before training.")
+        raise RunError(TOO_EARLY)
+
+    def push(self, member: Member, push: m.Push) -> None:
+        """There is no store yet."""
+        raise RunError(TOO_EARLY)
 
     def meet(self, member: Member, message: m.Meet, fds: list[int]) -> None:
         """Nobody can have met."""

@@ -7,7 +7,7 @@ the store's own, because the worker is about to overwrite it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 
 from paceline.fabric.segment import check_room
 from paceline.store.layout import Layout
-from paceline.store.parameters import Gradients, shares
+from paceline.store.parameters import Gradients
 
 
 class HeldGradient(NamedTuple):
@@ -27,12 +27,8 @@ class HeldGradient(NamedTuple):
     samples: int
     which: int = 0
     """Of several optimizers, the one whose gradient it is."""
-
-
-def contributions(parts: Sequence[HeldGradient], mean: bool) -> list[tuple[Gradients, float]]:
-    """Each gradient with its factor in a flush."""
-    factors = shares([part.weight for part in parts], [part.samples for part in parts], mean)
-    return list(zip([part.gradients for part in parts], factors, strict=True))
+    read: int = 0
+    """The version it was computed on."""
 
 
 class HeldGradients:
@@ -52,7 +48,11 @@ class HeldGradients:
         """The worker is about to compute: what lies in its segment moves to the store's own memory."""
         held = self._held.get(rank)
         if held and held[-1].gradients not in self._own:
-            held[-1] = held[-1]._replace(gradients=self._copy(held[-1].gradients))
+            held[-1] = self.apart(held[-1])
+
+    def apart(self, pushed: HeldGradient) -> HeldGradient:
+        """A copy in the store's own memory, until it is `done`."""
+        return pushed._replace(gradients=self._copy(pushed.gradients))
 
     def take(self) -> list[HeldGradient]:
         """Hand all of them out. The memory is free for others once `done` is told."""

@@ -47,6 +47,8 @@ class Member:
         """How many of its pushes were of further optimizers, with data that were counted already."""
         self.clip: float | None = None
         """The largest norm its script allows for the step with that gradient."""
+        self.spent = False
+        """Whether its script clears that gradient before it computes another."""
         self.overflowed = False
         """Whether the step with that gradient was skipped, and it has not been told yet."""
         self.draws = False
@@ -92,6 +94,7 @@ class Member:
         """What it says about the gradient that lies in its segment."""
         self.samples, self.finite = push.weigh or push.samples, push.finite
         self.scaled, self.clip, self.which = push.scaled, push.clip, push.which
+        self.spent = push.spent
         self.again += push.again
 
     @property

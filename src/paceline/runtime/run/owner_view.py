@@ -11,6 +11,7 @@ from paceline.runtime.checkpoints.writer import CheckpointWriter
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.member import Member
 from paceline.sim.costs import Costs
+from paceline.store.work.budget import Batch
 from paceline.trace import LastingTrace
 
 
@@ -37,6 +38,12 @@ class OwnerView(Protocol):
     virtual: VirtualTime | None
     cores: int
     halted: m.Halt | None
+    stopping: m.Halt | None
+    """What whoever is to be released is told instead: the run ends in good order."""
+    on_release: Callable[[int], None]
+    """Told of every worker that starts to compute."""
+    on_added: Callable[[int], None]
+    """Told of every worker that is left to a barrier of its own."""
     ask_at: float | None
 
     @property
@@ -57,5 +64,11 @@ class OwnerView(Protocol):
     def note(self, level: Literal["info", "warning", "error"], text: str) -> None:
         """Something for people to read."""
 
-    def release(self, member: Member) -> None:
-        """Wake it: fresh weights lie in its memory."""
+    def draw(self, member: Member) -> Batch | None:
+        """The member's next batch, if there is one."""
+
+    def report(self, member: Member, values: dict[str, float] | None) -> None:
+        """Put on record what a script reported."""
+
+    def send(self, member: Member, message: m.FromStore, fds: tuple[int, ...] = ()) -> None:
+        """Answer."""

@@ -19,8 +19,11 @@ from paceline.protocols.core.peer_books import PeerBooks
 from paceline.protocols.rules.compression import check_family
 from paceline.protocols.rules.steady import check_steady
 from paceline.protocols.settings import resolved
+from paceline.runtime.run.equipment import check_same, equip, room_needed
 from paceline.runtime.run.member import Member
-from paceline.runtime.run.start import Run, RunStart, check_same, equip, resume_peers, room_needed
+from paceline.runtime.run.resume import resume_peers
+from paceline.runtime.run.run import Run
+from paceline.runtime.run.start import RunStart
 from paceline.store.disk.checksums import unchecked
 from paceline.store.disk.folders import partial_of
 from paceline.store.layout import Layout

@@ -7,12 +7,9 @@ rank 0's initial values, and everybody gets its descriptors at the same moment.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 from msgspec import structs
-from torch import Tensor
 
 from paceline.config import RunConfig
 from paceline.corrections import AUTO, parse_correction
@@ -20,27 +17,30 @@ from paceline.errors import ConfigError, WorkerFailed
 from paceline.fabric.board import Board
 from paceline.fabric.segment import Segment, check_room
 from paceline.protocols import Pacing, Peer, own
-from paceline.protocols.core.base import memory, restore
-from paceline.protocols.paced.psp_distributed import PeerBarrier, own_barrier
-from paceline.protocols.settings import make, make_any, resolved
+from paceline.protocols.paced.psp_distributed import own_barrier
+from paceline.protocols.settings import make, make_any
 from paceline.runtime.checkpoints.optimizer_state import State, unpacked
-from paceline.runtime.checkpoints.worker_state import WorkerState, restored, saved
+from paceline.runtime.checkpoints.worker_state import WorkerState
 from paceline.runtime.messages import workers as m
-from paceline.runtime.run.held_gradients import HeldGradients
+from paceline.runtime.run.equipment import (
+    check_one_host,
+    check_same,
+    equip,
+    memory_needed,
+    room_needed,
+)
 from paceline.runtime.run.member import Member
+from paceline.runtime.run.resume import momentum_lost, resume
+from paceline.runtime.run.run import Run
 from paceline.store.corrections.choice import Choice, choose
 from paceline.store.corrections.correction import memory_bytes
-from paceline.store.disk.checkpoint import VERSION, RunState, SavedRule, Snapshot, load_checkpoint, snapshot
 from paceline.store.disk.checksums import unchecked
 from paceline.store.disk.reserve import Reserve
-from paceline.store.layout import Layout
 from paceline.store.ledger import Ledger
-from paceline.store.optimizers import OptimizerSpec, import_state
-from paceline.store.parameters import Gradients, ParameterStore
-from paceline.store.portions import Portion, used_of
+from paceline.store.optimizers import import_state
+from paceline.store.parameters import ParameterStore
+from paceline.store.portions import Portion
 from paceline.trace.events import Event, WorkerLeft
-
-CHECKPOINT_HAD = "the checkpoint was made with another"
 
 
 class RunStart:
@@ -217,9 +217,9 @@ class RunStart:
         if board is not None:
             ledger.on_member = board.note
         ledger.offer(lead.registered.source, {member.rank for member in members})
-        buffers, was = _resume(self._config.resume, store, ledger)
+        buffers, was = resume(self._config.resume, store, ledger)
         self.remarks += unchecked(self._config.resume)
-        self.remarks += [text for text in (remark, _momentum_lost(was, correct)) if text]
+        self.remarks += [text for text in (remark, momentum_lost(was, correct)) if text]
         for worker in set(store.corrections.workers if store.corrections is not None else ()):
             if worker not in {member.rank for member in members}:
                 store.forget(worker)
@@ -264,239 +264,3 @@ class RunStart:
         buffers = {slot.name: view for slot, view in zip(run.store.layout.buffers, values, strict=True)}
         equip(member, run.store, None, run.shared, buffers, self.portion)
         self._initial = None
-
-
-class Run:
-    """A run that can begin."""
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        store: ParameterStore,
-        weights: Segment,
-        shared: bool,
-        board: Board | None = None,
-    ) -> None:
-        """`board`: the clocks, where workers keep barriers of their own."""
-        self.ledger = ledger
-        self.board = board
-        self.store = store
-        self.weights = weights
-        self.shared = shared
-        self.held = HeldGradients(store.layout)
-
-    def snapshot(self, lead: Member, peers: int | None = None) -> Snapshot:
-        """What it takes to go on, with the buffers of a worker that sleeps."""
-        memory = lead.segment.bytes if lead.segment else None
-        return snapshot(self.store, memory, run_state(self.ledger, self.store, peers, self.shared))
-
-    def take(self, lead: Member) -> Callable[[], Snapshot]:
-        """The same while the run goes on; where not everything is here, it is complete when called."""
-        taken = self.snapshot(lead)
-        return lambda: taken
-
-    def fds(self, member: Member) -> tuple[int, ...]:
-        """What a worker is given: its segment, its weights, the board if there is one."""
-        assert member.segment is not None, "a worker is equipped before it is told"
-        given = member.segment.fd, (member.weights or self.weights).fd
-        return given if self.board is None else (*given, self.board.fd)
-
-    @property
-    def computing(self) -> frozenset[int]:
-        """Who does not wait, after all that is decided."""
-        clocks = self.ledger.pacer.clocks
-        return frozenset(worker for worker in clocks.active if not clocks.is_waiting(worker))
-
-    def barrier(self, rank: int) -> PeerBarrier | None:
-        """The barrier a worker keeps itself, if any; in a replay one that asks nobody."""
-        barrier = own_barrier(self.ledger.pacer.protocol, rank)
-        if barrier is None or self.ledger.config.replay is None:
-            return barrier
-        return replace(barrier, sample=0)
-
-    def at_barriers(self, living: list[Member]) -> list[Member]:
-        """Who waits at a barrier of its own."""
-        clocks = self.ledger.pacer.clocks
-        return [each for each in living if self.board is not None and clocks.is_waiting(each.rank)]
-
-    @property
-    def agrees(self) -> bool:
-        """Whether all workers have the run's own model after every step."""
-        return self.ledger.pacer.protocol.lockstep
-
-    def idle_cores(self, cores: int, released: int) -> int:
-        """Cores on which no worker computes: the released ones sleep until they are told."""
-        clocks = self.ledger.pacer.clocks
-        return cores - (len(clocks.active) - clocks.waiting_count - released)
-
-
-def room_needed(layout: Layout, optimizer: OptimizerSpec, replicas: int = 0) -> int:
-    """Bytes on the disk, about: of the weights, and of a checkpoint with the model, the optimizer's state and
-    that of every peer with a replica of its own."""
-    state = layout.weights_bytes * (1 if optimizer.name == "SGD" else 2)
-    buffers = layout.segment_bytes - layout.gradient_end
-    return 2 * (layout.weights_bytes + buffers) + state + replicas * (layout.weights_bytes + buffers + state)
-
-
-def run_state(ledger: Ledger, store: ParameterStore, peers: int | None, shared: bool) -> RunState:
-    """What a checkpoint keeps besides tensors; `peers`: how many workers have files of their own."""
-    return RunState(
-        checkpoint=VERSION,
-        peers=peers,
-        one_model=shared and peers is not None,
-        digest=store.layout.digest(),
-        version=ledger.pacer.clocks.version,
-        samples=ledger.samples,
-        units=ledger.units - sum(batch.count for batch in ledger.unapplied),
-        pushes=ledger.pacer.clocks.pushes,
-        again=ledger.again,
-        batches=ledger.batches_pushed,
-        rule=_rule(ledger.pacer.at_rest()) if peers is None else SavedRule(*ledger.named, {}),
-        adjusted=store.adjusted,
-        budget=ledger.budget.state(ledger.unapplied) if ledger.budget else None,
-        optimizer={},
-        stepped_by=store.stepped_by,
-        protocol_sha256=own.digest(ledger.named[0]),
-        correct=store.corrected_by,
-        workers=saved(ledger.told),
-    )
-
-
-def _momentum_lost(was: str, now: str) -> str:
-    """What of a checkpoint another correction cannot go on from, in words."""
-    if was == now:
-        return ""
-    return f"the checkpoint was taken with correct {was}, and goes on with {now}: their memory begins anew"
-
-
-def _resume(folder: str | None, store: ParameterStore, ledger: Ledger) -> tuple[dict[str, Tensor], str]:
-    """The buffers, and how stale gradients were corrected."""
-    if folder is None:
-        return {}, store.corrected_by
-    state, buffers = load_checkpoint(Path(folder), store)
-    if state.peers is not None:
-        raise ConfigError(
-            f"the checkpoint at {folder} is of {state.peers} peers under {_named(state)}, which keep "
-            "models of their own. Resume it with the same protocol and number of workers."
-        )
-    ledger.resume_at(state.version, state.samples, state.units, state.pushes, state.batches)
-    ledger.again = state.again
-    protocol = ledger.pacer.protocol
-    if state.rule is not None and _same(state.rule, _rule(protocol)):
-        if not ledger.warn_if_changed(state.protocol_sha256, f"{CHECKPOINT_HAD}, whose memory is left out"):
-            restore(protocol, state.rule.memory)
-        store.adjusted = dict(state.adjusted)
-    if ledger.budget is not None and state.budget is not None:
-        ledger.budget.load(state.budget)
-    ledger.found = restored(state.workers)
-    return buffers, state.correct
-
-
-def resume_peers(
-    folder: str | None, store: ParameterStore, ledger: Ledger, workers: int, shared: bool
-) -> None:
-    """What of a checkpoint is not the workers' own; refuses one that they would not find theirs in."""
-    if folder is None:
-        return
-    state, _ = load_checkpoint(Path(folder), store)
-    rule, asked = state.rule, (workers, *ledger.named)
-    if rule is None or (state.peers, rule.protocol, rule.settings) != asked:
-        whose = "a paced run" if state.peers is None else f"{state.peers} peers under {_named(state)}"
-        raise ConfigError(
-            f"the checkpoint at {folder} is of {whose}, and peers go on from replicas, optimizers and "
-            "memories of their own. Resume it with the same protocol, settings and number of workers."
-        )
-    ledger.warn_if_changed(state.protocol_sha256, CHECKPOINT_HAD)
-    if state.one_model != shared:
-        kept, now = (
-            ("one model for all", "one each") if state.one_model else ("one model each", "one for all")
-        )
-        raise ConfigError(
-            f"the checkpoint at {folder} is of workers with {kept}; as the run is set now they have {now}. "
-            "Resume it with the --fabric and --private-weights it had, and the same script."
-        )
-    ledger.resume_at(state.version, state.samples, state.units, state.pushes, state.batches)
-    if ledger.budget is not None and state.budget is not None:
-        ledger.budget.load(state.budget)
-
-
-def _named(state: RunState) -> str:
-    return "?" if state.rule is None else f"{state.rule.protocol!r}"
-
-
-def _rule(protocol: Pacing) -> SavedRule:
-    return SavedRule(type(protocol).__name__, resolved(protocol), memory(protocol))
-
-
-def _same(one: SavedRule, other: SavedRule) -> bool:
-    return (one.protocol, one.settings) == (other.protocol, other.settings)
-
-
-def check_same(lead: Member, members: list[Member]) -> None:
-    """Refuse workers that do not train the same."""
-    assert lead.registered is not None
-    for member in members:
-        assert member.registered is not None
-        mine, theirs = lead.registered, member.registered
-        if mine.layout.digest() != theirs.layout.digest():
-            where = mine.layout.difference(theirs.layout)
-            raise ConfigError(
-                f"ranks 0 and {member.rank} have different models: {where}. Build the same on all."
-            )
-        if mine.source and theirs.source and mine.source.order != theirs.source.order:
-            raise ConfigError(
-                f"the loader's generator does not stand at the same place on ranks 0 and {member.rank}, so "
-                "their epochs would have different orders. Seed it alike on all, or give the loader none."
-            )
-        if (mine.optimizer.name, mine.source) != (theirs.optimizer.name, theirs.source):
-            raise ConfigError(
-                f"ranks 0 and {member.rank} have different optimizers or loaders. Build the same."
-            )
-
-
-def check_one_host(name: str, protocol: object, members: list[Member], store_hosts: int) -> None:
-    """Refuse workers that could not read the board."""
-    far = next((f"rank {member.rank} is on another" for member in members if member.far), "")
-    if store_hosts > 1:
-        far = f"the store lies on {store_hosts}"
-    if far and own_barrier(protocol, 0) is not None:
-        raise ConfigError(
-            f"protocol {name!r} with form=distributed needs one host, since workers read each other's clocks "
-            f"in shared memory, but {far}. Use form=central, in which the store looks for all."
-        )
-
-
-def memory_needed(layout: Layout, members: list[Member], shared: bool, portion: Portion | None) -> int:
-    """Bytes of the weights, which begin and end here as a whole, and of all workers' memories. Of a worker on
-    another host only that is here which belongs to the portion."""
-    sizes = [used_of(layout, portion if member.far else None).sizes for member in members]
-    return layout.weights_bytes + sum(segment + (0 if shared else weights) for weights, segment in sizes)
-
-
-def equip(
-    member: Member,
-    store: ParameterStore,
-    initial: Segment | None,
-    shared: bool,
-    buffers: dict[str, Tensor],
-    portion: Portion | None = None,
-) -> None:
-    """Give a worker its segment, with the given buffers (else rank 0's initial ones), and its weights: of one
-    on another host only what is in the portion, if there is one."""
-    assert member.registered is not None
-    used = used_of(member.registered.layout, portion if member.far else None)
-    layout, (weights_bytes, segment_bytes) = store.layout, used.sizes
-    segment = member.segment = Segment.create(
-        layout.segment_bytes, f"gradients of rank {member.rank}", segment_bytes
-    )
-    values = dict(buffers)
-    if initial is not None:
-        first = layout.buffer_views(initial.bytes[layout.weights_bytes :])
-        values = {slot.name: view for slot, view in zip(layout.buffers, first, strict=True)} | values
-    for slot, view in zip(layout.buffers, layout.buffer_views(segment.bytes), strict=True):
-        view.copy_(values[slot.name])
-    member.gradients = Gradients(layout, segment.bytes)
-    if not shared:
-        member.weights = Segment.create(layout.weights_bytes, f"weights of rank {member.rank}", weights_bytes)
-        for start, stop in used.weights:
-            member.weights.bytes[start:stop].copy_(store.weights[start:stop])

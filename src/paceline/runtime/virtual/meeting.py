@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from functools import partial
 from math import inf
-from typing import Any
 
 from paceline.protocols.core.meeting import Gathered
 from paceline.protocols.rules.compression import parse_compression
@@ -26,8 +25,8 @@ class VirtualMeeting(MeetingPlace):
 
     records = False  # it repeats
 
-    def __init__(self, run: PeerRun, owner: OwnerView, *others: Any) -> None:
-        super().__init__(run, owner, *others)
+    def __init__(self, run: PeerRun, owner: OwnerView) -> None:
+        super().__init__(run, owner)
         parts = parameter_parts(run.store.layout, run.store.weights)
         size_bytes = sum(part.numel() * part.element_size() for part in parts)
         assert owner.virtual is not None

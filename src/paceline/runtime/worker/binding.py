@@ -4,8 +4,8 @@ The user's own objects stay what they are: `p.data`, `p.grad` and buffers are re
 optimizers, schedulers and scalers that hold references never notice. Backward then accumulates
 straight into shared memory, and a push copies nothing.
 
-Views are lost when somebody replaces them (`model.zero_grad()`, `.double()`, `load_state_dict` with
-assign): every push looks for that, copies what is needed and binds again. A parameter that took no
+Views are lost when somebody replaces them (`model.zero_grad()`, `p.data = ...`, `self.mean = ...` for a
+buffer): every push looks for that, copies what is needed and binds again. A parameter that took no
 part in backward is told by the version counter of its gradient, which flat zeroing does not raise
 and which clipping raises less than it raises the others'.
 
@@ -16,13 +16,15 @@ the model lies (`stay_near`). That path is not tested on hardware.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
 from paceline.fabric.segment import Segment
 from paceline.runtime.worker.optimizer.scaling import Scaled
-from paceline.store.layout import describe, named_buffers, named_parameters
+from paceline.store.layout import buffer_homes, describe, named_buffers, named_parameters
 from paceline.store.together import parts_of
 
 
@@ -39,6 +41,8 @@ class Binding:
         self.trained = [named[slot.name] for slot in self.layout.trained]
         buffers = named_buffers(model)
         self._buffers = [buffers[slot.name] for slot in self.layout.buffers]
+        homes = buffer_homes(model)
+        self._homes = [homes.get(slot.name) for slot in self.layout.buffers]
         self.index = {id(p): i for i, p in enumerate(self.trained)}
         self._shares = [
             sorted(self.index[id(p)] for g in part.param_groups for p in g["params"] if id(p) in self.index)
@@ -78,9 +82,15 @@ class Binding:
         self._bind_weights()
         for parameter, view in zip(self.trained, self._gradients, strict=True):
             parameter.grad = view
-        for buffer, view in zip(self._buffers, self.layout.buffer_views(self._near_segment), strict=True):
+        self._buffer_views = self.layout.buffer_views(self._near_segment)
+        for buffer, view in zip(self._buffers, self._buffer_views, strict=True):
             buffer.data = view
         self.fresh()
+
+    @property
+    def attached(self) -> bool:
+        """Whether the model is tied already."""
+        return self._segment is not None
 
     def stay_near(self) -> tuple[Tensor, Tensor]:
         """Stage nothing from now on. The memory that the model is tied to: segment, and weights."""
@@ -125,13 +135,31 @@ class Binding:
                 "a parameter that was frozen when the model was prepared requires a gradient now. Prepare it "
                 "unfrozen: as long as it has no gradient it is not moved, and not decayed."
             )
-        rose = {i: self._gradients[i]._version - self._seen[i] for i in self._chosen}
-        most = max(rose.values())
-        for i in self._chosen:
+        trained, views, seen = self.trained, self._gradients, self._seen
+        rose = [views[i]._version - seen[i] for i in self._chosen]
+        bound = [trained[i].grad is views[i] for i in self._chosen]
+        if min(rose) == max(rose) > 0 and all(bound):  # as after any backward pass
+            self._present.update(self._chosen)
+        else:
+            self._collect_each(rose)
+        self._set_others_aside()
+        if scaled is not None:
+            scaled.unscale(self._flats)
+        if self._staged:
+            self._to_host()
+        if len(self._present) == len(self._chosen) == len(self.trained):
+            return ()
+        there = self._present.intersection(self._chosen)
+        return tuple(i for i in range(len(self.trained)) if i not in there)
+
+    def _collect_each(self, rose: list[int]) -> None:
+        """Some have no gradient, or one that lies elsewhere. `rose`: how often each was written to."""
+        most = max(rose)
+        for i, times in zip(self._chosen, rose, strict=True):
             parameter, view = self.trained[i], self._gradients[i]
             gradient = parameter.grad
             if gradient is view:
-                if rose[i] == most > 0 or (rose[i] and bool(view.any())):
+                if times == most > 0 or (times and bool(view.any())):
                     self._present.add(i)
                 continue
             if gradient is None:
@@ -141,13 +169,6 @@ class Binding:
                 view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
                 self._present.add(i)
             parameter.grad = view
-        self._set_others_aside()
-        if scaled is not None:
-            scaled.unscale(self._flats)
-        if self._staged:
-            self._to_host()
-        there = self._present.intersection(self._chosen)
-        return tuple(i for i in range(len(self.trained)) if i not in there)
 
     def choose(self, which: int) -> None:
         """From now on it is about the gradients of this one of several optimizers."""
@@ -155,6 +176,8 @@ class Binding:
 
     def _set_others_aside(self) -> None:
         """What other optimizers will step with takes no part now, and is there again afterwards."""
+        if len(self._chosen) == len(self._quiet):
+            return
         chosen = set(self._chosen)
         others = [view for i, view in enumerate(self._quiet) if i not in chosen]
         self._aside = [(view, view.clone()) for view in others]
@@ -169,7 +192,7 @@ class Binding:
 
     def finite(self) -> bool:
         """Whether all gradients in the segment are finite; False also when it takes a closer look to tell."""
-        return all(bool(torch.isfinite(torch.linalg.vector_norm(flat))) for flat in self._flats)
+        return all(math.isfinite(_sum(flat)) for flat in self._flats)
 
     def bad_parameter(self) -> str | None:
         """The first parameter whose gradient in the segment is not finite."""
@@ -186,14 +209,36 @@ class Binding:
 
     def written(self) -> str | None:
         """A parameter that the script wrote to since new weights arrived, as far as torch counts that."""
-        named = zip(self.layout.parameters, self._parameters, self._untouched, strict=True)
-        return next((slot.name for slot, p, seen in named if p._version != seen), None)
+        named = zip(
+            self.layout.parameters, self._parameters, self._untouched, self._weight_views, strict=True
+        )
+        return next((slot.name for slot, p, seen, v in named if p._version != seen or _moved(p, v)), None)
+
+    def adopt_weights(self) -> None:
+        """Take over what the script has put in the place of parameters (`p.data = ...`)."""
+        named = zip(self.layout.parameters, self._parameters, self._weight_views, strict=True)
+        for slot, parameter, view in named:
+            if _moved(parameter, view):
+                _check_alike(f"parameter {slot.name!r}", parameter, view)
+                view.copy_(parameter.data)
+                parameter.data = view
+
+    def adopt_buffers(self) -> None:
+        """Take over what the script has put in the place of buffers (`self.mean = ...`)."""
+        for i, (home, view) in enumerate(zip(self._homes, self._buffer_views, strict=True)):
+            now = self._buffers[i] if home is None else home[0].get(home[1])
+            if now is None or _moved(now, view):
+                now = _check_alike(f"buffer {self.layout.buffers[i].name!r}", now, view)
+                view.copy_(now.detach())
+                self._buffers[i].data = view
+                if home is not None:  # the other tensor stays the script's own
+                    home[0][home[1]] = self._buffers[i]
 
     def pull(self) -> None:
         """New weights have arrived."""
         if self._staged:
             self._from_host()
-        if self._parameters[0].data_ptr() != self._weight_views[0].data_ptr():
+        if any(map(_moved, self._parameters, self._weight_views)):
             self._bind_weights()
 
     def fresh(self) -> None:
@@ -237,6 +282,28 @@ class Binding:
         assert self._weights is not None
         self._near_weights.copy_(self._weights.bytes, non_blocking=True)
         _synchronize(self._device)
+
+
+def _sum(flat: Tensor) -> float:
+    """Not finite if some element is not: the cheapest way to see that. 16-bit numbers overflow easily."""
+    wide = flat.dtype in (torch.float32, torch.float64)
+    return float(flat.sum() if wide else torch.linalg.vector_norm(flat))
+
+
+def _moved(tensor: Tensor, view: Tensor) -> bool:
+    """Whether it lies elsewhere."""
+    return tensor.data_ptr() != view.data_ptr()
+
+
+def _check_alike(what: str, now: Tensor | None, view: Tensor) -> Tensor:
+    """Refuse a tensor that does not fit where another was when the model was prepared."""
+    if now is None or (now.shape, now.dtype) != (view.shape, view.dtype):
+        kind = "nothing" if now is None else f"{now.dtype} {tuple(now.shape)}"
+        raise ConfigError(
+            f"{what} was {view.dtype} {tuple(view.shape)} when the model was prepared, and is {kind} now. "
+            "Convert the model before prepare, and let it keep types and shapes."
+        )
+    return now
 
 
 def _one_device(tensors: list[Tensor]) -> torch.device:

@@ -331,30 +331,32 @@ class Pace(ABC):
     @abstractmethod
     def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Any: ...
 
-    @abstractmethod
-    def _prepare_scheduler(self, scheduler: LRScheduler) -> None: ...
+    # -- what a worker among others does; one that nobody waits for has nobody to tell -------------
 
-    @abstractmethod
+    def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
+        return
+
     def _idle(self) -> bool:
         """Whether a resumed script only repeats what was done before."""
+        return False
 
-    @abstractmethod
-    def _away(self) -> None: ...
+    def _away(self) -> None:
+        return
 
-    @abstractmethod
-    def _back(self, values: dict[str, float], seconds: float) -> None: ...
+    def _back(self, values: dict[str, float], seconds: float) -> None:
+        return
 
-    @abstractmethod
-    def _leave(self) -> None: ...
+    def _leave(self) -> None:
+        return
 
-    @abstractmethod
-    def _plan(self, epochs: int) -> None: ...
+    def _plan(self, epochs: int) -> None:
+        return
 
-    @abstractmethod
-    def _end_work(self, why: str) -> None: ...
+    def _end_work(self, why: str) -> None:
+        return
 
-    @abstractmethod
-    def _warn(self, text: str) -> None: ...
+    def _warn(self, text: str) -> None:
+        print(f"warning: {text}", flush=True)
 
 
 def replace_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> None:

@@ -30,6 +30,7 @@ from paceline.runtime.worker.optimizer.schedules import PreparedSchedulers, misf
 from paceline.runtime.worker.optimizer.store_state import Elsewhere
 from paceline.runtime.worker.pace import replace_step
 from paceline.runtime.worker.saving_notice import notice_saving
+from paceline.store.disk.tensor_files import check_can_be_saved
 from paceline.store.optimizers import GroupSettings, OptimizerSpec, describe_optimizer, group_settings
 from paceline.store.together import parts_of
 
@@ -40,7 +41,7 @@ class Trainer:
     binding: Binding
     optimizer: torch.optim.Optimizer
 
-    def __init__(self, link: StoreLink, device: Emulation | VirtualDevice, peer: bool = False) -> None:
+    def __init__(self, link: StoreLink, device: Emulation | VirtualDevice, peer: bool) -> None:
         self.link, self._peer = link, peer
         self.intake = Intake(link, device)
         self.schedulers = PreparedSchedulers()
@@ -61,6 +62,10 @@ class Trainer:
         self.begun = False
         """Whether there is a model."""
         self._sent: list[GroupSettings] = []
+        self._cleared: set[int] = set()
+        """Optimizers whose gradients the script has cleared since their last step."""
+        self._spent: set[int] = set()
+        """Those whose had been cleared before that step, so that a mean may have taken their place."""
         self._written = False
         """Whether it was said that the script writes to parameters."""
         self._complete = False
@@ -80,7 +85,9 @@ class Trainer:
                 "the model is a DistributedDataParallel, which averages gradients itself. Prepare the model "
                 "inside of it (model.module), and leave out init_process_group."
             )
+        check_can_be_saved(model)
         self.binding, self.optimizer = Binding(model, optimizer), optimizer
+        self._sizes = self._group_sizes()
         self.begun = True
 
     def describe(self) -> OptimizerSpec:
@@ -168,11 +175,14 @@ class Trainer:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._group_sizes() != self._sizes:
+            raise ConfigError("the optimizer got further parameters after prepare. Add them before.")
         self.which = which
         self.binding.choose(which)
         self.schedulers.begin()
         compute_s = self.intake.computed()
-        self._mention_written()
+        self.adopt()
+        self._mention_left_over()
         self._exchange(lambda missing: iterate(compute_s, missing))
         self.binding.fresh()
         self.intake.stepped(which)
@@ -214,22 +224,47 @@ class Trainer:
                 "pace.clip_grad_norm_(max_norm) to clip what is stepped with; a constant factor is fine"
             )
 
+    def adopt(self) -> None:
+        """Take over what the script has put in the place of tensors of its model."""
+        self.binding.adopt_buffers()
+        if self._peer and not self.shared:
+            self.binding.adopt_weights()
+        else:
+            self._mention_written()
+
     def _mention_written(self) -> None:
-        """Say once that what the script wrote into parameters is lost with the store's next weights."""
-        name = None if self._peer or self._written else self.binding.written()
+        """Say once that what the script wrote into parameters is lost with the run's next weights."""
+        name = None if self._written else self.binding.written()
         if name is not None:
             self._written = True
             self.link.say(
                 f"rank {self.link.rank} wrote to parameters by itself ({name!r}, say): that lasts until the "
-                "next optimizer.step(), which brings the store's weights. Write before prepare, or train "
+                "next optimizer.step(), which brings the run's weights. Write before prepare, or train "
                 "with a protocol that has no store, such as local_sgd"
             )
+
+    def _group_sizes(self) -> list[int]:
+        return [len(group["params"]) for group in self.optimizer.param_groups]
+
+    def clear(self, which: int, set_to_none: bool) -> None:
+        """The script clears an optimizer's gradients: what steps are made with may lie there from now on."""
+        self._cleared.add(which)
+        self.binding.zero(set_to_none, which)
+
+    def _mention_left_over(self) -> None:
+        """Say so if a script adds to gradients that it had cleared so far: they may be its own no more."""
+        which, own = self.which, self._peer and not self.shared
+        if which in self._spent and which not in self._cleared and not own:
+            self.link.say(
+                f"rank {self.link.rank} has not cleared its gradients since its last step, as it had "
+                "before. What is left there may be the mean of all: clear them after every step, or never"
+            )
+        self._spent = self._spent - {which} | self._cleared & {which}
+        self._cleared.discard(which)
 
     def changed(self) -> list[GroupSettings] | None:
         """The optimizer's settings, if a scheduler has changed them."""
         settings = group_settings(self.optimizer)
-        if len(settings) != len(self._sent):
-            raise ConfigError("the optimizer got another parameter group after prepare. Add it before.")
         changed, self._sent = settings != self._sent, settings
         return settings if changed else None
 
@@ -257,6 +292,7 @@ class Trainer:
             which=self.which,
             again=intake.again(self.which),
             weigh=intake.weigh(self.which) if intake.several else 0,
+            spent=self.which in self._spent,
             state=self.standing() if self.tells else None,
         )
 
@@ -288,6 +324,8 @@ class Trainer:
         warning = self.intake.device.warning()
         if warning:
             self.link.say(f"rank {self.link.rank}: {warning}")
+        if self.begun and self.binding.attached:
+            self.adopt()
         handed = waits and self.link.config.listen is None
         if waits and not handed and not self._complete:
             self.link.say(

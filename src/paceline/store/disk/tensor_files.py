@@ -9,8 +9,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from safetensors.torch import save_file
-from torch import Tensor
+import torch
+from safetensors.torch import save, save_file
+from torch import Tensor, nn
+
+from paceline.errors import ConfigError
 
 USUAL_UMASK = 0o022
 
@@ -19,6 +22,19 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     """Write a safetensors file."""
     save_file(tensors, path)
     os.chmod(path, 0o666 & ~umask())
+
+
+def check_can_be_saved(model: nn.Module) -> None:
+    """Refuse a model with tensors that such a file cannot hold, before and not after it was trained."""
+    named = {tensor.dtype: name for name, tensor in model.state_dict().items()}
+    for dtype, name in named.items():
+        try:
+            save({"": torch.zeros(1, dtype=dtype)})
+        except (KeyError, ValueError, RuntimeError):
+            raise ConfigError(
+                f"{name!r} of the model has the type {dtype}, which a run cannot save: safetensors has none "
+                "such. Use another type, torch.complex64 for complex numbers."
+            ) from None
 
 
 def umask() -> int:

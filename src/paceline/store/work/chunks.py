@@ -79,9 +79,14 @@ class Injection(msgspec.Struct, frozen=True):
         return [(start, min(self.shared, self.source.units - start)) for start in starts]
 
 
-def arrange(source: Source | None, config: RunConfig) -> tuple[Source | None, Injection | None]:
-    """A loader's work as it is dispensed under a configuration; refuses what it cannot do."""
-    if config.shards not in CHUNKED:
+def arrange(
+    source: Source | None, config: RunConfig, streams: bool = False
+) -> tuple[Source | None, Injection | None]:
+    """A loader's work as it is dispensed under a configuration; refuses what it cannot do.
+
+    `streams`: there is a loader, but of an iterable dataset, which `own` leaves to every worker as it is.
+    """
+    if config.shards not in CHUNKED or (source is None and streams and config.shards == "own"):
         return source, None
     if source is None:
         raise ConfigError(

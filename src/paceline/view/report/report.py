@@ -14,6 +14,7 @@ from paceline.view.compare import labels
 from paceline.view.palette import STATES
 from paceline.view.report.charts import Curve, Look, Measure, histogram, line_chart, looks
 from paceline.view.report.gantt import ROWS_SHOWN, Window, timeline, windows
+from paceline.view.report.lookups import lookup_sections
 from paceline.view.report.markup import Markup, element
 from paceline.view.report.page import document, figure, paragraph, section, swatch
 from paceline.view.report.record import RunRecord, read_record
@@ -76,6 +77,7 @@ def render_report(records: list[RunRecord]) -> str:
         section("How old gradients were", *_staleness(content)),
         section("Throughput", *_throughput(content)),
         section("Bytes sent", *traffic(list(zip(content.results, content.looks, strict=True)))),
+        *lookup_sections(list(zip(content.results, content.looks, strict=True))),
         section("Failures and notes", *happened(content.pairs())),
         section("Settings and circumstances", facts_table(content.pairs())),
         section("How to read this", reading()),

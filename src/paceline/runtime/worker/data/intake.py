@@ -10,7 +10,7 @@ from paceline.errors import ConfigError
 from paceline.runtime.checkpoints.random_state import RandomState
 from paceline.runtime.checkpoints.worker_state import WorkerState
 from paceline.runtime.messages.workers import Ready
-from paceline.runtime.worker.data.loader import Dispensed, PacedLoader, StridedLoader, source_of
+from paceline.runtime.worker.data.loader import Dispensed, StridedLoader, paced_loader, source_of
 from paceline.runtime.worker.data.partition import Partition
 from paceline.runtime.worker.data.sample_order import SampleOrders
 from paceline.runtime.worker.data.second_pass import SecondPass
@@ -54,6 +54,9 @@ class Intake:
         self._counted = False
         """Whether a loader tells how many samples there are."""
         self._in_pass = 0
+        self._stepped = False
+        """Whether an optimizer has stepped in this pass."""
+        self._told_broken_off = False
         self._random: RandomState | None = None
         """Where random numbers stood when the run was stopped that goes on; None once they stand there."""
 
@@ -65,7 +68,7 @@ class Intake:
         self._check_several()
         if loader is not None:
             self._source, self._sampler, self._whole_batches = source_of(loader)
-        self._source, self._injection = arrange(self._source, self._config)
+        self._source, self._injection = arrange(self._source, self._config, loader is not None)
         source = self._source
         self._batch = source.batch if source is not None and self._config.balance else None
         self.usual = 1 if source is None else source.batch
@@ -98,12 +101,15 @@ class Intake:
             self.device.begin()
             return None
         if source is None:
-            everything = isinstance(loader.dataset, Partition)
-            rank, size = (0, 1) if everything else (self._link.rank, self._config.workers)
-            return StridedLoader(loader, rank, size, self.arrived, self.repeats, lambda: self._link.enough)
+            rank, size = self._part_of_stream(loader)
+
+            def enough() -> bool:
+                return self._link.enough
+
+            return StridedLoader(loader, rank, size, self.arrived, self.repeats, enough, ready.agrees)
         return self._dispensing(loader, source, ready)
 
-    def _dispensing(self, loader: Any, source: Source, ready: Ready) -> PacedLoader:
+    def _dispensing(self, loader: Any, source: Source, ready: Ready) -> Any:
         config = self._config
         orders = SampleOrders(self._sampler, source.units, config.seed, config.shards in CHUNKED, loader)
         dispensed = Dispensed(
@@ -116,7 +122,19 @@ class Intake:
             ready.rounds,
             self._load,
         )
-        return PacedLoader(loader, dispensed, self.arrived, self.passed, self.repeats)
+        return paced_loader(loader, dispensed, self.begins, self.arrived, self.passed, self.repeats)
+
+    def _part_of_stream(self, loader: Any) -> tuple[int, int]:
+        """An iterable dataset: which batch to begin with, and how many are between two."""
+        if isinstance(loader.dataset, Partition) or self._config.shards == "own":
+            return 0, 1
+        if self._link.rank == 0:
+            self._link.say(
+                f"the loader has an iterable dataset: {self._config.workers} workers read the same stream, "
+                "and each keeps its part of the batches. If the dataset gives every worker data of its own "
+                "already, by RANK or at random, say --shards own: each then keeps all that it reads"
+            )
+        return self._link.rank, self._config.workers
 
     def _mention_no_loader(self) -> None:
         if self._link.rank == 0:
@@ -153,10 +171,26 @@ class Intake:
         self.resumed = False
         self.device.begin()
 
+    def begins(self) -> None:
+        """A pass over the loader begins."""
+        if self._in_pass and self._link.rank == 0 and not self._told_broken_off:
+            self._told_broken_off = True
+            self._link.say(
+                f"the script broke off a pass over the loader after {self._in_pass} batches, and begins "
+                "another. It goes on with what is left of the epoch, where plain PyTorch would begin "
+                "it anew; --resume counts whole epochs only"
+            )
+
     def passed(self) -> None:
         """The loader has come to an end."""
         length, batches, self._in_pass = self.lengths[1], self._in_pass, 0
-        if self.used and batches != length:
+        stepped, self._stepped = self._stepped, False
+        if batches and not stepped:
+            self._link.say(
+                f"rank {self._link.rank} had {batches} batches in a pass, and no prepared optimizer stepped. "
+                "One that was made after prepare trains this worker's model alone: give it to prepare"
+            )
+        elif self.used and batches != length:
             self._link.say(
                 f"rank {self._link.rank} ended a pass with gradients of {len(self.used)} batches that it has "
                 f"not stepped with. It had {batches} batches, and len(loader) is {length}: under this "
@@ -187,7 +221,7 @@ class Intake:
         if not self._fed or self.several:
             self.device.begin()  # no prepared loader, or another step to come: compute begins now
         self._since[which] = 0
-        self.used, self.samples, self._fed = [], 0, False
+        self.used, self.samples, self._fed, self._stepped = [], 0, False, True
 
     @property
     def wants(self) -> bool:

@@ -8,10 +8,11 @@ there each worker takes every size-th batch of the stream.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterator, Sized
+from copy import copy
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler
 
 from paceline.errors import ConfigError
@@ -21,18 +22,6 @@ from paceline.runtime.worker.data.second_pass import SecondPass
 from paceline.runtime.worker.link import StoreLink
 from paceline.store.work.budget import Batch, Source
 from paceline.store.work.chunks import Injection
-
-COPIED = (
-    "num_workers",
-    "collate_fn",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "generator",
-    "prefetch_factor",
-    "persistent_workers",
-)
 
 
 class Dispensed(Sampler[Any]):
@@ -60,7 +49,7 @@ class Dispensed(Sampler[Any]):
         self._whole_batches = whole_batches
         self._passes_done = first
         self._epoch = first
-        self._handed: deque[tuple[Batch, int]] = deque()
+        self._handed: deque[tuple[Batch, int | None]] = deque()
 
     def __len__(self) -> int:
         return self._length or -(-self._source.batches // self._link.config.workers)
@@ -75,7 +64,8 @@ class Dispensed(Sampler[Any]):
             count = batch.count or min(self._source.batch, self._source.units)
             order = self._orders[batch.epoch][batch.first : batch.first + count]
             indices = order[0] if self._whole_batches else order
-            self._handed.append((batch, len(indices) if batch.count else 0))
+            known = len(indices) if isinstance(indices, Sized) else None
+            self._handed.append((batch, known if batch.count else 0))
             self._about_to(batch)
             alone = self._injection is None or not batch.count
             yield indices if alone else self._filled_up(batch, indices)
@@ -88,9 +78,16 @@ class Dispensed(Sampler[Any]):
         shared = [order[first : first + count] for first, count in injection.beside(batch)]
         return [*indices, *(index for samples in shared for index in samples)]
 
-    def arrived(self) -> tuple[Batch, int]:
-        """The batch that reaches the script now, and its samples."""
+    def arrived(self) -> tuple[Batch, int | None]:
+        """The batch that reaches the script now, and its samples, as far as they are known."""
+        if not self._handed:
+            raise _not_one_by_one("more")
         return self._handed.popleft()
+
+    def check_all_arrived(self) -> None:
+        """A pass is over: every batch has to have reached the script."""
+        if self._handed:
+            raise _not_one_by_one("fewer")
 
     def take_back(self) -> None:
         """Keep for the next loop what was loaded ahead for one that broke off."""
@@ -98,32 +95,59 @@ class Dispensed(Sampler[Any]):
             self._link.put_back(self._handed.pop()[0])
 
 
-class PacedLoader(DataLoader[Any]):
-    """The user's loader with another batch sampler, telling when a batch reaches the script."""
+def with_batches(loader: DataLoader[Any], batches: Any, kind: type[DataLoader[Any]] | None = None) -> Any:
+    """The user's loader once more, with other batches: of its own class, or of a `kind` made from that.
 
-    def __init__(
-        self,
-        loader: DataLoader[Any],
-        dispensed: Dispensed,
-        arrived: Callable[[int, Batch], None],
-        passed: Callable[[], None],
-        repeats: SecondPass,
-    ) -> None:
-        """`arrived` is told of every batch, `passed` of every end of a pass."""
-        super().__init__(loader.dataset, batch_sampler=dispensed, **{k: getattr(loader, k) for k in COPIED})
-        self.__dict__["batch_size"] = loader.batch_size
-        self._dispensed = dispensed
-        self._arrived = arrived
-        self._passed = passed
-        self._repeats = repeats
+    A copy, and not a new DataLoader: a class of the user's own has an `__iter__` and attributes of its own.
+    """
+    other = copy(loader)
+    other.__class__ = kind or type(loader)
+    named = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    other.__dict__ |= {named: batches, "_iterator": None}
+    return other
+
+
+def paced_loader(
+    loader: DataLoader[Any],
+    dispensed: Dispensed,
+    begins: Callable[[], None],
+    arrived: Callable[[int, Batch], None],
+    passed: Callable[[], None],
+    repeats: SecondPass,
+) -> Any:
+    """The user's loader with batches from the run. `arrived` is told of every one that reaches the script,
+    `begins` and `passed` of the beginning and the end of every pass."""
+    kind = type(loader)
+    paced = type(kind.__name__, (PacedLoader, kind), {"__module__": kind.__module__})
+    other = with_batches(loader, dispensed, paced)
+    other._told = begins, arrived, passed, repeats
+    return other
+
+
+class PacedLoader(DataLoader[Any]):
+    """What `paced_loader` adds to the class of the user's loader."""
+
+    _told: tuple[Callable[[], None], Callable[[int, Batch], None], Callable[[], None], SecondPass]
+
+    @property
+    def _dispensed(self) -> Dispensed:
+        ours = self.sampler if self.batch_sampler is None else self.batch_sampler
+        assert isinstance(ours, Dispensed)
+        return ours
+
+    def __len__(self) -> int:
+        return len(self._dispensed)
 
     def __iter__(self) -> Any:
-        self._dispensed.take_back()
+        (begins, arrived, passed, repeats), dispensed = self._told, self._dispensed
+        dispensed.take_back()
+        begins()
         for data in super().__iter__():
-            batch, samples = self._dispensed.arrived()
-            self._arrived(samples, batch)
-            yield from self._repeats.through(data)
-        self._passed()
+            batch, samples = dispensed.arrived()
+            arrived(count_samples(data) if samples is None else samples, batch)
+            yield from repeats.through(data)
+        dispensed.check_all_arrived()
+        passed()
 
 
 class StridedLoader:
@@ -137,23 +161,33 @@ class StridedLoader:
         arrived: Callable[[int], None],
         repeats: SecondPass,
         stopped: Callable[[], bool],
+        level: bool = False,
     ) -> None:
-        """`arrived` is told of every batch; when `stopped`, there are no more of them."""
-        self._loader, self._rank, self._size = loader, rank, size
+        """`arrived` is told of every batch; when `stopped`, there are no more of them. `level`: all have
+        equally many in a pass, so that in lockstep no round mixes two."""
+        self._loader, self._rank, self._size, self._level = loader, rank, size, level
         self._arrived, self._repeats, self._stopped = arrived, repeats, stopped
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
     def __len__(self) -> int:
-        return len(range(self._rank, len(self._loader), self._size))
+        return len(range(0 if self._level else self._rank, len(self._loader), self._size))
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in islice(self._loader, self._rank, None, self._size):
+        number, first = -1, None
+        for number, batch in enumerate(self._loader):
+            if self._level and number == 0:
+                first = batch
+            if number % self._size != self._rank:
+                continue
             if self._stopped():
                 return
             self._arrived(count_samples(batch))
             yield from self._repeats.through(batch)
+        if first is not None and number % self._size < self._rank and not self._stopped():
+            self._arrived(0)  # the last round has nothing for us: we compute, but it counts for nothing
+            yield from self._repeats.through(first)
 
 
 def source_of(loader: DataLoader[Any]) -> tuple[Source | None, Any, bool]:
@@ -170,9 +204,17 @@ def source_of(loader: DataLoader[Any]) -> tuple[Source | None, Any, bool]:
         units = len(batches.sampler)  # type: ignore[arg-type]
         order = digest(batches.sampler)
         return Source(units, batches.batch_size, batches.drop_last, order=order), batches.sampler, False
-    if batches is None:
-        raise ConfigError("a loader with batch_size=None yields no batches. Give it a batch size.")
-    return Source(len(batches), 1, whole=True, order=digest(batches)), batches, True  # type: ignore[arg-type]
+    whole = (
+        loader.sampler if batches is None else batches
+    )  # batch_size=None: what the dataset has are batches
+    return Source(len(whole), 1, whole=True, order=digest(whole)), whole, True  # type: ignore[arg-type]
+
+
+def _not_one_by_one(much: str) -> ConfigError:
+    return ConfigError(
+        f"the loader's own __iter__ gives the script {much} items than its sampler has batches, so nobody "
+        "could count them. Let it yield one item per batch, or split and join batches in the loop."
+    )
 
 
 def count_samples(batch: Any) -> int:
@@ -180,7 +222,10 @@ def count_samples(batch: Any) -> int:
     size = 1
     while isinstance(batch, list | tuple | dict) and batch:
         size = len(batch)
-        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+        parts = list(batch.values()) if isinstance(batch, dict) else batch
+        if any(isinstance(part, Tensor) and part.ndim == 0 for part in parts):
+            return 1  # a label by itself: one sample, not stacked
+        batch = parts[0]
     if isinstance(batch, str | bytes | int | float):  # such things are not stacked: they come as a list
         return size
     return len(batch) if hasattr(batch, "__len__") and getattr(batch, "ndim", 1) > 0 else 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -22,6 +22,15 @@ class Partition(IterableDataset[Any]):
         self._path, self._shuffle = f"/proc/self/fd/{fd}", shuffle
         self._random = random.Random(seed)
         self._starts = list(scan(self._path))
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether every pass has an order of its own."""
+        return self._shuffle
+
+    def rows(self, numbers: Iterable[int]) -> Iterator[Any]:
+        """Some of them, by where they stand."""
+        return read_rows(self._path, [self._starts[number] for number in numbers])
 
     def __len__(self) -> int:
         return len(self._starts)

@@ -1,0 +1,1 @@
+"""How fast planners are, and whether their plans keep what they promise."""

@@ -1,0 +1,121 @@
+"""Starts a run on an engine, shows it while it goes on, and adds it up."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import msgspec
+
+from paceline.cli.running.common import heed_termination
+from paceline.cli.running.ending import cut_short, finish
+from paceline.config import RunConfig
+from paceline.engines.control import Ended
+from paceline.engines.engine import Engine
+from paceline.errors import EngineLost
+from paceline.store.disk.reserve import Reserve, free_bytes
+from paceline.trace import Result, TraceTail
+from paceline.trace.events import Planned
+from paceline.trace.files import LineTail
+from paceline.trace.life import write_result
+from paceline.trace.waits import NOTICES
+from paceline.view.terminal.progress import RunProgress, live
+
+__all__ = ["conduct", "write_result"]
+LOOK_S = 0.1
+RESULT_BYTES = 1 << 18
+"""Kept free for result.json."""
+LITTLE_BYTES = 1 << 16
+"""With less than this, what is to be written cannot be."""
+
+
+def conduct(engine: Engine, config: RunConfig, secret: str = "") -> Result:
+    """Run to the end. Ctrl-C or SIGTERM asks the run to save itself; a second one ends it at once."""
+    heed_termination()
+    folder = config.path
+    (folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+    reserve = Reserve(folder)
+    reserve.take(RESULT_BYTES)
+    try:
+        ended = _see_through(engine, config, secret)
+    except (KeyboardInterrupt, EngineLost) as error:
+        engine.close()
+        reserve.release()
+        by_hand = isinstance(error, KeyboardInterrupt)
+        cut_short(config, "ended at once by Ctrl-C" if by_hand else str(error))
+        raise
+    reserve.release()
+    return finish(config, ended)
+
+
+def _see_through(engine: Engine, config: RunConfig, secret: str) -> Ended:
+    """Show the run until all of its processes are gone."""
+    progress, folder = RunProgress(), config.path
+    room = Room(folder)
+    trace, output = TraceTail(folder / "trace.jsonl"), LineTail(folder / "logs" / "rank0.log")
+    with live(progress):
+        engine.launch(config, secret)
+        ended, door, stopping = None, LineTail(folder / "address"), False
+        notices = LineTail(folder / NOTICES)
+        while ended is None:
+            try:
+                ended = engine.wait(LOOK_S)
+                _show(progress, trace, output)
+                for notice in _new_text(notices):
+                    progress.print(f"warning: {notice}", "yellow")
+                for text in room.look():
+                    progress.print(text, "yellow")
+                for address in _new_text(door) if config.near < config.workers else ():
+                    progress.print(_invitation(config, address))
+            except KeyboardInterrupt:
+                if stopping:
+                    raise
+                stopping = True
+                progress.print("stopping: saving the run (Ctrl-C again to end at once)", "yellow")
+                engine.stop()
+    return ended
+
+
+class Room:
+    """Looks whether the disk of a run fills up, which the run itself cannot write down any more."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._told = folder, False
+
+    def look(self) -> list[str]:
+        """A warning, once."""
+        if self._told or free_bytes(self._folder) >= LITTLE_BYTES:
+            return []
+        self._told = True
+        return [
+            f"warning: no room is left at {self._folder}. Training goes on; the trace has a gap until there "
+            "is some, and room for the end was kept. Make room, or bound the trace with --trace-limit."
+        ]
+
+
+def _invitation(config: RunConfig, address: str) -> str:
+    missing = config.workers - config.near
+    host, _, port = address.rpartition(":")
+    address = f"{socket.gethostname()}:{port}" if host in ("0.0.0.0", "[::]") else address
+    made = config.path / "secret"
+    secret = f"the secret in {made}" if made.exists() else "the run's secret"
+    tls = " --plain" if config.plain else " --tls" if config.tls_cert else ""
+    others = "1 worker" if missing == 1 else f"{missing} workers"
+    return (
+        f"listening at {address} for {others} of other hosts. There, with {secret}: "
+        f"paceline host {address} --workers {missing} --secret-file FILE{tls}"
+    )
+
+
+def _show(progress: RunProgress, trace: TraceTail, output: LineTail) -> None:
+    for line in _new_text(output):
+        progress.print(line)
+    for event in trace.new_events():
+        progress.add(event)
+        if isinstance(event, Planned) and progress.tally.model is not None:
+            epoch = progress.tally.model.samples_per_epoch
+            progress.total_samples = None if epoch is None else epoch * event.epochs
+
+
+def _new_text(tail: LineTail) -> list[str]:
+    return [line.decode(errors="replace") for line in tail.new_lines()]

@@ -1,0 +1,1 @@
+"""The process that keeps the books of a run on a mesh."""

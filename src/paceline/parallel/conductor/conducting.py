@@ -1,0 +1,295 @@
+"""The conductor of a run on a mesh: a process that holds no weights, hears of all workers, keeps the books.
+
+Workers exchange tensors among themselves. What they need somebody for is to meet, to stop or save before the
+same iteration, to put the parts of a checkpoint together, and to end when one of them is lost: a group that
+misses one exchanges nothing any more. So a loss ends the run, at once, with rank and place named.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+import msgspec
+
+from paceline.config import RunConfig
+from paceline.errors import RunError
+from paceline.fabric.channel import Channel
+from paceline.fabric.watcher import Watcher
+from paceline.parallel import messages as m
+from paceline.parallel.conductor.books import Books
+from paceline.parallel.parts import read_parts
+from paceline.parallel.signs import Action, Signs
+from paceline.protocols.grid import Grid
+from paceline.runtime.checkpoints.writer import CheckpointWriter
+from paceline.runtime.messages.workers import Failed, Hello
+from paceline.store.disk.checkpoint import Snapshot, remove_checkpoint, save_weights, write_checkpoint
+
+LOOK_S = 0.05
+GRACE_S = 0.25
+"""How long to listen for who was lost: its neighbours say that something broke off, and may be faster."""
+LAST_S = 1.0
+"""How long workers that were told to end may take before they are killed."""
+
+
+class Player:
+    """A worker, as the conductor knows it."""
+
+    def __init__(self, rank: int, channel: Channel, pid: int) -> None:
+        self.rank, self.channel, self.pid = rank, channel, pid
+        self.over = False
+        """Whether its script has ended in good order."""
+        self.gone = False
+        """Whether its process has."""
+        self.saved = False
+
+
+class Trouble(msgspec.Struct, frozen=True, order=True):
+    """Why a run cannot go on; the smallest is what it is put down to."""
+
+    weight: int
+    """0: a worker died; 1: its script failed; 2: an exchange broke off."""
+    at_s: float
+    rank: int
+    text: str
+    mistake: bool = False
+
+
+class Conductor:
+    """One per run."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        workers: list[tuple[Channel, int]],
+        stop: int | None,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
+        """`workers`: channel and process of each; `ranks`: whose they are, if not everybody is there."""
+        assert config.mesh is not None
+        self.config, self._grid = config, Grid(config.mesh)
+        self._meeting = os.memfd_create("paceline-mesh", os.MFD_CLOEXEC)
+        self._signs = Signs.create(config.workers)
+        self._players = {
+            c.fileno(): Player(rank, c, pid)
+            for rank, (c, pid) in zip(ranks or range(len(workers)), workers, strict=True)
+        }
+        self._watcher = Watcher()
+        self.books = Books(config, self._grid)
+        self._keeping = CheckpointWriter(config, self.books.trace, self.books.now)
+        self._troubles: list[Trouble] = []
+        self._decide_at: float | None = None
+        self._stopping = False
+        self._calls: list[Action] = []
+        """What is to be called for, one after another."""
+        self._epoll = select.epoll()
+        self._epoll.register(self._watcher.fileno(), select.EPOLLIN)
+        self._stop = stop
+        if stop is not None:
+            self._epoll.register(stop, select.EPOLLIN)
+        for fd, player in self._players.items():
+            self._epoll.register(fd, select.EPOLLIN)
+            self._watcher.watch(player.pid)
+
+    def greet(self, hello: Hello) -> None:
+        """A worker's first word was heard before it was known whose it is."""
+        self._welcome(next(p for p in self._players.values() if p.rank == hello.rank), hello)
+
+    def give_up(self, rank: int, why: str) -> None:
+        """Somebody is missing who never was a player."""
+        self._trouble(1, rank, why)
+
+    # -- the loop -----------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Until all workers are gone."""
+        try:
+            while not all(player.gone for player in self._players.values()):
+                for fd, _ in self._epoll.poll(LOOK_S):
+                    self._hear(fd)
+                self._look()
+            self._conclude()
+        finally:
+            self.books.close()
+            self._watcher.close()
+        return 0
+
+    def _hear(self, fd: int) -> None:
+        if fd == self._watcher.fileno():
+            for pid in self._watcher.take():
+                self._died(pid)
+        elif fd == self._stop:
+            self._epoll.unregister(fd)
+            self._stopping = True
+            self._calls.append(Action.STOP)
+        elif not self._players[fd].gone:
+            player = self._players[fd]
+            try:
+                received = player.channel.receive(m.conductor_decoder)
+            except RunError as error:
+                self._trouble(1, player.rank, str(error))
+                received = None
+            if received is None:
+                self._hung_up(fd, player)
+            else:
+                self._take(player, received[0])
+
+    def _look(self) -> None:
+        """What does not wait for a message."""
+        now = time.monotonic()
+        self.books.flush(now)
+        if self._decide_at is not None:
+            if now >= self._decide_at:
+                self._end_all()
+            return
+        if self._keeping.due(self.books.version) and Action.SAVE not in self._calls:
+            self._calls.append(Action.SAVE)
+        self._keeping.tell()
+        if self._calls and self._signs.called is Action.NONE:
+            self._signs.call(self._calls.pop(0))
+
+    # -- what workers say ---------------------------------------------------------------------
+
+    def _take(self, player: Player, message: m.FromWorker) -> None:
+        match message:
+            case Hello():
+                self._welcome(player, message)
+            case m.Saved():
+                self._saved(player, message)
+            case m.EndWork():
+                self.books.end_work(player.rank, message.why)
+                self._calls.append(Action.END)
+            case Failed():
+                self._trouble(1, player.rank, message.text, message.kind == "config")
+            case m.Torn():
+                self._trouble(2, player.rank, message.text)
+            case m.Bye():
+                player.over = True
+                self.books.resumable &= message.resumable
+                self.books.left(player.rank, "stopped" if message.stopped else "finished")
+            case _:
+                self.books.take(player.rank, message)
+
+    def _welcome(self, player: Player, hello: Hello) -> None:
+        self.books.joined(player.rank, hello)
+        with suppress(OSError):  # it may be gone again; that is noticed elsewhere
+            player.channel.send(m.Welcome(), (self._meeting, self._signs.fd))
+
+    def _saved(self, player: Player, message: m.Saved) -> None:
+        """When the last part is on the disk, all go on, and the checkpoint is put together meanwhile."""
+        player.saved = True
+        if not all(each.saved for each in self._players.values()):
+            return
+        self._signs.clear()
+        self._keeping.keep(message.updates, message.samples, lambda: self._whole)
+        for each in self._players.values():
+            each.saved = False
+            with suppress(OSError):
+                each.channel.send(m.GoOn())
+
+    def _whole(self) -> Snapshot:
+        return read_parts(self.config.path / "parts")
+
+    # -- losses -------------------------------------------------------------------------------
+
+    def _died(self, pid: int) -> None:
+        for fd, player in self._players.items():
+            if player.pid == pid and not player.gone:
+                self._drain(player)
+                self._hung_up(fd, player)
+
+    def _drain(self, player: Player) -> None:
+        """What a process said before it ended still counts."""
+        while player.channel.wait(0.0):
+            try:
+                received = player.channel.receive(m.conductor_decoder)
+            except RunError:
+                return
+            if received is None:
+                return
+            self._take(player, received[0])
+
+    def _hung_up(self, fd: int, player: Player) -> None:
+        if player.gone:
+            return
+        player.gone = True
+        self._epoll.unregister(fd)
+        player.channel.close()
+        if not player.over and not any(trouble.rank == player.rank for trouble in self._troubles):
+            self._trouble(0, player.rank, "")
+
+    def _trouble(self, weight: int, rank: int, text: str, mistake: bool = False) -> None:
+        now = time.monotonic()
+        self._troubles.append(Trouble(weight, now, rank, text, mistake))
+        if self._decide_at is None:
+            self._decide_at = now if weight == 0 else now + GRACE_S
+
+    def _end_all(self) -> None:
+        """Tell all who are left to end, and see to it that they do."""
+        left = [player for player in self._players.values() if not player.gone]
+        for player in left:
+            with suppress(OSError):
+                player.channel.send(m.End())
+        until = time.monotonic() + LAST_S
+        while left and time.monotonic() < until:
+            time.sleep(0.005)
+            left = [player for player in left if _lives(player.pid)]
+        for player in left:
+            with suppress(ProcessLookupError):
+                os.kill(player.pid, signal.SIGKILL)
+        for player in self._players.values():
+            player.gone = True
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def _conclude(self) -> None:
+        self.books.flush(None)
+        if self._troubles:
+            self._put_down()
+            return
+        self._keeping.tell(wait=True)
+        checkpoint = self.config.path / "checkpoint"
+        parts = self.config.path / "parts"
+        whole = read_parts(parts) if parts.is_dir() else None
+        if whole is not None:
+            save_weights(self.config.path / "weights.safetensors", whole.model)
+        stopped = self.books.stopped
+        if not stopped:
+            remove_checkpoint(checkpoint)
+        elif whole is not None and self.books.resumable:
+            write_checkpoint(checkpoint, whole)
+        remove_checkpoint(parts)
+        self.books.end("stopped" if stopped else "finished", "interrupted" if stopped else "")
+
+    def _put_down(self) -> None:
+        """Say who was lost, first of all, and what became of the others."""
+        first = min(self._troubles)
+        name = self._grid.name(first.rank)
+        words = {0: "died", 1: f"failed: {first.text}", 2: f"lost another worker: {first.text}"}
+        detail = first.text if first.mistake else f"{name} {words[first.weight]}"
+        for player in sorted(self._players.values(), key=lambda each: each.rank):
+            if player.rank == first.rank:
+                self.books.left(player.rank, "died" if first.weight == 0 else "failed", first.text)
+            elif not player.over:
+                self.books.left(player.rank, "stopped")
+        self._keeping.tell(wait=True)
+        alone = ", and the other parts of a split model cannot go on without it" if first.weight == 0 else ""
+        self.books.end("failed", detail + alone, mistake=first.mistake)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+
+
+def conduct_mesh(config: RunConfig, workers: list[tuple[Channel, int]], stop: int | None) -> int:
+    """The conductor's process: from the first worker to the last line of the trace."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return Conductor(config, workers, stop).run()

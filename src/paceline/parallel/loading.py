@@ -1,0 +1,124 @@
+"""The batches of a run on a mesh: every copy of the model has its own, and all workers of a copy the same.
+
+The order of an epoch is drawn from the user's own sampler under a seed of run and epoch, so all workers know
+it. Copies take batches in turn; the samples of a last, incomplete round are spread over all copies, so that
+every sample is used by exactly one of them. Fewer samples than copies are left out of that epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from paceline.errors import ConfigError
+from paceline.runtime.worker.data.loader import with_batches
+from paceline.runtime.worker.data.sample_order import SampleOrders
+
+Indices = list[Any]
+
+
+def deal(batches: Sequence[Indices], copies: int) -> list[list[Indices]]:
+    """Rounds of one batch for each copy."""
+    whole = len(batches) // copies
+    rounds = [list(batches[at * copies : (at + 1) * copies]) for at in range(whole)]
+    left = [index for batch in batches[whole * copies :] for index in batch]
+    if len(left) >= copies:
+        size, more = divmod(len(left), copies)
+        bounds = [at * size + min(at, more) for at in range(copies + 1)]
+        rounds.append([left[start:end] for start, end in pairwise(bounds)])
+    return rounds
+
+
+class Dealt:
+    """A mesh's loader. One pass over it is one epoch.
+
+    Where batches are not loaded (later stages of a pipeline), None stands in the place of each.
+    """
+
+    def __init__(self, loader: Any, copy: int, copies: int, seed: int, *, loads: bool = True) -> None:
+        self._loader, self._copy, self._copies, self._loads = loader, copy, copies, loads
+        self.about_to: Callable[[], bool] = lambda: True
+        """Asked before every batch; False: training was ended for all."""
+        self._open(loader, seed)
+        self.epoch, self.rounds = 0, 0
+        """Where it stands: rounds of the epoch that were handed out."""
+        self._skip = (0, 0)
+        self.repeats = False
+        """Whether a resumed script only repeats what was done before."""
+        self.samples = 0
+        """Of all copies, in the round that was handed out last."""
+        self.taken = (0, 0)
+        """Samples that were handed out so far, in this process: this copy's, and all copies'."""
+        self.over = False
+        """Whether training was ended for all."""
+
+    def _open(self, loader: Any, seed: int) -> None:
+        check_loader(loader)
+        self._batches = len(loader.batch_sampler)
+        self._orders = SampleOrders(loader.batch_sampler, self._batches, seed)
+
+    def __len__(self) -> int:
+        return -(-self._batches // self._copies)
+
+    @property
+    def dataset(self) -> Any:
+        """The user's."""
+        return self._loader.dataset
+
+    @property
+    def per_epoch(self) -> int:
+        """Samples."""
+        return len(self._loader.dataset)
+
+    def resume(self, epoch: int, rounds: int) -> None:
+        """So much is behind us: epochs that a script runs through again give nothing."""
+        self._skip, self.repeats = (epoch, rounds), True
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.over:
+            return
+        epoch, done = self.epoch, 0
+        if epoch < self._skip[0]:
+            self.epoch += 1
+            return
+        if epoch == self._skip[0]:
+            done = self._skip[1]
+        self.rounds = done
+        rounds = self._rounds(epoch)
+        for dealt, batch in zip(rounds[done:], self._loaded(rounds[done:]), strict=True):
+            self.repeats = False
+            if not self.about_to():
+                self.over = True
+                return
+            self.samples = sum(map(len, dealt))
+            self.taken = self.taken[0] + len(dealt[self._copy]), self.taken[1] + self.samples
+            self.rounds += 1
+            yield batch
+            if self.over:
+                return
+        self.epoch, self.rounds = epoch + 1, 0
+
+    def _rounds(self, epoch: int) -> list[list[Indices]]:
+        """What each copy gets, round by round."""
+        return deal(self._orders[epoch], self._copies)
+
+    def _loaded(self, rounds: list[list[Indices]]) -> Iterator[Any]:
+        if not self._loads:
+            yield from (None for _ in rounds)
+            return
+        mine = [dealt[self._copy] for dealt in rounds]
+        yield from with_batches(self._loader, mine)
+
+
+def check_loader(loader: Any) -> None:
+    """Something whose order all workers can know."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        raise ConfigError(
+            "a mesh needs a DataLoader over a dataset with a length, whose order all workers know, got "
+            f"{type(loader).__name__}. Put the data into a map-style dataset."
+        )
+    if loader.batch_sampler is None:
+        raise ConfigError("a mesh needs a loader that makes batches: give it a batch_size.")

@@ -1,0 +1,325 @@
+"""A run on a mesh whose script has an ordinary loop: forward, backward, `optimizer.step()`.
+
+Whatever splits the model works inside it (layers that exchange activations, a sequence that is switched,
+tables that lie elsewhere) and has told the mesh so (`mesh.split`). Here is what all of them share: batches,
+steps that keep copies in step along `data`, records, evaluation, and this worker's part of what is saved.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.errors import ConfigError
+from paceline.parallel import messages as m
+from paceline.parallel.along import Along, as_one
+from paceline.parallel.loading import Dealt
+from paceline.parallel.mesh import Mesh, mean_along
+from paceline.parallel.pace import MeshPace
+from paceline.parallel.padding import Padding
+from paceline.parallel.parts import (
+    Part,
+    export_optimizer,
+    import_optimizer,
+    pieces_remembered,
+    read_mesh_checkpoint,
+)
+from paceline.parallel.pieces import Piece, pieces_of
+from paceline.parallel.rates import Deferred
+from paceline.parallel.registry import along_of
+from paceline.parallel.rows import DealtRows
+from paceline.protocols.grid import Grid
+from paceline.runtime.worker.data.partition import Partition
+from paceline.runtime.worker.pace import replace_step
+from paceline.store.disk.checkpoint import other_model
+from paceline.store.optimizers import check_suited
+from paceline.store.together import Together
+
+WHOLE_MATRICES = ("Adafactor", "Muon")
+"""Optimizers whose step for a number depends on others of its matrix: a piece of one would step otherwise."""
+
+
+def prepare(
+    pace: MeshPace, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any
+) -> tuple[Stepped, Dealt]:
+    """Tie an ordinary loop to the mesh, and its loader. All workers come here."""
+    mesh, config = pace.mesh(), pace.config
+    _check_split(mesh)
+    check_suited(optimizer)
+    pieces = pieces_of(model)
+    _check_optimizer(model, optimizer, pieces)
+    if loader is None:
+        raise ConfigError("a mesh deals the batches out: give pace.prepare() the training loader as well.")
+    feeding = Feeding(mesh)
+    if isinstance(getattr(loader, "dataset", None), Partition):
+        dealt: Dealt = DealtRows(loader, feeding.copy, feeding.copies, config.seed, pace, mesh, feeding.axes)
+    else:
+        dealt = Dealt(loader, feeding.copy, feeding.copies, config.seed)
+    pace.ready(model, dealt.per_epoch, len(dealt) * feeding.copies, pieces)
+    _equal_copies(mesh, model)
+    if feeding.copy:  # those of a copy draw the same random numbers (dropout), other copies others
+        torch.manual_seed(config.seed + 7919 * feeding.copy)
+    for share in mesh.shares.values():
+        share.begin()
+    stepped = Stepped(pace, mesh, model, optimizer, dealt, feeding, pieces)
+    dealt.about_to = stepped.begin
+    return stepped, dealt
+
+
+class Feeding:
+    """Along which axes workers have batches of their own, and where this worker stands on them."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.apart = [share.axis for share in mesh.shares.values() if share.apart]
+        axes = ["data", *self.apart]
+        self.axes = {axis: mesh.size(axis) for axis in mesh.axes if axis in axes}
+        self.copies = prod(self.axes.values())
+        self.copy = Grid(self.axes).rank_at({axis: mesh.index(axis) for axis in self.axes})
+        self.counts = all(mesh.index(axis) == 0 for axis in mesh.axes if axis not in self.axes)
+        """Whether this worker counts its copy's samples."""
+
+
+class Stepped:
+    """One worker's loop."""
+
+    def __init__(
+        self,
+        pace: MeshPace,
+        mesh: Mesh,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader: Dealt,
+        feeding: Feeding,
+        pieces: dict[str, Piece],
+    ) -> None:
+        self._pace, self._mesh, self._model, self._optimizer = pace, mesh, model, optimizer
+        self._loader, self._feeding, self._pieces = loader, feeding, pieces
+        self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._padding = Padding(pace.config, pace.rank)
+        self._rates: Deferred | None = None
+        self._samples = self._updates = self._kept_steps = 0
+        self._done = loader.taken
+        """What the loader had handed out by the last step."""
+        self._position = (0, 0)
+        """Epochs and rounds that are in the weights."""
+        self._began, self._waited = time.perf_counter(), 0.0
+        config = pace.config
+        saved = None if config.resume is None else read_mesh_checkpoint(Path(config.resume))
+        if saved is not None:
+            self._restore(Path(config.resume or ""), saved)
+        self._along = Along(
+            along_of(pace.protocol, pace.settings, len(loader)),
+            mesh,
+            self._named,
+            list(model.buffers()),
+            optimizer,
+            seed=config.seed,
+            clip_norm=config.clip_norm,
+            sent=lambda size: pace.sent("data", size),
+            norm=self._norm,
+        )
+        if config.checkpoint_every is not None and not self.resumable:
+            raise ConfigError(
+                "--checkpoint-every keeps one copy, but copies differ between two averagings. Leave it out, "
+                "or keep them equal (allreduce)."
+            )
+        replace_step(optimizer, self.step)
+
+    # -- training -----------------------------------------------------------------------------
+
+    def begin(self) -> bool:
+        """Before every batch. False: training was ended for all."""
+        if self._loader.taken != self._done:  # gradients of several batches are added up
+            return True
+        going = self._pace.begin()
+        self._began, self._waited = time.perf_counter(), self._mesh.waited_s
+        return going
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        """What `optimizer.step()` does: the gradients of all workers, one update."""
+        if closure is not None:
+            raise ConfigError(
+                "optimizer.step(closure) on a mesh: compute the gradients before, step without."
+            )
+        before, self._done = self._done, self._loader.taken
+        samples, of_all = self._done[0] - before[0], self._done[1] - before[1]
+        if not of_all:
+            raise ConfigError("optimizer.step() without a batch: take it from the loader that prepare gave.")
+        busy = self._padding.until(self._began + self._mesh.waited_s - self._waited, 1.0)
+        for share in self._mesh.shares.values():
+            share.combine(samples)
+        together = samples
+        for axis in self._feeding.apart:  # what is not split is one model for all who have batches
+            together = mean_along(self._mesh, axis, [p for _, p in self._named], together)
+        self._along.update(together)
+        self._along.clip_norm = self._pace.config.clip_norm
+        self._updates += 1
+        self._samples += of_all
+        self._position = (self._loader.epoch, self._loader.rounds)
+        if self._rates is not None:
+            self._rates.fed += 1
+            self._rates.applied(1)
+        counted = samples if self._feeding.counts else 0
+        self._pace.did(m.Iteration(time.monotonic(), busy, self._updates, counted, 0))
+
+    def schedule(self, scheduler: LRScheduler) -> None:
+        """Let a scheduler that is stepped once per iteration stand where the run does."""
+        if self._rates is not None:
+            raise ConfigError("a mesh takes one scheduler. Chain several with torch's ChainedScheduler.")
+        self._rates = Deferred(scheduler, self._optimizer, lambda: self.idle)
+        self._rates.catch_up(self._kept_steps)
+
+    def clip(self, max_norm: float) -> None:
+        """Clip what the next step steps with."""
+        self._along.clip_norm = max_norm
+
+    def _norm(self, gradients: list[Tensor]) -> Tensor:
+        """Of the whole model's gradient, if it is to be clipped: that of pieces lies on several workers."""
+        if self._along.clip_norm is None or not self._pieces:
+            return torch.nn.utils.get_total_norm(gradients)
+        parts: dict[str, list[Tensor]] = {}
+        for name, p in self._named:
+            if p.grad is not None:
+                parts.setdefault(self._pieces[name].axis if name in self._pieces else "", []).append(p.grad)
+        total = torch.zeros((), dtype=torch.float64)
+        for axis, found in sorted(parts.items()):
+            square = torch.nn.utils.get_total_norm(found).double() ** 2
+            if axis and self._mesh.size(axis) > 1:
+                with self._mesh.exchange(axis, 2 * square.element_size()):
+                    dist.all_reduce(square, group=self._mesh.group(axis))
+            total += square
+        return total.sqrt().float()
+
+    # -- what any split model is asked --------------------------------------------------------
+
+    def settle(self) -> None:
+        """Nothing is under way between two steps, but for what a way of splitting has put off."""
+        for share in self._mesh.shares.values():
+            share.settle()
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether a resumed script only repeats what was done before."""
+        return self._loader.repeats
+
+    @property
+    def resumable(self) -> bool:
+        """Where copies differ, a checkpoint of one of them is not enough."""
+        return self._along.agrees
+
+    def evaluate(self, measure: Callable[[nn.Module], dict[str, float]]) -> m.Measured | None:
+        """All workers of the first copy compute; what the lead finds is what counts."""
+        with as_one(self._model, self._along):
+            if self._mesh.index("data"):
+                return None
+            began = time.perf_counter()
+            values = measure(self._model)
+            measured = m.Measured(values, time.perf_counter() - began, self._updates, self._samples)
+            return measured if self._pace.lead else None
+
+    def part(self) -> Part | None:
+        """The first copy's pieces, each from who has it, and from the lead what all have."""
+        with as_one(self._model, self._along):
+            if self._mesh.index("data"):
+                return None
+            state = {name: t.detach().clone().contiguous() for name, t in self._model.state_dict().items()}
+        kept, values = export_optimizer(self._optimizer, self._named)
+        pieces = self._pieces | pieces_remembered(self._pieces, self._named, kept)
+        if not self._pace.lead:
+            state = {name: tensor for name, tensor in state.items() if name in pieces}
+            kept = {name: tensor for name, tensor in kept.items() if name in pieces}
+        return Part(state, kept, values if self._pace.lead else {}, self._state(), pieces)
+
+    def _state(self) -> m.MeshState:
+        return m.MeshState(
+            mesh=self._mesh.axes,
+            protocol=self._pace.protocol or "mesh",
+            passes=self._position[0],
+            batches=self._position[1] * self._feeding.copies,
+            updates=self._updates,
+            samples=self._samples,
+            stepped_by=type(self._optimizer).__name__,
+            schedule_steps=0 if self._rates is None else self._rates.steps,
+        )
+
+    def _restore(self, folder: Path, saved: Part) -> None:
+        """Begin where a checkpoint was taken, with this mesh's pieces of it."""
+        rounds, left = divmod(saved.state.batches, self._feeding.copies)
+        if left and saved.state.mesh.get("data", 1) == self._mesh.size("data"):
+            raise ConfigError(
+                f"the checkpoint was taken after {saved.state.batches} batches of an epoch, which cannot be "
+                f"dealt out to the {self._feeding.copies} workers of {self._mesh}. Resume with --mesh "
+                f"{Grid(saved.state.mesh)}."
+            )
+        if saved.state.mesh.get("data", 1) != self._mesh.size("data"):
+            raise ConfigError(
+                f"the checkpoint is of {saved.state.mesh.get('data', 1)} copies, the mesh has "
+                f"{self._mesh.size('data')}. Resume with as many; the sizes of other axes may differ."
+            )
+        found: dict[str, Tensor] = {}
+        for name, tensor in self._model.state_dict().items():
+            whole, piece = saved.model.get(name), self._pieces.get(name)
+            if whole is None or tuple(whole.shape) != (tensor.shape if piece is None else piece.shape):
+                raise other_model(folder)
+            found[name] = whole if piece is None else piece.of(whole)
+        self._model.load_state_dict(found)  # a module may keep in another form what it saves
+        import_optimizer(folder, saved, self._optimizer, self._named, self._pieces)
+        self._updates, self._samples = saved.state.updates, saved.state.samples
+        self._position, self._kept_steps = (saved.state.passes, rounds), saved.state.schedule_steps
+        self._loader.resume(*self._position)
+
+
+# -- what cannot work is refused before the first batch ---------------------------------------
+
+SPLITTERS = {
+    "model": "paceline.parallel.layers.parallelize(model, mesh)",
+    "stage": "paceline.parallel.pipeline.pipeline(...) instead of pace.prepare()",
+    "sequence": "paceline.parallel.sequence.parallelize(model, mesh)",
+    "shard": "paceline.parallel.embedding.EmbeddingTables(mesh, tables)",
+}
+
+
+def _check_split(mesh: Mesh) -> None:
+    """An axis along which nothing is split would only repeat the work."""
+    for axis, size in mesh.axes.items():
+        if axis != "data" and size > 1 and axis not in mesh.shares:
+            raise ConfigError(
+                f"the mesh has {axis}={size}, but nothing is split along it before pace.prepare(). Use "
+                f"{SPLITTERS[axis]}, or leave the axis out of --mesh."
+            )
+
+
+def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, pieces: dict[str, Piece]) -> None:
+    if isinstance(optimizer, Together):
+        raise ConfigError("a mesh takes one model and one optimizer. Give it groups of parameters instead.")
+    name = type(optimizer).__name__
+    if pieces and name in WHOLE_MATRICES:
+        raise ConfigError(
+            f"optimizer {name} looks at whole matrices, and this model's lie in pieces on several workers. "
+            "Use one that steps every number by itself, such as SGD or AdamW."
+        )
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in known]
+    if missing:
+        raise ConfigError(
+            f"the optimizer does not have parameter {missing[0]!r} of the model. Make it of its parameters() "
+            "after the model's last change."
+        )
+
+
+def _equal_copies(mesh: Mesh, model: nn.Module) -> None:
+    """All copies begin as the first one, and so do workers that have batches of their own."""
+    for axis in (*(share.axis for share in mesh.shares.values() if share.apart), "data"):
+        for tensor in (*model.parameters(), *model.buffers()) if mesh.size(axis) > 1 else ():
+            dist.broadcast(tensor.detach(), mesh.ranks(axis)[0], group=mesh.group(axis))

@@ -1,0 +1,92 @@
+"""Whether workers fit together, how much memory and disk they need, and their memory itself."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from paceline.errors import ConfigError
+from paceline.fabric.segment import Segment
+from paceline.protocols.paced.psp_distributed import own_barrier
+from paceline.runtime.run.member import Member
+from paceline.store.layout import Layout
+from paceline.store.optimizers import OptimizerSpec
+from paceline.store.parameters import Gradients, ParameterStore
+from paceline.store.portions import Portion, used_of
+
+
+def room_needed(layout: Layout, optimizer: OptimizerSpec, replicas: int = 0) -> int:
+    """Bytes on the disk, about: of the weights, and of a checkpoint with the model, the optimizer's state and
+    that of every peer with a replica of its own."""
+    state = layout.weights_bytes * (1 if optimizer.name == "SGD" else 2)
+    buffers = layout.segment_bytes - layout.gradient_end
+    return 2 * (layout.weights_bytes + buffers) + state + replicas * (layout.weights_bytes + buffers + state)
+
+
+def check_same(lead: Member, members: list[Member]) -> None:
+    """Refuse workers that do not train the same."""
+    assert lead.registered is not None
+    for member in members:
+        assert member.registered is not None
+        mine, theirs = lead.registered, member.registered
+        if mine.layout.digest() != theirs.layout.digest():
+            where = mine.layout.difference(theirs.layout)
+            raise ConfigError(
+                f"ranks 0 and {member.rank} have different models: {where}. Build the same on all."
+            )
+        if mine.source and theirs.source and mine.source.order != theirs.source.order:
+            raise ConfigError(
+                f"the loader's generator does not stand at the same place on ranks 0 and {member.rank}, so "
+                "their epochs would have different orders. Seed it alike on all, or give the loader none."
+            )
+        if (mine.optimizer.name, mine.source) != (theirs.optimizer.name, theirs.source):
+            raise ConfigError(
+                f"ranks 0 and {member.rank} have different optimizers or loaders. Build the same."
+            )
+
+
+def check_one_host(name: str, protocol: object, members: list[Member], store_hosts: int) -> None:
+    """Refuse workers that could not read the board."""
+    far = next((f"rank {member.rank} is on another" for member in members if member.far), "")
+    if store_hosts > 1:
+        far = f"the store lies on {store_hosts}"
+    if far and own_barrier(protocol, 0) is not None:
+        raise ConfigError(
+            f"protocol {name!r} with form=distributed needs one host, since workers read each other's clocks "
+            f"in shared memory, but {far}. Use form=central, in which the store looks for all."
+        )
+
+
+def memory_needed(layout: Layout, members: list[Member], shared: bool, portion: Portion | None) -> int:
+    """Bytes of the weights, which begin and end here as a whole, and of all workers' memories. Of a worker on
+    another host only that is here which belongs to the portion."""
+    sizes = [used_of(layout, portion if member.far else None).sizes for member in members]
+    return layout.weights_bytes + sum(segment + (0 if shared else weights) for weights, segment in sizes)
+
+
+def equip(
+    member: Member,
+    store: ParameterStore,
+    initial: Segment | None,
+    shared: bool,
+    buffers: dict[str, Tensor],
+    portion: Portion | None = None,
+) -> None:
+    """Give a worker its segment, with the given buffers (else rank 0's initial ones), and its weights: of one
+    on another host only what is in the portion, if there is one."""
+    assert member.registered is not None
+    used = used_of(member.registered.layout, portion if member.far else None)
+    layout, (weights_bytes, segment_bytes) = store.layout, used.sizes
+    segment = member.segment = Segment.create(
+        layout.segment_bytes, f"gradients of rank {member.rank}", segment_bytes
+    )
+    values = dict(buffers)
+    if initial is not None:
+        first = layout.buffer_views(initial.bytes[layout.weights_bytes :])
+        values = {slot.name: view for slot, view in zip(layout.buffers, first, strict=True)} | values
+    for slot, view in zip(layout.buffers, layout.buffer_views(segment.bytes), strict=True):
+        view.copy_(values[slot.name])
+    member.gradients = Gradients(layout, segment.bytes)
+    if not shared:
+        member.weights = Segment.create(layout.weights_bytes, f"weights of rank {member.rank}", weights_bytes)
+        for start, stop in used.weights:
+            member.weights.bytes[start:stop].copy_(store.weights[start:stop])

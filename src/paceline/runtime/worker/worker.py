@@ -1,0 +1,83 @@
+"""A worker among others, as far as it is the same with a store and without: its trainer does most of it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.runtime.worker.emulation import Emulation, VirtualDevice
+from paceline.runtime.worker.link import StoreLink
+from paceline.runtime.worker.pace import Pace
+from paceline.runtime.worker.trainer import Trainer
+
+
+class Worker(Pace):
+    """One of several. How an iteration goes, and what is evaluated and saved, its kinds know."""
+
+    def __init__(self, link: StoreLink, device: Emulation | VirtualDevice, peer: bool) -> None:
+        super().__init__(link.rank, link.config.workers)
+        self._link = link
+        self._trainer = Trainer(link, device, peer)
+
+    @abstractmethod
+    def _iterate(self, compute_s: float, missing: tuple[int, ...]) -> None:
+        """The gradient is complete: go on to where the next one is needed."""
+
+    @abstractmethod
+    def _whose(self) -> str:
+        """What its model is, as long as that is not what the run evaluates and saves."""
+
+    # -- training -----------------------------------------------------------------------------
+
+    def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
+        self._trainer.schedulers.prepare(scheduler)
+
+    def _mention_misfit(self, scheduler: LRScheduler) -> None:
+        self._trainer.mention_misfit(scheduler)
+
+    def _step(self, which: int, closure: Callable[[], Any] | None = None) -> Any:
+        self._check_here("optimizer.step()")
+        return self._trainer.step(which, closure, self._iterate)
+
+    def _zero_grad(self, which: int, set_to_none: bool = True) -> None:
+        self._trainer.clear(which, set_to_none)
+
+    def _clip(self, max_norm: float) -> None:
+        self._trainer.clip(max_norm)
+
+    def report(self, **values: float) -> None:
+        super().report(**self._trainer.intake.counted(values))
+
+    # -- the run ------------------------------------------------------------------------------
+
+    def _at(self) -> int:
+        return self._trainer.schedulers.position
+
+    def _mention_incomplete(self) -> None:
+        if not (self._left or self._evaluating):
+            self._trainer.mention_incomplete(self._whose())
+
+    def _idle(self) -> bool:
+        return self._trainer.intake.resumed
+
+    def _swap(self, data: bytes, more: bool) -> dict[int, bytes]:
+        return self._trainer.swap(data, more)
+
+    def _plan(self, epochs: int) -> None:
+        self._link.plan(epochs)
+
+    @property
+    def stopped(self) -> bool:
+        return self._link.enough
+
+    def _end_work(self, why: str) -> None:
+        self._trainer.end_work(why)
+
+    def _warn(self, text: str) -> None:
+        self._link.say(text)
+
+    def end(self, error: BaseException | None, text: str) -> None:
+        self._link.end(error, text, self.depart)

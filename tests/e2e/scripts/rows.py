@@ -1,0 +1,77 @@
+"""A small network with an ordinary loop on a mesh, for tests: alone it trains the same model unsplit."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+from paceline.parallel.layers import parallelize
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--samples", type=int, default=48)
+parser.add_argument("--batch", type=int, default=4)
+parser.add_argument("--every", type=int, default=1, help="batches whose gradients are added up for one step")
+parser.add_argument("--schedule", action="store_true")
+parser.add_argument("--clip", type=float, default=0.0)
+parser.add_argument("--raises", type=int, default=-1, help="rank whose script fails")
+parser.add_argument("--at", type=int, default=5)
+parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep in every iteration")
+parser.add_argument("--stop", type=int, default=-1, help="iteration at which the lead ends training")
+parser.add_argument("--optimizer", default="SGD")
+parser.add_argument("--gather", action="store_true")
+parser.add_argument("--norm", action="store_true")
+parser.add_argument("--unsplit", action="store_true")
+parser.add_argument("--drop", type=float, default=0.0)
+options = parser.parse_args()
+
+torch.set_num_threads(1)  # as workers have: sums over threads may differ in the last bit
+pace = paceline.join()
+mesh = pace.mesh(data=2, model=2)
+torch.manual_seed(0)
+draw = torch.Generator().manual_seed(1)
+data = TensorDataset(
+    torch.randn(options.samples, 6, generator=draw), torch.randint(0, 3, (options.samples,), generator=draw)
+)
+norm = [nn.BatchNorm1d(18)] if options.norm else []
+model = nn.Sequential(
+    nn.Linear(6, 18), *norm, nn.Tanh(), nn.Dropout(options.drop), nn.Linear(18, 17), nn.Linear(17, 3)
+)
+if not options.unsplit:
+    model = parallelize(model, mesh)
+kind = getattr(torch.optim, options.optimizer)
+optimizer = kind(model.parameters(), lr=0.05, **({"momentum": 0.9} if options.optimizer == "SGD" else {}))
+loader = DataLoader(data, batch_size=options.batch)
+scheduler = [torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)] if options.schedule else []
+model, optimizer, loader, *_ = pace.prepare(model, optimizer, loader, *scheduler)
+count = 0
+for epoch in pace.epochs(options.epochs):
+    for x, y in loader:
+        count += 1
+        if pace.rank == options.raises and count == options.at:
+            raise ValueError("the script is at fault")
+        if pace.lead and count == options.stop:
+            pace.stop("enough")
+        time.sleep(options.pause)
+        loss = F.cross_entropy(model(x), y) / options.every
+        loss.backward()
+        pace.report(loss=loss.item())
+        if count % options.every:
+            continue
+        if options.clip:
+            pace.clip_grad_norm_(options.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        for each in scheduler:
+            each.step()
+    figures = pace.evaluate(lambda model: {"loss": F.cross_entropy(model(data[:][0]), data[:][1]).item()})
+    if figures:
+        pace.print(f"epoch {epoch}: {figures['loss']:.6f} after {count}")
+if options.gather:
+    pace.print(pace.gather(torch.full((pace.rank + 1,), pace.rank)).tolist())

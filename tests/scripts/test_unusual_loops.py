@@ -1,0 +1,90 @@
+"""Loops with an unusual turn: they equal one process with the whole batch, or a note says why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.trace.events import Note, Reported
+from support.runs import Lab, Run
+from support.tensors import assert_close
+
+SCRIPT = Path(__file__).parent / "unusual_loops.py"
+
+
+def trained(lab: Lab, case: str, workers: int, **dials: Any) -> Run:
+    return lab.trained(SCRIPT, "--case", case, "--batch", 16 // workers, workers=workers, **dials)
+
+
+@pytest.mark.parametrize("case", ["loader", "sampler", "whole", "uneven stream", "never cleared"])
+@pytest.mark.parametrize("protocol", ["bsp", "allreduce"])
+def test_in_lockstep_it_equals_one_process_with_the_whole_batch(lab: Lab, protocol: str, case: str) -> None:
+    """A loader class of one's own, a sampler that is told the epoch, a dataset of whole batches, a
+    stream whose batches do not divide, gradients that add up from step to step."""
+    alone = trained(lab, case, 1)
+    assert_close(trained(lab, case, 2, protocol=protocol).weights, alone.weights, 1e-12)
+
+
+@pytest.mark.parametrize(("protocol", "correct"), [("bsp", "none"), ("asp", "dc"), ("allreduce", "none")])
+def test_a_step_leaves_gradients_alone_that_the_script_adds_to(lab: Lab, protocol: str, correct: str) -> None:
+    """No mean of all, and nothing that was corrected for its staleness, takes their place."""
+    run = trained(lab, "never cleared", 2, protocol=protocol, correct=correct)
+    assert {event.values["moved"] for event in run.of(Reported) if "moved" in event.values} == {0.0}
+
+
+def notes(run: Run) -> str:
+    return "\n".join(event.text for event in run.of(Note))
+
+
+def test_a_stream_that_divides_itself_is_read_whole_with_shards_own(lab: Lab) -> None:
+    thinned = trained(lab, "stream", 2)
+    assert thinned.result.samples == 96  # of 192: each worker keeps every other batch of its half
+    assert "--shards own" in notes(thinned)
+    whole = trained(lab, "stream", 2, shards="own")
+    assert whole.result.samples == 192
+    assert "--shards own" not in notes(whole)
+
+
+def test_a_loop_that_breaks_off_is_told_that_the_epoch_goes_on(lab: Lab) -> None:
+    assert "broke off a pass over the loader after 3 batches" in notes(trained(lab, "break", 2))
+
+
+def test_an_optimizer_that_was_not_prepared_is_noticed(lab: Lab) -> None:
+    assert "no prepared optimizer stepped" in notes(trained(lab, "optimizer", 2, protocol="local_sgd"))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_model_that_could_not_be_saved_is_refused_before_it_is_trained(lab: Lab, workers: int) -> None:
+    run = lab.run(SCRIPT, "--case", "complex", workers=workers)
+    assert run.result.status == "failed"
+    assert "torch.complex128" in run.end.detail
+    assert run.result.updates == 0
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "asp", "allreduce", "local_sgd"])
+def test_a_buffer_that_the_model_replaces_is_saved_as_it_is_in_the_end(lab: Lab, protocol: str) -> None:
+    assert trained(lab, "buffer", 2, protocol=protocol).weights["1.seen"] > 8
+
+
+def test_weights_that_the_script_replaces_are_exchanged_where_they_are_its_own(lab: Lab) -> None:
+    run = trained(lab, "data", 2, protocol="local_sgd")
+    assert run.weights["2.weight"].abs().max() <= 0.1
+    assert run.result.status == "finished"
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "asp", "allreduce"])
+def test_weights_that_the_script_replaces_elsewhere_are_those_of_the_run_after_the_next_step(
+    lab: Lab, protocol: str
+) -> None:
+    run = trained(lab, "data", 2, protocol=protocol)
+    assert "wrote to parameters by itself ('2.weight', say)" in notes(run)
+    assert run.weights["2.weight"].abs().max() > 0.1
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "local_sgd"])
+def test_parameters_that_an_optimizer_gets_after_prepare_are_refused(lab: Lab, protocol: str) -> None:
+    run = lab.run(SCRIPT, "--case", "group", workers=2, protocol=protocol)
+    assert run.result.status == "failed"
+    assert "further parameters after prepare" in run.end.detail
