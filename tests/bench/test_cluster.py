@@ -249,6 +249,11 @@ def test_text_for_testing_is_not_trained_on() -> None:
     assert len(tested) > 500
 
 
+def test_only_clusters_are_simulated() -> None:
+    with pytest.raises(ConfigError, match="--simulated is for cluster alone, got exchange"):
+        chosen(["exchange"], BenchPlan(simulated=True))
+
+
 @pytest.mark.timeout(300)
 def test_the_same_table_in_virtual_time_needs_neither_root_nor_hosts(tmp_path: Path) -> None:
     """By the command of the documentation."""
@@ -256,6 +261,7 @@ def test_the_same_table_in_virtual_time_needs_neither_root_nor_hosts(tmp_path: P
     done = run_command(*words, "--json", cwd=tmp_path, timeout_s=280.0)
     assert done.returncode == 0, done.stderr
     [record] = msgspec.json.decode(done.stdout, type=list[BenchRecord])
+    assert record.name == "cluster-simulated"
     assert [(row.case["protocol"], row.case["correction"]) for row in record.rows] == [
         ("ddp", "none"),
         ("asp", "dana"),

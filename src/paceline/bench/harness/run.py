@@ -26,7 +26,7 @@ from paceline.bench.micro.trace import trace
 from paceline.bench.pipeline import pipelines
 from paceline.bench.plans.plans import plans
 from paceline.bench.sequence import sequences
-from paceline.errors import unknown
+from paceline.errors import ConfigError, unknown
 
 
 class Benchmark(msgspec.Struct, frozen=True):
@@ -134,6 +134,8 @@ BENCHMARKS = {
 def chosen(names: Iterable[str], plan: BenchPlan) -> list[str]:
     """The benchmarks asked for, checked; without a name all, but for what the plan has no data for."""
     names = list(names) or [name for name in BENCHMARKS if name != "cluster" or plan.data is not None]
+    if plan.simulated and names != ["cluster"]:
+        raise ConfigError(f"--simulated is for cluster alone, got {', '.join(names)}. Use bench cluster.")
     for name in names:
         if name not in BENCHMARKS:
             raise unknown("benchmark", name, BENCHMARKS)
@@ -147,7 +149,7 @@ def run(name: str, plan: BenchPlan, say: Say) -> BenchRecord:
     sizes = {f"{size:g} MB": copy_bandwidth(round(size * 1e6)) for size in plan.sizes_mb}
     machine = look_around(sizes)
     return BenchRecord(
-        name=name,
+        name=f"{name}-simulated" if plan.simulated else name,
         question=benchmark.question,
         date=today(),
         command=shlex.join(["paceline", *sys.argv[1:]]),
