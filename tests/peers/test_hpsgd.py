@@ -12,7 +12,7 @@ from paceline.errors import ConfigError
 from paceline.protocols.peer.hpsgd import HPSGD
 from paceline.protocols.peer.local_sgd import LocalSGD
 from support.peers import Crew
-from support.problems import SIZE, Gradient, momentum, noisy
+from support.problems import SIZE, Gradient, MakeOptimizer, adam, large_batch, momentum, noisy
 
 close = torch.testing.assert_close
 seeds = st.integers(0, 99)
@@ -107,3 +107,61 @@ def test_the_others_go_on_and_settle_when_one_dies(seed: int, dies: int) -> None
 def test_a_negative_length_is_refused() -> None:
     with pytest.raises(ConfigError, match="got -1"):
         HPSGD(round_length=-1)
+
+
+# Momentum.
+
+
+def quadratic(curvature: float) -> Gradient:
+    return lambda rank, iteration, x: curvature * x
+
+
+def heavy_ball(lr: float) -> MakeOptimizer:
+    return lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+
+
+def length_after(protocol: HPSGD, lr: float, iterations: int = 160) -> float:
+    crew = Crew(protocol, 2, quadratic(1.0), optimizer=heavy_ball(lr)).run(iterations)
+    return float(torch.stack(crew.models()).norm())
+
+
+@pytest.mark.parametrize(("lr", "stable"), [(0.08, True), (0.12, False)])
+def test_momentum_with_rounds_of_one_is_stable_up_to_one_minus_momentum(lr: float, stable: bool) -> None:
+    """The bound that the file names, from both sides; looking ahead has the one of plain heavy ball."""
+    start = length_after(HPSGD(round_length=1), lr, iterations=1)
+    assert (length_after(HPSGD(round_length=1), lr) < start) is stable
+    assert length_after(HPSGD(round_length=1, look_ahead=True), lr) < start
+
+
+@pytest.mark.parametrize("optimizer", [momentum, adam])
+@given(workers=st.integers(1, 3), length=st.integers(1, 4), iterations=st.integers(1, 14))
+def test_looking_ahead_workers_with_equal_gradients_train_as_one_alone(
+    optimizer: MakeOptimizer, workers: int, length: int, iterations: int
+) -> None:
+    protocol = HPSGD(round_length=length, look_ahead=True)
+    same = noisy(3)
+    crew = Crew(protocol, workers, lambda rank, i, x: same(0, i, x), optimizer=optimizer)
+    crew.run(iterations).settle()
+    alone = large_batch(1, iterations, same, optimizer)
+    for x in crew.parameters():
+        close(x, alone)
+
+
+@given(workers=st.integers(1, 4), seed=seeds, length=lengths, iterations=st.integers(1, 12))
+def test_looking_ahead_every_gradient_is_applied_exactly_once_too(
+    workers: int, seed: int, length: int, iterations: int
+) -> None:
+    counted = Counted(noisy(seed))
+    protocol = HPSGD(round_length=length, look_ahead=True)
+    crew = Crew(protocol, workers, counted, seed=seed).run(iterations).settle()
+    start = torch.linspace(-1, 1, SIZE, dtype=torch.float64)
+    for x in crew.parameters():
+        close(x, start - 0.1 / workers * counted.total)
+
+
+def test_who_trains_with_momentum_is_told_of_the_bound_and_the_remedy() -> None:
+    told = HPSGD().caution(0.9)
+    assert "below 0.1" in told
+    assert "look_ahead=true" in told
+    assert not HPSGD().caution(0.0)
+    assert not HPSGD(look_ahead=True).caution(0.9)

@@ -121,6 +121,10 @@ class Peer:
     def check(self, workers: int) -> None:
         """Refuse a number of workers that cannot work, with the reason."""
 
+    def caution(self, momentum: float) -> str:
+        """What somebody who trains with this momentum is told at the start of a run; usually nothing."""
+        return ""
+
     def start(self, me: Me) -> None:
         """Before the first iteration; all replicas are equal."""
 

@@ -9,6 +9,13 @@ Invariant: the agreed model (the snapshot) is the same on all workers after ever
 mean displacement of the round before; the replica then starts anew from it, and its own drift lives on in
 the displacement that was just sent off. Without overlap this is local SGD with the round as its period.
 
+With momentum it is heavy ball with a delay, which the paper does not have (its code is plain SGD). For rounds
+of one and curvature c it is stable only for lr x c < 1 - momentum, where plain heavy ball allows
+2 x (1 + momentum); longer rounds allow less. Momentum on the agreed model instead of the workers' has the
+same bound: z^2 - (1 + momentum) z + momentum + lr x c = 0 either way. What helps is to take the delay out:
+with `look_ahead` a round starts where the worker's own part of what is under way will have brought the
+agreed model. One worker, or workers with equal gradients, then train as plain PyTorch does.
+
 Where this differs from the published code: whether a round is over is decided together (there every rank
 looks for itself, and ranks may part); displacements are averaged, not sums of gradients, so that any
 optimizer and schedule will do; and at the end what is under way is applied, then the rest, each once.
@@ -42,6 +49,9 @@ class HPSGD(Peer):
 
     round_length: int = 0
     """Iterations of a round. 0: a round ends when the average of the last one has reached everybody."""
+    look_ahead: bool = False
+    """Start a round ahead of the agreed model by what the worker itself has under way, not at it as the paper
+    does: for optimizers with momentum, which the delay makes unstable."""
 
     def __post_init__(self) -> None:
         if self.round_length < 0:
@@ -56,6 +66,15 @@ class HPSGD(Peer):
     @property
     def plain_alone(self) -> bool:
         return False
+
+    def caution(self, momentum: float) -> str:
+        if not momentum or self.look_ahead:
+            return ""
+        return (
+            f"hpsgd applies gradients a round late, and with momentum {momentum:g} that is stable only for "
+            f"learning rate x curvature below {1 - momentum:g}, for longer rounds less. Use --set "
+            "look_ahead=true, or no momentum"
+        )
 
     def start(self, me: Me) -> None:
         begin(me)
@@ -82,7 +101,8 @@ class HPSGD(Peer):
         moved = me.private.base - me.parameters
         if me.private.under_way is not None:
             take_mean(me, (yield Wait(me.private.under_way)))
-            me.parameters[:] = me.agreed.snapshot
+            ahead = self.look_ahead
+            me.parameters[:] = me.agreed.snapshot - moved if ahead else me.agreed.snapshot
         me.private.base[:] = me.parameters
         me.private.under_way = yield Start(Average(moved))
         me.agreed.steps = 0

@@ -75,8 +75,16 @@ class PeerWorker(Worker):
         self._trainer.replace_steps(self._step, self._zero_grad)
         self._carrier.connect(self._peer)
         self._connected = True
+        self._mention_caution(optimizer)
         self._advance(None)
         return self._trainer.begin(ready, [model, *self._models], self._mention_incomplete)
+
+    def _mention_caution(self, optimizer: torch.optim.Optimizer) -> None:
+        """Once for all workers."""
+        momentum = max(float(group.get("momentum") or 0.0) for group in optimizer.param_groups)
+        text = self._protocol.caution(momentum) if self.rank == 0 else ""
+        if text:
+            self._warn(text)
 
     def _describe(self, optimizer: torch.optim.Optimizer) -> OptimizerSpec:
         """It stays here, so its class and settings are nobody else's business; unless one step is for all."""
