@@ -13,6 +13,7 @@ from paceline.protocols.settings import make_peer
 from paceline.sim import simulate_peers
 from paceline.sim.request import ClusterRequest
 from paceline.trace.events import AnyEvent, Decided, Evaluated, Exchanged
+from support.account import unbooked_s
 from support.runs import Lab, Run, once
 from support.tensors import assert_close, assert_equal, assert_finite
 from support.tight import TIGHT
@@ -90,6 +91,7 @@ def test_sizes_alone_make_the_decisions_of_an_exact_simulation(
     simulate_peers(make_peer(*variant), on.cluster(), iterations=PUSHES, seed=SEED, trace=events.append)
     assert outline(run.trace) == outline(events)
     assert run.used() == once(EPOCHS, SAMPLES)
+    assert unbooked_s(run.trace) == pytest.approx([0.0] * WORKERS, abs=1e-9)
 
 
 # -- the numbers ------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ import torch
 
 from e2e.scripts.cases import CASES, in_rounds, large_batch
 from paceline.trace.events import Decided, Exchanged
+from paceline.trace.tally import tally as add_up
+from support.account import unbooked_s
 from support.driven import BATCH, EPOCHS, SAMPLES, SIZES
 from support.runs import Lab, Run, once
 from support.tensors import assert_close, assert_equal
@@ -103,3 +105,19 @@ def test_dpsgd_mixed_beside_the_gradient_arrives_at_the_same_bits(lab: Lab) -> N
         for overlap in (False, True)
     )
     assert_equal(one.weights, other.weights)
+
+
+@pytest.mark.parametrize("protocol", ["osp", "hpsgd", "dpsgd", "local_sgd"])
+def test_what_real_peers_wait_for_a_slow_one_is_on_record(lab: Lab, protocol: str) -> None:
+    """All its waits, not only the first of an iteration: no more is left of the time than what is awake.
+
+    The fast workers sleep for most of the time. Were that not on record, most of it would be left over.
+    """
+    settings = {"overlap": 1.0, "ramp": "constant", "rank_every": 1, "small_bytes": 0}
+    dials: dict[str, Any] = {"device_time_s": 0.02, "slow": {2: 5.0}}
+    dials["settings"] = settings if protocol == "osp" else TIGHT.get(protocol, {})
+    run = lab.trained("train.py", "momentum", *SIZES, workers=3, protocol=protocol, **dials)
+    tally, left = add_up(run.trace), unbooked_s(run.trace)
+    for rank in (0, 1):
+        assert -1e-3 <= left[rank] <= tally.present_s[rank] / 2
+        assert tally.wait_s[rank] > tally.compute_s[rank]

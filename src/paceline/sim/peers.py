@@ -17,6 +17,7 @@ import msgspec
 
 from paceline.errors import RunError
 from paceline.protocols import PEERS, Decision, Pacer, Peer, own
+from paceline.protocols.core.asleep import Asleep
 from paceline.protocols.core.meeting import SETTLING, Gathered, Meeting, call_of
 from paceline.protocols.core.operations import (
     Agree,
@@ -137,14 +138,17 @@ class PeerLoop:
         self._roll = PeerBooks()
         self._pacer = Pacer(self._roll)
         self._meeting = Meeting()
+        self._asleep = Asleep()
         self._workers = [_Worker(protocol, rank, cluster, seed) for rank in range(cluster.workers)]
         self._exchange_s = [0.0] * cluster.workers
         self._sent = [0] * cluster.workers
         self._summarised = summarised
         clocks, batch = self._pacer.clocks, cluster.batch
-        self._record: SimulationRecord = Full(emit, clocks, work.samples, batch, self._exchange_s)
+        self._record: SimulationRecord = Full(
+            emit, clocks, work.samples, batch, self._exchange_s, self._asleep
+        )
         if summarised:
-            self._record = Summary(emit, clocks, cluster.workers, work.total)
+            self._record = Summary(emit, clocks, cluster.workers, work.total, self._asleep)
         self._heap: list[tuple[float, int, int, int, Any]] = []
         self._sequence = 0
         self._now = 0.0
@@ -177,6 +181,7 @@ class PeerLoop:
 
     def _go_on(self, worker: _Worker, answer: Any) -> None:
         """Up to where it computes, meets, waits or is done."""
+        self._asleep.woke(worker.me.rank, self._now)
         while True:
             try:
                 operation = worker.life.send(answer)
@@ -220,6 +225,8 @@ class PeerLoop:
 
     def _meet(self, worker: _Worker, operation: Joint, lane: int) -> None:
         call = call_of(operation, lane, self._sent_bytes(worker.me, operation))
+        if lane <= 0:
+            self._sleep(worker)
         gathered = self._meeting.arrive(worker.me.rank, call)
         self._carry_out(gathered, worker if lane <= 0 else None)
 
@@ -227,6 +234,8 @@ class PeerLoop:
         """There and back, and nobody else is needed."""
         rank = worker.me.rank
         spent = self._exchange_s[rank] = self._costs.exchange_s(rank, size_bytes)
+        self._sleep(worker)
+        self._asleep.travels(rank, spent)
         self._sent[rank] += size_bytes
         if not self._summarised:
             self._emit(Exchanged(self._now, "exchange", (rank,), size_bytes, spent))
@@ -241,11 +250,13 @@ class PeerLoop:
     def _wait(self, worker: _Worker, lane: int) -> None:
         """Sleep until the answer is there; if it is under way already, that is what it takes."""
         rank, there_at = worker.me.rank, worker.there_at.pop(lane, None)
+        self._sleep(worker)
         if there_at is None:
             worker.waits_for = lane
             self._book(worker, set())
             return
         self._exchange_s[rank] = max(0.0, there_at - self._now)
+        self._asleep.travels(rank, self._exchange_s[rank])
         self._book(worker, {rank})
         self._plan(max(self._now, there_at), WAKE, rank, worker.me.parameters)
 
@@ -260,6 +271,7 @@ class PeerLoop:
                     self._workers[rank].waits_for = None
                     self._plan(self._now + spent, WAKE, rank, value)
                     self._exchange_s[rank] = spent
+                    self._asleep.travels(rank, spent)
                     answered.add(rank)
                 else:
                     self._workers[rank].there_at[each.lane] = self._now + spent
@@ -267,9 +279,14 @@ class PeerLoop:
                 self._emit(Exchanged(self._now, each.kind, each.receivers, size, spent))
         self._book(worker, answered)
 
+    def _sleep(self, worker: _Worker) -> None:
+        self._asleep.came(worker.me.rank, self._now, pushes=worker.compute_s is not None)
+
     def _book(self, worker: _Worker | None, answered: set[int]) -> None:
         """An iteration's first word is a push; its first answer is a release."""
         self._roll.answered = answered
+        for rank in answered:
+            self._asleep.released(rank, self._now)
         if worker is not None and worker.compute_s is not None:
             rank, compute_s, worker.compute_s = worker.me.rank, worker.compute_s, None
             decision = self._pacer.push(rank, self._now, self._cluster.batch)
@@ -293,6 +310,7 @@ class PeerLoop:
         if unfinished:
             self._work.give_back(rank, worker.position)
         worker.alive = False
+        self._asleep.woke(rank, self._now)
         worker.life.close()
         self._record.left(self._now, rank, reason, unfinished)
         self._record.asked(self._now, self._pacer.leave(rank, self._now))

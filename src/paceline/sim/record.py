@@ -11,8 +11,10 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 import numpy as np
+from msgspec import structs
 
 from paceline.protocols import Clocks, Decision, Fate
+from paceline.protocols.core.asleep import Asleep
 from paceline.trace.events import (
     AnyEvent,
     Decided,
@@ -65,22 +67,31 @@ class Full:
     """Writes every decision."""
 
     def __init__(
-        self, emit: Emit, clocks: Clocks, samples: list[int], unit: int, exchange_s: list[float]
+        self,
+        emit: Emit,
+        clocks: Clocks,
+        samples: list[int],
+        unit: int,
+        exchange_s: list[float],
+        asleep: Asleep | None = None,
     ) -> None:
-        """`samples`: behind each worker's push, as they are by then; a position counts `unit` of them."""
+        """`samples`: behind each worker's push, as they are by then; a position counts `unit` of them.
+        `asleep`: of peers."""
         self._emit = emit
         self._clocks = clocks
         self._samples = samples
         self._unit = unit
         self._exchange_s = exchange_s
+        self._asleep = asleep or Asleep()
 
     def joined(self, now: float, worker: int) -> None:
         self._emit(WorkerJoined(now, worker))
 
     def left(self, now: float, worker: int, reason: Reason, unfinished: int) -> None:
-        self._emit(_left(now, worker, reason, unfinished))
+        self._emit(_left(now, worker, reason, unfinished, *self._asleep.take(worker)))
 
     def pushed(self, now: float, decision: Decision, worker: int, compute_s: float, position: int) -> None:
+        more_wait_s, travel_s = self._asleep.take(worker)
         self._emit(
             Decided(
                 now,
@@ -100,6 +111,8 @@ class Full:
                 compute_s=compute_s,
                 exchange_s=self._exchange_s[worker],
                 work=((0, position * self._unit, self._samples[worker]),),
+                more_wait_s=more_wait_s,
+                travel_s=travel_s,
             )
         )
         _tell(self._emit, now, decision)
@@ -133,8 +146,12 @@ class Full:
 class Summary:
     """Adds decisions up and writes where the run stands from time to time."""
 
-    def __init__(self, emit: Emit, clocks: Clocks, workers: int, total: int) -> None:
+    def __init__(
+        self, emit: Emit, clocks: Clocks, workers: int, total: int, asleep: Asleep | None = None
+    ) -> None:
         self._emit = emit
+        self._asleep = asleep
+        self._travel_s = [0.0] * workers if asleep else []
         self._clocks = clocks
         self._every = max(1, total // PROGRESS_EVENTS)
         self._max_gap = -1
@@ -154,9 +171,11 @@ class Summary:
 
     def left(self, now: float, worker: int, reason: Reason, unfinished: int) -> None:
         self._end_wait(now, worker)
+        self._slept(worker)
         self._emit(_left(now, worker, reason, unfinished))
 
     def pushed(self, now: float, decision: Decision, worker: int, compute_s: float, position: int) -> None:
+        self._slept(worker)
         self._pushed.append(worker)
         self._took_s.append(compute_s)
         if decision.fate is not _DROP:
@@ -195,8 +214,14 @@ class Summary:
         samples, max_gap = clocks.total_samples, None if self._max_gap < 0 else self._max_gap
         each, looks = tuple(self._pushes.tolist()), self._looks or (None, None)
         totals = clocks.pushes, samples, max_gap, self._staleness, compute_s, wait_s, each, *looks
-        self._emit(Totals(now, *totals))
+        self._emit(structs.replace(Totals(now, *totals), travel_s=tuple(self._travel_s)))
         self._emit(RunEnded(now, status, detail))
+
+    def _slept(self, worker: int) -> None:
+        if self._asleep is not None:
+            more_wait_s, travel_s = self._asleep.take(worker)
+            self._wait_s[worker] += more_wait_s
+            self._travel_s[worker] += travel_s
 
     def _add_up(self) -> None:
         self._staleness.update(self._stale)
@@ -239,6 +264,13 @@ def _tell(emit: Emit, now: float, decision: Decision) -> None:
         emit(Note(now, "info", decision.note))
 
 
-def _left(now: float, worker: int, reason: Reason, unfinished: int) -> WorkerLeft:
+def _left(
+    now: float,
+    worker: int,
+    reason: Reason,
+    unfinished: int,
+    more_wait_s: float = 0.0,
+    travel_s: float = 0.0,
+) -> WorkerLeft:
     detail = "lost, as the cluster says" if reason == "died" else ""
-    return WorkerLeft(now, worker, reason, detail, unfinished)
+    return WorkerLeft(now, worker, reason, detail, unfinished, more_wait_s=more_wait_s, travel_s=travel_s)

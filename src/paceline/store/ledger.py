@@ -13,6 +13,7 @@ from typing import Any
 
 from paceline.config import RunConfig
 from paceline.protocols import PEERS, Decision, Fate, Pacer, Pacing, Peer, own
+from paceline.protocols.core.asleep import Asleep
 from paceline.protocols.rules.balance import Balancer, told
 from paceline.protocols.settings import resolved
 from paceline.store.work.balanced import BalancedBudget, check_divisible
@@ -82,6 +83,8 @@ class Ledger:
         self.named = name, resolved(protocol) if settings is None else settings
         """The protocol that stands on record, and its settings."""
         self.pacer = Pacer(protocol)
+        self.asleep = Asleep()
+        """Among peers: what they slept, other than for the answer to a push."""
         self.write = write
         self.budget: Budget | None = None
         self._balancer: Balancer | None = None
@@ -168,7 +171,9 @@ class Ledger:
         lost = list(unfinished) if reason in ("died", "failed") else []
         self._orphaned += lost
         count, work = sum(each.count for each in lost), tuple((x.epoch, x.first, x.count) for x in lost)
-        self.write(events.WorkerLeft(now, worker, reason, detail, count, work))  # type: ignore[arg-type]
+        self.asleep.woke(worker, now)
+        slept = self.asleep.take(worker)
+        self.write(events.WorkerLeft(now, worker, reason, detail, count, work, *slept))  # type: ignore[arg-type]
         self.on_member(worker, None)
         if not self.pacer.clocks.is_present(worker):
             return None
@@ -254,6 +259,7 @@ class Ledger:
                 compute_s,
                 exchange_s,
                 tuple([(b.epoch, b.first, b.count) for b in self._work]),
+                *self.asleep.take(worker),
             )
         )
         self._tell(decision, now)

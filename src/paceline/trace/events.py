@@ -8,6 +8,8 @@ The life of one iteration of worker w, as a reader reconstructs it:
   compute   from `t - compute_s` to `t` of the `Decided` with `pushed == w`
   wait      from there to the `t` of the first later `Decided` (or the same one) that releases w
   exchange  from there, for `exchange_s`: the store applies, reduces, copies, and answers
+A peer may wait more often: `more_wait_s` of its next `Decided` or `WorkerLeft` has the rest, `travel_s` all
+that it slept while exchanges were carried out. Compute, waits and travel_s are the time that it took part.
 """
 
 from __future__ import annotations
@@ -50,8 +52,7 @@ class RunStarted(Event, frozen=True, gc=False, tag="run_started"):
     target: float | None = None
     """The accuracy whose first reaching counts as *time to target*."""
     emulated: dict[str, Any] | None = None
-    """Slow-downs and device times that were injected, or the cluster that was simulated; None when
-    every worker ran as it was."""
+    """Injected slow-downs and device times, or the simulated cluster; None: every worker ran as it was."""
     balance: bool = False
     """Whether every worker's batch was in proportion to its speed."""
     summarised: bool = False
@@ -96,6 +97,8 @@ class WorkerLeft(Event, frozen=True, gc=False, tag="worker_left"):
     unfinished: int = 0
     work: tuple[tuple[int, int, int], ...] = ()
     """The batches of these, as in `Decided`."""
+    more_wait_s: float = 0.0
+    travel_s: float = 0.0
 
 
 class Decided(Event, frozen=True, gc=False, tag="decided"):
@@ -128,6 +131,8 @@ class Decided(Event, frozen=True, gc=False, tag="decided"):
     simulation the pushing worker's links and the store."""
     work: tuple[tuple[int, int, int], ...] = ()
     """Batches behind the push: (epoch, first position in the epoch's order, count)."""
+    more_wait_s: float = 0.0
+    travel_s: float = 0.0
 
 
 class Asked(Event, frozen=True, gc=False, tag="asked"):
@@ -265,10 +270,8 @@ class Silent(Event, frozen=True, gc=False, tag="silent"):
     def text(self) -> str:
         """The same for people."""
         where = "" if self.state == "preparing" else f" after iteration {self.clock:,}"
-        if not self.waiting and self.apart:
-            who = "others may wait for it in an exchange"
-        else:
-            who = waiting_words(self.waiting)
+        unseen = self.apart and not self.waiting
+        who = "others may wait for it in an exchange" if unseen else waiting_words(self.waiting)
         ask = f" To see where it is: paceline why {self.folder}" if self.folder else ""
         return f"rank {self.worker} is silent for {self.seconds:.0f} s, {self.state}{where}; {who}.{ask}"
 
@@ -333,6 +336,7 @@ class Totals(Event, frozen=True, gc=False, tag="totals"):
     """Bytes that all peers got."""
     losses: tuple[float | None, ...] = ()
     """The last losses that were reported."""
+    travel_s: tuple[float, ...] = ()
 
 
 class Gap(Event, frozen=True, gc=False, tag="gap"):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections import Counter
 from pathlib import Path
 
 from paceline.errors import TraceError
@@ -44,15 +43,6 @@ AGAIN_S = 1.0
 class Books(Tally):
     """The tally of all events, whether they are written or not."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._compute_s: Counter[int] = Counter()
-
-    def _decided(self, event: Decided) -> None:
-        super()._decided(event)
-        if event.pushed is not None:
-            self._compute_s[event.pushed] += event.compute_s  # type: ignore[assignment]
-
     def progress(self, now: float) -> Progress:
         """Where the run stands."""
         clocks = list(self.clock.values()) or [0]
@@ -70,7 +60,7 @@ class Books(Tally):
             samples=self.samples,
             max_gap=self.max_gap,
             staleness=dict(self.staleness),
-            compute_s=tuple(float(self._compute_s[rank]) for rank in ranks),
+            compute_s=tuple(self.compute_s[rank] for rank in ranks),
             wait_s=tuple(self.wait_s.get(rank, 0.0) + waiting.get(rank, 0.0) for rank in ranks),
             pushes_each=tuple(self._pushes[rank] for rank in ranks),
             looks=looks,
@@ -79,6 +69,7 @@ class Books(Tally):
             sent_each=tuple(self.exchanged_bytes[rank] for rank in ranks),
             got_bytes=self._got_bytes,
             losses=tuple(self._losses),
+            travel_s=tuple(self.travel_s[rank] for rank in ranks),
         )
 
 

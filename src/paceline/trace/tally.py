@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping
 from math import isfinite, nan
 from typing import Any
@@ -163,6 +163,9 @@ class Tally:
         self.waiting_since: dict[int, float] = {}
         self.wait_s: dict[int, float] = {}
         self.present_s: dict[int, float] = {}
+        self.compute_s: defaultdict[int, float] = defaultdict(float)
+        self.travel_s: defaultdict[int, float] = defaultdict(float)
+        """Of peers: what each slept while its exchanges were carried out."""
         self._since: dict[int, float] = {}
         self._losses: deque[float] = deque(maxlen=50)
         self._pushes: Counter[int] = Counter()
@@ -297,6 +300,8 @@ class Tally:
             if event.fate in ("apply", "hold"):
                 self.staleness[event.staleness] += 1
             self.waiting_since[event.pushed] = event.t
+            self.compute_s[event.pushed] += event.compute_s
+            self._slept(event.pushed, event)
         for worker in event.release:
             since = self.waiting_since.pop(worker, None)
             if since is None and self.gaps:
@@ -307,11 +312,18 @@ class Tally:
         if event.release:
             self.max_gap = max(self.max_gap or 0, event.gap)
 
+    def _slept(self, rank: int, event: Decided | WorkerLeft) -> None:
+        """What a peer did besides computing and waiting for the answer to its push."""
+        if event.more_wait_s:
+            self.wait_s[rank] = self.wait_s.get(rank, 0.0) + event.more_wait_s
+        self.travel_s[rank] += event.travel_s
+
     def _left(self, event: WorkerLeft) -> None:
         rank = event.worker
         if event.reason != "away":
             self.pids.pop(rank, None)
         if rank in self._since:
+            self._slept(rank, event)
             self.present_s[rank] = self.present_s.get(rank, 0.0) + event.t - self._since.pop(rank)
         since = self.waiting_since.pop(rank, None)
         if since is not None:
@@ -324,6 +336,8 @@ class Tally:
         self.staleness = Counter(event.staleness)
         self._pushes = Counter(dict(enumerate(event.pushes_each)))
         self.wait_s = dict(enumerate(event.wait_s))
+        self.compute_s = defaultdict(float, enumerate(event.compute_s))
+        self.travel_s = defaultdict(float, enumerate(event.travel_s))
         self.waiting_since.clear()
         if event.version is not None:
             self.version = event.version

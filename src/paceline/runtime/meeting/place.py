@@ -66,6 +66,7 @@ class MeetingPlace:
         assert isinstance(roll, PeerBooks)
         self._roll = roll
         self._meeting = Meeting()
+        self._asleep = run.ledger.asleep
         self._sums = JointSums(run, owner)
         self._cells = Cells(parameter_parts(self._layout, run.store.weights))
         self._unreleased: set[int] = set()
@@ -114,6 +115,8 @@ class MeetingPlace:
         replica.model, replica.stage = message.model, message.stage
         replica.stand_in = None if message.cell is None else self._cells[message.cell]
         began = time.perf_counter()
+        if not message.goes_on:
+            self._asleep.came(member.rank, self._owner.now(), pushes=message.push is not None)
         if message.push is not None:
             self._unreleased.add(member.rank)
             member.settings = message.push.settings or member.settings
@@ -142,8 +145,9 @@ class MeetingPlace:
         other = trade.other if trade.other in self._meeting.active else None
         self._cells.exchange(trade.rule, trade.cell, other, trade.rate, vector, replica.answer_like(place))
         size = sum(part.numel() * part.element_size() for part in vector)
-        exchanged = events.Exchanged(now, "exchange", (rank,), size, self._traded(rank, size, began))
-        self._owner.trace.write(exchanged)
+        spent = self._traded(rank, size, began)
+        self._asleep.travels(rank, spent)
+        self._owner.trace.write(events.Exchanged(now, "exchange", (rank,), size, spent))
         return {rank: m.Met()}
 
     def _started_before(self, rank: int, message: m.Meet) -> dict[int, m.Met]:
@@ -176,7 +180,10 @@ class MeetingPlace:
             else:
                 done = self._average(each) if each.kind == "average" else self._mix(each)
             spent = self._met(each, began)
-            answers |= done if each.lane <= 0 else self._file(each, done)
+            done = done if each.lane <= 0 else self._file(each, done)
+            for rank in done:
+                self._asleep.travels(rank, spent)
+            answers |= done
             given, got = each.given_bytes, each.answer_bytes if self._owner.virtual is None else None
             self._owner.trace.write(events.Exchanged(now, each.kind, each.receivers, given, spent, got))
         return answers
@@ -221,6 +228,8 @@ class MeetingPlace:
         """An iteration's first word is a push; its first answer is a release."""
         ledger, now = self._run.ledger, self._owner.now()
         self._roll.answered = answered & self._unreleased
+        for rank in self._roll.answered:
+            self._asleep.released(rank, now)
         if member is not None and push is not None:
             member.looping, member.wants = True, push.want
             self._standing.iterations[member.rank] += 1
@@ -243,6 +252,7 @@ class MeetingPlace:
             self._wake(self._members[rank], answers[rank])
 
     def _wake(self, member: Member, met: m.Met) -> None:
+        self._asleep.woke(member.rank, self._owner.now())
         if member.gone:
             return
         if self._last_word is not None:

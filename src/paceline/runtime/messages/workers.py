@@ -186,6 +186,11 @@ class Meet(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     packed: int = 0
     """Bytes of the compressed vector that lies in its place instead; 0: it lies there as it is."""
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the worker does not sleep: it has started something, or is not answered."""
+        return self.retires or (self.call is not None and self.call.lane > 0)
+
 
 class Computed(msgspec.Struct, frozen=True, tag=True):
     """A peer under a virtual clock has a gradient, and sleeps until the time it takes has passed."""

@@ -72,6 +72,7 @@ class VirtualMeeting(MeetingPlace):
         answers = super()._started_before(rank, message)
         if answers and message.wait:
             self._arrives(rank, message.wait)
+            self._asleep.travels(rank, self._exchange_s[rank])
         return answers
 
     def _arrives(self, rank: int, lane: int) -> None:
