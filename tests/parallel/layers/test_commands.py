@@ -19,6 +19,7 @@ def accuracies(text: str) -> list[float]:
     return [float(found) for found in re.findall(r"^epoch \d+: accuracy ([\d.]+)", text, re.M)]
 
 
+@pytest.mark.long
 def test_the_example_learns_split_and_alone(shell: Shell) -> None:
     done = shell("train", EXAMPLE, "--mesh", "model=2")
     assert done.code == 0, done.err
