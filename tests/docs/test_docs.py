@@ -37,6 +37,8 @@ TESTBED = "lab"
 WARM = ("train", "compare", "simulate", "replay", "protocols", "report", "why", "advise", "plan", "profile")
 """Commands that run in this process, on an engine that is warm already. Only the README's start anew."""
 KEEPS_RUNS = WARM[:4]
+BRIEF = ("protocols", "advise", "doctor")
+"""Commands that train nothing."""
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
@@ -48,7 +50,7 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 
 def commands() -> list[Any]:
-    """All of them. Of a how-to page `make test` runs the first; `make test-all` runs all."""
+    """All of them. Of pages other than the README `make test` runs the first; `make test-all` runs all."""
     found = []
     for page in PAGES:
         lines = [
@@ -59,7 +61,7 @@ def commands() -> list[Any]:
         ]
         lines = [line for line in lines if line and not line.startswith(("#", *RUN_ELSEWHERE))]
         for number, line in enumerate(lines):
-            later = page.name.startswith("how-to-") and number > 0
+            later = page.name != "README.md" and number > 0 and line.split()[1] not in BRIEF
             found.append(pytest.param(page.name, line, marks=[pytest.mark.long] if later else []))
     return found
 

@@ -205,6 +205,7 @@ def test_a_store_on_two_nodes_of_ray_gives_the_weights_of_the_local_engine_over_
     assert (latest / "address").read_text().startswith(bed["a"].address)
 
 
+@pytest.mark.long
 def test_a_mesh_on_ray_trains_as_on_the_local_engine(ray: OnRay, lab: Lab) -> None:
     near = lab.trained("rows.py", workers=2, mesh={"model": 2}, protocol="row_split")
     ray.end(ray.start(SCRIPTS / "rows.py", "--mesh", "model=2", "--protocol", "row_split"))

@@ -85,6 +85,7 @@ def test_pipelines_are_simulated_to_hundreds_of_workers_with_stragglers(shell: S
     assert done.json["mesh"] == {"data": 4, "stage": 64}
 
 
+@pytest.mark.long
 def test_workers_that_torchrun_started_form_a_mesh(tmp_path: Path) -> None:
     launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     command = (

@@ -169,3 +169,127 @@ def test_an_adaptive_period_in_lockstep_is_refused() -> None:
 def test_clamps_that_leave_nothing_between_them_are_refused(clamps: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="shortest <= longest"):
         deepspark(3, **clamps)
+
+
+# A moving rate given directly, its decay, the server's factor.
+
+rates = st.floats(0.01, 1)
+
+
+def spring(period: int = 1, **settings: float) -> EASGD:
+    return EASGD(period=period, mode="asynchronous", **settings)  # type: ignore[arg-type]
+
+
+@given(alpha=rates, share=rates)
+def test_with_a_server_factor_the_gap_shrinks_to_one_minus_alpha_minus_alpha_s(
+    alpha: float, share: float
+) -> None:
+    protocol = deepspark(1, alpha=alpha, server_factor=share / alpha)
+    crew = with_losses(protocol, 1, lambda rank, t: 1.0, gradient=lambda *_: torch.ones(SIZE).double())
+    x = START - 0.1
+    crew.run(1)
+    replica, centre = crew.parameters()[0], crew.cells[CENTRE][0]
+    close(replica, (1 - alpha) * x + alpha * START)
+    close(centre, (1 - share) * START + share * x)
+    close(replica - centre, (1 - alpha - share) * (x - START))
+
+
+@given(workers=st.integers(1, 4), seed=seeds, alpha=rates, share=rates)
+def test_with_a_server_factor_all_stay_within_the_values_they_began_with(
+    workers: int, seed: int, alpha: float, share: float
+) -> None:
+    protocol = spring(alpha=alpha, server_factor=share / alpha)
+    crew = Crew(protocol, workers, nothing, seed=seed, initial=lambda rank: START * (rank + 1))
+    low, high = START.minimum(START * workers), START.maximum(START * workers)
+    crew.run(5)
+    for x in [*crew.parameters(), crew.cells[CENTRE][0]]:
+        assert (x >= low - 1e-12).all()
+        assert (x <= high + 1e-12).all()
+
+
+@given(
+    seed=seeds, alpha=rates, rate=rates, step=st.integers(1, 5), limit=st.integers(0, 3), own=st.booleans()
+)
+def test_alpha_and_factor_decay_every_so_many_iterations_up_to_the_limit(
+    seed: int, alpha: float, rate: float, step: int, limit: int, own: bool
+) -> None:
+    """An independent loop over plain tensors; `own`: alpha decays, else the server's factor."""
+    name = "decay" if own else "factor_decay"
+    dials = {f"{name}_rate": rate, f"{name}_step": step, f"{name}_limit": limit}
+    crew = Crew(spring(2, alpha=alpha, **dials), 1, noisy(seed)).run(12)
+    x, centre, a, s, decays = START.clone(), START.clone(), alpha, 1.0, 0
+    for t in range(12):
+        if t and t % step == 0 and (not limit or decays < limit):
+            decays += 1
+            a, s = (a * rate, s) if own else (a, s * rate)
+        gap = (x - centre) if t % 2 == 0 else torch.zeros(SIZE)
+        x = x - 0.1 * noisy(seed)(0, t, x) - a * gap
+        centre = centre + a * s * gap
+    close(crew.parameters()[0], x)
+    close(crew.cells[CENTRE][0], centre)
+
+
+@given(workers=st.integers(1, 5), seed=seeds, beta=st.floats(0, 1))
+def test_in_step_a_direct_alpha_is_a_beta_of_workers_times_as_much(
+    workers: int, seed: int, beta: float
+) -> None:
+    one = Crew(EASGD(period=2, beta=beta), workers, noisy(seed), seed=seed).run(6)
+    other = Crew(EASGD(period=2, alpha=beta / workers), workers, noisy(seed), seed=seed).run(6)
+    close(other.parameters(), one.parameters())
+    close(other.models()[0], one.models()[0])
+
+
+def test_workers_times_alpha_above_one_is_warned_of_and_one_is_not() -> None:
+    (text,) = spring(alpha=0.26).remarks(4)
+    assert "4 workers x alpha 0.26" in text
+    assert "Use alpha <= 0.25" in text
+    assert spring(alpha=0.25).remarks(4) == EASGD(beta=1.0).remarks(99) == []
+    assert spring(alpha=0.25, server_factor=1.5).remarks(4)
+
+
+# Downpour, the baseline.
+
+
+@given(workers=st.integers(1, 4), period=st.integers(1, 4), iterations=st.integers(1, 9), seed=seeds)
+def test_under_downpour_the_centre_is_the_start_plus_all_that_workers_moved_by(
+    workers: int, period: int, iterations: int, seed: int
+) -> None:
+    total = torch.zeros(SIZE, dtype=torch.float64)
+
+    def counted(rank: int, iteration: int, x: Tensor) -> Tensor:
+        value = noisy(seed)(rank, iteration, x)
+        total.add_(value)
+        return value
+
+    protocol = EASGD(period=period, mode="downpour")
+    crew = Crew(protocol, workers, counted, seed=seed).run(iterations).settle()
+    close(crew.models()[0], START - 0.1 * total)
+    assert crew.counts["exchange"] == workers * -(-iterations // period)
+
+
+@given(period=st.integers(1, 4), seed=seeds)
+def test_under_downpour_one_worker_is_plain_sgd_and_all_adopt_the_centre(period: int, seed: int) -> None:
+    alone = Crew(EASGD(period=period, mode="downpour"), 1, noisy(seed)).run(7)
+    close(alone.parameters()[0], large_batch(1, 7, noisy(seed)))
+    crew = Crew(EASGD(period=period, mode="downpour"), 3, noisy(seed), seed=seed).run(period)
+    assert any(torch.equal(x, crew.models()[0]) for x in crew.parameters())
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"alpha": -0.1}, "alpha=-0.1"),
+        ({"alpha": 1.1}, "alpha=1.1"),
+        ({"alpha": 0.6, "server_factor": 2.0}, "overshoots"),
+        ({"alpha": 0.0, "server_factor": float("inf")}, "overshoots"),
+        ({"server_factor": 0.0}, "server_factor > 0"),
+        ({"decay_rate": 0.5}, "needs decay_step"),
+        ({"decay_rate": 1.5, "decay_step": 2}, "got 1.5"),
+        ({"factor_decay_step": -1}, "got 1, -1"),
+        ({"mode": "synchronous", "server_factor": 0.5}, "mode=asynchronous"),
+        ({"mode": "downpour", "alpha": 0.1}, "no spring"),
+    ],
+)
+def test_rates_that_cannot_work_are_refused(settings: dict[str, float], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        EASGD(**{"mode": "asynchronous", **settings})  # type: ignore[arg-type]

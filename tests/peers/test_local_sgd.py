@@ -174,6 +174,30 @@ def _from(gradient: Any, crew: Crew) -> Any:
     return lambda rank, iteration, x: gradient(rank, begun + iteration, x)
 
 
+@given(workers=workers, seed=seeds, period=st.integers(1, 3))
+def test_diloco_weights_a_displacement_by_its_samples_since_the_last_outer_step(
+    workers: int, seed: int, period: int
+) -> None:
+    """By hand, over plain tensors: one outer step with weights that differ from round to round."""
+    protocol = DiLoCo(period=period, lr=0.5, momentum=0.0, weights="samples")
+
+    def samples(rank: int, iteration: int) -> int:
+        return 1 + (3 * rank + 5 * iteration) % 7
+
+    crew = Crew(protocol, workers, noisy(seed), seed=seed, samples=samples).run(2 * period)
+    theta = torch.linspace(-1, 1, SIZE, dtype=torch.float64)
+    for first in (0, period):
+        mean, total = torch.zeros_like(theta), 0
+        for rank in range(workers):
+            x, behind = theta.clone(), 0
+            for t in range(first, first + period):
+                x, behind = x - 0.1 * noisy(seed)(rank, t, x), behind + samples(rank, t)
+            mean, total = mean + behind * (theta - x), total + behind
+        theta = theta - 0.5 * mean / total
+    close(crew.parameters()[0], theta)
+    assert crew.equal()
+
+
 def test_diloco_first_outer_step_moves_by_lr_times_one_plus_momentum() -> None:
     """All move by d, so the displacement is -d, and the model goes on along d: the sign is right."""
     start = torch.linspace(-1, 1, SIZE, dtype=torch.float64)

@@ -161,6 +161,61 @@ def test_a_norm_that_is_not_finite_asks_for_a_synchronisation_and_is_not_remembe
     assert synchronised(crew, 9) == [1, 2, 6]
 
 
+@given(seed=seeds, delta=deltas, workers=st.integers(1, 4))
+def test_the_told_lssr_is_the_share_of_local_steps_on_every_worker(
+    seed: int, delta: float, workers: int
+) -> None:
+    crew = Crew(SelSync(delta=delta, window=2), workers, noisy(seed), seed=seed)
+    together = synchronised(crew, 12)
+    assert [worker.me.told["lssr"] for worker in crew.workers] == [(12 - len(together)) / 12] * workers
+
+
+@given(seed=seeds, window=st.integers(1, 4), delta=st.sampled_from([0.02, 0.1, 0.3]))
+def test_smoothed_changes_are_the_window_mean_of_changes(seed: int, window: int, delta: float) -> None:
+    norms: list[float] = []
+
+    def watched(rank: int, iteration: int, x: Tensor) -> Tensor:
+        gradient = noisy(seed)(rank, iteration, x)
+        norms.append(float(gradient @ gradient))
+        return gradient
+
+    protocol = SelSync(delta=delta, window=window, smoothing=0.0, smooth_delta=True)
+    seen, due, steps = synchronised(Crew(protocol, 1, watched), 16), [], range(1, 17)
+    means = {t: sum(norms[t - window : t]) / window for t in steps if t >= window}
+    changes = {t: abs(means[t] - means[t - 1]) / means[t - 1] for t in steps if t > window}
+    for t in steps:
+        recent = [changes[u] for u in range(t - window + 1, t + 1) if u in changes]
+        if len(recent) < window or sum(recent) / window >= delta:
+            due.append(t)
+    assert seen == due
+    assert seen[: 2 * window - 1] == list(range(1, 2 * window))
+
+
+@pytest.mark.parametrize("aggregation", ["parameters", "gradients"])
+@given(seed=seeds)
+def test_with_the_optimizers_state_synchronised_all_remember_the_same(aggregation: Any, seed: int) -> None:
+    """Infinite delta: two steps together, then all alone with one momentum, then apart in both."""
+    protocol = SelSync(delta=float("inf"), window=2, aggregation=aggregation, sync_optimizer_state=True)
+    crew = Crew(protocol, 3, noisy(seed), seed=seed, optimizer=momentum).run(2)
+    assert all(torch.equal(remembered(crew, 0), remembered(crew, rank)) for rank in (1, 2))
+    crew.run(1)
+    assert not torch.equal(remembered(crew, 0), remembered(crew, 1))
+
+
+@given(seed=seeds)
+def test_a_delta_of_zero_with_synchronised_momentum_is_still_bsp(seed: int) -> None:
+    protocol = SelSync(delta=0.0, window=2, sync_optimizer_state=True)
+    crew = Crew(protocol, 3, noisy(seed), seed=seed, optimizer=momentum).run(6)
+    close(crew.parameters()[0], large_batch(3, 6, noisy(seed), momentum))
+    assert crew.counts["average"] == 2 * 6
+
+
+def remembered(crew: Crew, rank: int) -> Tensor:
+    """A worker's momentum."""
+    worker = crew.workers[rank]
+    return torch.cat([worker.optimizer.state[view]["momentum_buffer"] for view in worker.views])
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.errors import ConfigError
 from paceline.protocols import Decision, Fate, Flush, Pacer, Pacing
 from paceline.protocols.core.base import memory, restore
 from paceline.protocols.paced.asp import ASP
@@ -179,6 +180,56 @@ def test_a_joiner_is_waited_for_and_who_dies_is_not() -> None:
     pacer.push(0, 1.0)
     ended = pacer.leave(1, 2.0)
     assert (ended.release, ended.rebase) == ((0,), True)
+
+
+# -- one after another when lockstep ends ---------------------------------------------------------
+
+
+def test_with_a_ramp_workers_begin_asp_one_after_another() -> None:
+    schedule = Schedule(workers=4, transient=0.0, iterations=8)
+    steps = list(drive(SyncSwitch("bsp@8,asp", asp_ramp_s=0.75), schedule))
+    switch = next(i for i, step in enumerate(steps) if step.decision.rebase)
+    begun: dict[int, float] = {}
+    for step in steps[switch:]:
+        for worker in step.released:
+            begun.setdefault(worker, step.now - steps[switch].now)
+    assert begun == {0: 0.0, 1: 0.75, 2: 1.5, 3: 2.25}
+    assert all(step.decision.ask_again_s is None for step in steps[:switch])
+
+
+@given(schedule=schedules(), ramp=st.sampled_from([0.125, 1.0, 7.0]), last=st.sampled_from(["asp", "ssp"]))
+def test_with_a_ramp_and_churn_everybody_goes_on_in_the_end(
+    schedule: Schedule, ramp: float, last: str
+) -> None:
+    """`drive` fails when all wait and no timer runs, or when somebody is released who does not wait."""
+    for step in drive(SyncSwitch(f"bsp@5,asp@20,bsp@30,{last}", asp_ramp_s=ramp), schedule):
+        again = step.decision.ask_again_s
+        assert again is None or 0 < again <= ramp * (schedule.workers + len(schedule.joins))
+
+
+def test_a_detour_and_a_phase_after_asp_have_no_ramp() -> None:
+    free = drive(SyncSwitch("asp@8,ssp", asp_ramp_s=3.0), Schedule(workers=4))
+    assert all(step.decision.ask_again_s is None for step in free)
+
+
+def test_a_resumed_run_has_no_ramp_left_to_wait_for() -> None:
+    protocol = SyncSwitch("bsp@2,asp", asp_ramp_s=50.0)
+    pacer = started(protocol, 2)
+    rounds(pacer, 1, {0: 1.0, 1: 1.0})
+    assert protocol.ramp == {1: 51.0}
+    other = SyncSwitch("bsp@2,asp", asp_ramp_s=50.0)
+    restore(other, memory(protocol))
+    again = Pacer(other)
+    again.resume(1, 2)
+    for worker in range(2):
+        again.join(worker, 0.0)
+    assert again.push(1, 1.0).release == (1,)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("inf"), float("nan")])
+def test_a_ramp_of_no_length_is_refused(seconds: float) -> None:
+    with pytest.raises(ConfigError, match="asp_ramp_s must be >= 0"):
+        SyncSwitch(asp_ramp_s=seconds)
 
 
 # -- what is unknown ------------------------------------------------------------------------------

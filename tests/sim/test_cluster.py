@@ -12,6 +12,7 @@ from paceline.errors import ConfigError, TraceError
 from paceline.protocols.paced.ssp import SSP
 from paceline.sim import (
     Cluster,
+    Drift,
     Exponential,
     Fixed,
     Group,
@@ -46,6 +47,9 @@ bandwidth_bytes_per_s = 125_000_000
 factor = 2
 mean_length_s = 5
 mean_gap_s = 20.0
+[drift]
+factor = 1.5
+over_s = 600
 [stall]
 every_s = 8
 length_s = 2
@@ -74,6 +78,7 @@ def test_a_file_says_all_there_is_to_say(tmp_path: Path) -> None:
         links={3: Link(0.0, 1.25e8)},
         slow={3: 2.5},
         transient=Transient(2.0, 5.0, 20.0),
+        drift=Drift(1.5, 600.0),
         stall=Stall(8.0, 2.0),
         event=(Membership(30.0, kill=5), Membership(60.0, join=5)),
     )
@@ -167,6 +172,10 @@ def recorded_run(folder: Path) -> Recorded:
             "workers = 2\n[transient]\nfactor = 2\nmean_length_s = 0\nmean_gap_s = 1",
             "mean_length_s must be > 0, got 0.0.",
         ),
+        ("workers = 2\n[drift]\nfactor = 2", "[drift] has no over_s, got {'factor': 2}."),
+        ("workers = 2\n[drift]\nfactor = 0\nover_s = 1", "drift factor must be > 0, got 0.0."),
+        ("workers = 2\n[drift]\nfactor = 2\nover_s = 0", "drift over_s must be > 0, got 0.0."),
+        ("workers = 2\n[compute]\nkind = 'halfnormal'\nmean_s = 1\nspread = 0.8", "in 0..0.7555, got 0.8."),
         ("workers = 2\n[[group]]\ncount = 3", "the groups count 3 workers, and workers differs, got 2."),
         ("[[group]]\ncount = 0", "group count must be >= 1, got 0."),
         ("[[group]]\ncount = 1\nslow = -1", "slow factor of a group must be > 0, got -1.0."),

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from paceline.errors import ConfigError
 from paceline.sim import (
     Cluster,
+    Drift,
     Exponential,
     Fixed,
     Group,
+    HalfNormal,
     Link,
     Lognormal,
     Normal,
@@ -101,6 +103,8 @@ def test_slow_phases_take_their_share_of_time_from_the_very_start() -> None:
         (Lognormal(2.0, 0.5), 2.0, 0.5),
         (Exponential(2.0), 2.0, 1.0),
         (Exponential(2.0, 0.25), 2.0, 0.25),
+        (HalfNormal(2.0), 2.0, 0.1),
+        (HalfNormal(2.0, 0.75), 2.0, 0.75),
         (Recorded("r", ((1.0, 3.0),)), 2.0, 0.5),
     ],
 )
@@ -114,6 +118,30 @@ def test_models_have_the_mean_and_the_spread_they_state(
         spread * mean, rel=0.05, abs=1e-9
     )
     assert min(times) > 0
+
+
+def test_a_half_normal_delay_comes_on_top_of_a_least_time() -> None:
+    """Spread 0.3: a delay with mean 0.3/0.7555, and the median of a half-normal one."""
+    times = sorted(ask(Cluster(workers=1, compute=HalfNormal(1.0, 0.3)), 1, [0] * 20000)[0])
+    delay = 0.3 / math.sqrt(math.pi / 2 - 1)
+    assert times[0] == pytest.approx(1 - delay, abs=1e-3)
+    assert times[10000] - (1 - delay) == pytest.approx(delay * math.sqrt(math.pi / 2) * 0.67449, rel=0.03)
+
+
+@pytest.mark.parametrize("factor", [3.0, 0.5])
+def test_a_drift_goes_in_a_straight_line_and_stays_where_it_ends(factor: float) -> None:
+    timing = Timing(Cluster(workers=1, compute=Fixed(2.0), drift=Drift(factor, 100.0)), 0)
+    for now, share in ((0.0, 0.0), (25.0, 0.25), (100.0, 1.0), (1e6, 1.0)):
+        assert timing.compute_s(0, now) == pytest.approx(2.0 * (1 + share * (factor - 1)))
+
+
+def test_a_drift_is_drawn_out_further_by_slow_phases_and_is_a_groups_own_affair() -> None:
+    groups = (Group(1), Group(1, drift=Drift(4.0, 10.0)), Group(1, slow=2.0, drift=Drift(4.0, 10.0)))
+    timing = Timing(Cluster(workers=3, compute=Fixed(1.0), group=groups), 0)
+    assert [timing.compute_s(rank, 10.0) for rank in range(3)] == [1.0, 4.0, 8.0]
+    slow = Transient(2.0, 1e9, 1e-9)
+    both = Timing(Cluster(workers=1, compute=Fixed(1.0), transient=slow, drift=Drift(4.0, 10.0)), 0)
+    assert both.compute_s(0, 10.0) == pytest.approx(8.0)
 
 
 def test_as_many_iterations_straggle_as_stated() -> None:

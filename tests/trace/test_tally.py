@@ -25,6 +25,7 @@ from paceline.trace.events import (
     WorkerJoined,
     WorkerLeft,
 )
+from paceline.trace.lasting import Books
 from support.drive import Schedule
 from support.schedules import schedules
 from support.traces import run_of, started
@@ -166,7 +167,7 @@ def test_what_is_not_known_is_null() -> None:
     assert nulls == {
         *("samples_per_s", "loss", "accuracy", "target", "time_to_target_s", "max_clock_gap"),
         *("staleness", "bytes_sent", "bytes_received", "bytes_sent_each", "emulated", "fabric"),
-        *("barrier_looks", "barrier_questions", "mesh", "bytes_by_axis"),
+        *("barrier_looks", "barrier_questions", "mesh", "bytes_by_axis", "lookups", "lssr"),
     }
     assert told["waiting_share"] == [None, None]
     assert (told["status"], told["failures"]) == ("running", [])
@@ -249,3 +250,16 @@ def test_in_a_paced_run_every_worker_has_sent_its_pushes() -> None:
     assert (summed.bytes_sent, summed.bytes_sent_each) == (132, None)
     each = Totals(1.0, 3, 12, 0, {0: 3}, (1.0,), (0.0,), (2, 1))
     assert result(ModelReady(0.0, 10, 40, 44), each, summarised=True).bytes_sent_each == [88, 44]
+
+
+def test_the_last_lssr_that_was_told_is_the_results_and_without_any_it_is_unknown() -> None:
+    told = result(Reported(1.0, 0, 1, {"lssr": 0.0}), Reported(2.0, 1, 2, {"lssr": 0.5, "loss": 1.0}))
+    assert told.lssr == 0.5
+    assert result(Reported(1.0, 0, 1, {"loss": 1.0})).lssr is None
+
+
+def test_the_lssr_of_lines_that_were_left_out_is_in_the_totals() -> None:
+    books, told = Books(), [started(), Reported(1.0, 0, 1, {"lssr": 0.1}), Reported(2.0, 0, 2, {"lssr": 0.6})]
+    for event in told:
+        books.add(event)
+    assert result(told[1], books.totals(3.0)).lssr == 0.6

@@ -152,6 +152,13 @@ def test_summary_tells_status_failures_and_unknowns() -> None:
     assert "accuracy   —" in text(summary(msgspec.structs.replace(died, accuracy=None, target=None)))
 
 
+def test_summary_tells_the_share_of_local_steps_where_there_is_one() -> None:
+    shown = text(summary(result("selsync", lssr=0.9)))
+    assert "local steps" in shown
+    assert "90 % (LSSR)" in shown
+    assert "LSSR" not in text(summary(result("allreduce")))
+
+
 def test_words_of_a_run_are_never_read_as_terminal_markup() -> None:
     assert "[red]x[/red]" in text(summary(result(settings={"note": "[red]x[/red]"})))
 

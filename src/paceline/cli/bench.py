@@ -18,7 +18,8 @@ def bench(
         list[str] | None,
         typer.Argument(
             help="exchange, allreduce, store, network, hiding, cluster, pipeline, plans, sequence, "
-            "embedding, death, lone, trace, simulator. Default: all of them; cluster only with --data."
+            "embedding, papers, death, lone, trace, simulator. Default: all of them; cluster only with "
+            "--data. After papers: which recipes, for instance papers dssp osp."
         ),
     ] = None,
     json: o.Json = False,
@@ -77,7 +78,8 @@ def bench(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="For cluster: keep what each run gives in this file, and do not run again what is in it.",
+            help="For cluster and papers: keep what each run gives in this file, and do not run again what "
+            "is in it.",
         ),
     ] = None,
 ) -> None:
@@ -90,14 +92,16 @@ def bench(
     with errors_for_people():
         from paceline.bench.harness.plan import BenchPlan
         from paceline.bench.harness.record import as_table, write_record
-        from paceline.bench.harness.run import chosen, run
+        from paceline.bench.harness.run import apart, chosen, run
         from paceline.errors import ConfigError
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything started is ended
         if quick and record:
             raise ConfigError("--quick measures nothing worth keeping. Leave out --record, or --quick.")
         named = tuple(name for name in protocols.split(",") if name.strip())
+        benchmarks, recipes = apart(names or [])
         plan = BenchPlan(
+            recipes=recipes,
             quick=quick,
             seed=seed,
             data=None if data is None else str(data),
@@ -111,7 +115,7 @@ def bench(
             results=None if results is None else str(results),
         )
         records = []
-        for name in chosen(names or [], plan):
+        for name in chosen(benchmarks, plan):
             records.append(run(name, plan, _say))
             if record:
                 _say(f"wrote {write_record(folder, records[-1])}")

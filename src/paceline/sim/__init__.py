@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.sim.cluster import Cluster, Group, Link, Membership, Stall, Transient
-from paceline.sim.compute import Exponential, Fixed, Lognormal, Normal, Pareto, Recorded
+from paceline.sim.cluster import Cluster, Drift, Group, Link, Membership, Stall, Transient
+from paceline.sim.compute import Exponential, Fixed, HalfNormal, Lognormal, Normal, Pareto, Recorded
 from paceline.sim.peers import simulate_peers
 from paceline.sim.simulate import simulate
 from paceline.sim.timing import Timing
@@ -11,9 +11,11 @@ from paceline.sim.toml import load_cluster
 
 __all__ = [
     "Cluster",
+    "Drift",
     "Exponential",
     "Fixed",
     "Group",
+    "HalfNormal",
     "Link",
     "Lognormal",
     "Membership",

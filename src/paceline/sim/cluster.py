@@ -2,7 +2,7 @@
 
 A cluster is written as a TOML file or made from flags. A worker's iteration takes
 
-    pull + compute x slow factor (longer in a slow phase) + push, then its turn at the store
+    pull + compute x slow factor x drift (longer in a slow phase) + push, then its turn at the store
 
 and the store serves one push at a time. Ranks count through the groups in the order they are
 written; without groups all workers are alike but for `slow`, `links` and their random streams.
@@ -86,6 +86,28 @@ class Stall(msgspec.Struct, frozen=True):
         return 1 + (int(number) - 1) % (workers - 1)
 
 
+class Drift(msgspec.Struct, frozen=True):
+    """A trend: computing becomes slower, or faster, little by little, and stays so.
+
+    The pace goes in a straight line; an iteration has that of the moment it begins.
+    """
+
+    factor: float
+    """In the end computing is this many times slower; below 1 it is faster."""
+    over_s: float
+    """How long it takes until then, from the start of the run."""
+
+    def __post_init__(self) -> None:
+        remedy = "2 ends half as fast, 0.5 twice as fast."
+        require(0 < self.factor < inf, "drift factor must be > 0", self.factor, remedy)
+        remedy = "Give the seconds from the start to the end of the trend."
+        require(0 < self.over_s < inf, "drift over_s must be > 0", self.over_s, remedy)
+
+    def at(self, now: float) -> float:
+        """How many times slower computing is by then."""
+        return 1.0 + (self.factor - 1.0) * min(1.0, now / self.over_s)
+
+
 class Membership(msgspec.Struct, frozen=True):
     """A worker is lost, or comes (back), at a time: spot machines do both."""
 
@@ -115,6 +137,7 @@ class Group(msgspec.Struct, frozen=True):
     slow: float = 1.0
     transient: Transient | None = None
     link: Link | None = None
+    drift: Drift | None = None
 
     def __post_init__(self) -> None:
         require(self.count >= 1, "group count must be >= 1", self.count, "Remove an empty group.")
@@ -128,6 +151,7 @@ class Profile(msgspec.Struct, frozen=True):
     slow: float
     transient: Transient | None
     link: Link
+    drift: Drift | None = None
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,6 +171,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     slow: dict[int, float] = {}
     """Ranks that always compute this many times slower."""
     transient: Transient | None = None
+    drift: Drift | None = None
     stall: Stall | None = None
     group: tuple[Group, ...] = ()
     event: tuple[Membership, ...] = ()
@@ -244,6 +269,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
             group.slow * self.slow.get(rank, 1.0),
             group.transient or self.transient,
             self.links.get(rank) or group.link or self.link,
+            group.drift or self.drift,
         )
 
     def _check_groups(self) -> None:

@@ -8,7 +8,7 @@ as a share of the mean, so that 0.1 means ten per cent whatever the distribution
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import isfinite, log, sqrt
+from math import isfinite, log, pi, sqrt
 from pathlib import Path
 
 import msgspec
@@ -20,6 +20,8 @@ from paceline.trace import read_trace
 from paceline.trace.events import AnyEvent, Decided, RunStarted
 
 Times = NDArray[np.float64]
+HALF_NORMAL = sqrt(pi / 2 - 1)
+"""The spread of the absolute value of a normal variable around zero."""
 
 
 def require(ok: bool, what: str, value: object, remedy: str) -> None:
@@ -100,6 +102,24 @@ class Exponential(ComputeTime, frozen=True):
     def draw(self, rng: np.random.Generator, size: int, rank: int) -> Times:
         delay = rng.exponential(self.spread * self.mean_s, size)
         return delay + (1.0 - self.spread) * self.mean_s
+
+
+class HalfNormal(ComputeTime, frozen=True):
+    """A least time, plus the size of a normal delay: mostly short, rarely long, with a lighter tail than an
+    exponential one. With the largest spread there is no least time."""
+
+    mean_s: float
+    spread: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_mean("halfnormal", self.mean_s)
+        ok, remedy = 0 <= self.spread <= HALF_NORMAL, "Use kind = 'exponential' or 'lognormal' for more."
+        require(ok, f"halfnormal compute spread must be in 0..{HALF_NORMAL:.4g}", self.spread, remedy)
+
+    def draw(self, rng: np.random.Generator, size: int, rank: int) -> Times:
+        delay_s = self.spread / HALF_NORMAL * self.mean_s  # on the mean: what is left of the mean is certain
+        delays: Times = np.abs(rng.normal(0.0, delay_s * sqrt(pi / 2), size))
+        return delays + (self.mean_s - delay_s)
 
 
 class Pareto(ComputeTime, frozen=True):
@@ -185,6 +205,7 @@ def _with_batch(push: Decided, batch: int) -> Decided:
 KINDS: dict[str, type[ComputeTime]] = {
     "exponential": Exponential,
     "fixed": Fixed,
+    "halfnormal": HalfNormal,
     "lognormal": Lognormal,
     "normal": Normal,
     "pareto": Pareto,

@@ -27,6 +27,7 @@ class Timing:
         self._seed = seed
         self._profiles = cluster.profiles()
         self._phases = _phases(self._profiles, seed)
+        self._drifts = any(profile.drift for profile in self._profiles)
         self._stall, self._workers = cluster.stall, cluster.workers
         self._exchange_s = _exchange_s(self._profiles, cluster.model_bytes or 0)
         self._streams: list[np.random.Generator | None] = [None] * cluster.workers
@@ -43,6 +44,8 @@ class Timing:
             at = 0
         self._next[worker] = at + 1
         work = self._times[worker * BLOCK + at] * batches
+        if self._drifts and (drift := self._profiles[worker].drift) is not None:
+            work *= drift.at(now)
         if self._phases and worker in self._phases:
             work = self._phases[worker].stretched(work, now)
         return work if self._stall is None else stalled(self._stall, worker, self._workers, work, now)

@@ -6,7 +6,7 @@
     apply_s = 0.002                # the store's time per push
 
     [compute]
-    kind = "lognormal"             # fixed, normal, lognormal, exponential, pareto, recorded
+    kind = "lognormal"             # fixed, normal, lognormal, halfnormal, exponential, pareto, recorded
     mean_s = 0.1
     spread = 0.1
 
@@ -24,6 +24,10 @@
     mean_length_s = 5.0
     mean_gap_s = 20.0
 
+    [drift]                        # a trend: in the end half as fast, after ten minutes
+    factor = 2.0
+    over_s = 600.0
+
     [stall]                        # ranks 1, 2, ... in turn stand still
     every_s = 8.0
     length_s = 2.0
@@ -33,7 +37,7 @@
     kill = 5
 
 Instead of `workers`, unlike machines are written as groups: `[[group]] count = 4, slow = 2.0` with
-their own `compute`, `transient` and `link` where these differ.
+their own `compute`, `transient`, `drift` and `link` where these differ.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 
 from paceline.errors import ConfigError, TraceError, unknown
-from paceline.sim.cluster import Cluster, Group, Link, Membership, Stall, Transient
+from paceline.sim.cluster import Cluster, Drift, Group, Link, Membership, Stall, Transient
 from paceline.sim.compute import KINDS, ComputeTime, Recorded
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -78,6 +82,7 @@ class _Reader:
             "compute": self._compute,
             "link": lambda value: self._struct(Link, value, "[link]"),
             "transient": lambda value: self._struct(Transient, value, "[transient]"),
+            "drift": lambda value: self._struct(Drift, value, "[drift]"),
             "stall": lambda value: self._struct(Stall, value, "[stall]"),
             "links": self._links,
             "slow": self._slow,

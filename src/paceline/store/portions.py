@@ -227,9 +227,8 @@ class FirstPortion(PortionStore):
     ) -> None:
         """One optimizer step, here and (by the record) elsewhere."""
         assert clip is None or norm is not None, "the norm over all portions is not known here"
-        parts = [(self.pushed[gradients], 1.0)]
-        if self._sum is not None and self._sum[0] is gradients:
-            parts = self._sum[1]
+        summed = self._sum is not None and self._sum[0] is gradients  # perhaps in memory of nobody's push
+        parts = self._sum[1] if self._sum is not None and summed else [(self.pushed[gradients], 1.0)]
         self._sum = None
         wanted = None if clip is None else norm
         self.done.append(

@@ -334,6 +334,8 @@ class Totals(Event, frozen=True, gc=False, tag="totals"):
     """Bytes that each peer gave away."""
     got_bytes: int = 0
     """Bytes that all peers got."""
+    lssr: float | None = None
+    """The last share of local steps that was told."""
     losses: tuple[float | None, ...] = ()
     """The last losses that were reported."""
     travel_s: tuple[float, ...] = ()

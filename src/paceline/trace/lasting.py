@@ -68,6 +68,7 @@ class Books(Tally):
             version=self.version,
             sent_each=tuple(self.exchanged_bytes[rank] for rank in ranks),
             got_bytes=self._got_bytes,
+            lssr=self._lssr,
             losses=tuple(self._losses),
             travel_s=tuple(self.travel_s[rank] for rank in ranks),
         )

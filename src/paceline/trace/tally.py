@@ -116,6 +116,8 @@ class Result(msgspec.Struct, frozen=True):
     """Of all workers: gradients that were pushed or stepped with."""
     lookups: LookupSummary | None = None
     """Where embedding tables are split over workers."""
+    lssr: float | None = None
+    """Of all steps, the share that was local, where the protocol chooses (SelSync); null elsewhere."""
 
 
 def sum_up(told: Mapping[int, list[Lookups]], workers: int) -> LookupSummary:
@@ -168,6 +170,7 @@ class Tally:
         """Of peers: what each slept while its exchanges were carried out."""
         self._since: dict[int, float] = {}
         self._losses: deque[float] = deque(maxlen=50)
+        self._lssr: float | None = None
         self._pushes: Counter[int] = Counter()
         self.exchanged_bytes: Counter[int] = Counter()
         """Among peers: what each worker gave away."""
@@ -212,6 +215,7 @@ class Tally:
             case Reported():
                 if "loss" in event.values:
                     self._losses.append(event.values["loss"])
+                self._lssr = event.values.get("lssr", self._lssr)
             case Evaluated():
                 self.evaluations.append(event)
             case WorkerJoined():
@@ -273,6 +277,7 @@ class Tally:
             bytes_by_axis={axis: self.bytes_by_axis[axis] for axis in start.mesh} if start.mesh else None,
             iterations=self.pushes,
             lookups=sum_up(self._lookups, start.workers) if self._lookups else None,
+            lssr=self._lssr,
         )
 
     def _moved(self) -> tuple[int | None, int | None]:
@@ -343,6 +348,7 @@ class Tally:
             self.version = event.version
             self.exchanged_bytes = Counter(dict(enumerate(event.sent_each)))
             self._got_bytes = event.got_bytes
+            self._lssr = event.lssr
             self._losses = deque((nan if x is None else x for x in event.losses), maxlen=50)
         if event.looks is not None and event.asked is not None:
             self._looks = event.looks, event.asked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -10,7 +9,7 @@ import msgspec
 from paceline.bench.cluster.course import Figures, Reached
 from paceline.bench.cluster.entries import Entry
 from paceline.bench.cluster.scene import Scene
-from paceline.errors import ConfigError
+from paceline.bench.kept import keep, read_kept
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -65,8 +64,9 @@ class Results:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._outcomes: dict[Job, Outcome] = {}
-        if path is not None and path.exists():
-            self._read(path)
+        for outcome in [] if path is None else read_kept(path, Outcome):
+            if not outcome.trouble:  # one that failed is made again
+                self._outcomes[outcome.job] = outcome
 
     def __len__(self) -> int:
         return len(self._outcomes)
@@ -81,22 +81,7 @@ class Results:
         """A run is over."""
         self._outcomes[outcome.job] = outcome
         if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("ab") as file:
-                file.write(msgspec.json.encode(outcome) + b"\n")
-
-    def _read(self, path: Path) -> None:
-        """A last line that was cut off is left out, and so are runs that failed: they are made again."""
-        whole, _, cut_off = path.read_bytes().rpartition(b"\n")
-        if cut_off:
-            os.truncate(path, path.stat().st_size - len(cut_off))
-        for number, line in enumerate(whole.splitlines(), 1):
-            try:
-                outcome = msgspec.json.decode(line, type=Outcome)
-            except msgspec.DecodeError as error:
-                raise ConfigError(f"line {number} of {path} is no result of a run: {error}.") from None
-            if not outcome.trouble:
-                self._outcomes[outcome.job] = outcome
+            keep(self._path, outcome)
 
 
 def job_of(scene: Scene, entry: Entry, lr: float, seed: int, simulated: bool, version: str) -> Job:

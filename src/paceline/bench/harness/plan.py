@@ -31,7 +31,9 @@ class BenchPlan(msgspec.Struct, frozen=True):
     targets: tuple[float, ...] = ()
     """Accuracies that `cluster` waits for; none: the scene's."""
     results: str | None = None
-    """Where `cluster` keeps what each run gave, and finds what it need not run again."""
+    """Where `cluster` and `papers` keep what each run gave, and find what need not run again."""
+    recipes: tuple[str, ...] = ()
+    """What `papers` tries; empty: everything."""
 
     @property
     def sizes_mb(self) -> tuple[float, ...]:

@@ -32,6 +32,8 @@ class BenchRow(msgspec.Struct, frozen=True, kw_only=True):
     limit_s: float | None = None
     """The least time that memory and system calls allow, measured in the same run."""
     remark: str = ""
+    notes: dict[str, str] = {}
+    """What a table has no room for; it stands below."""
 
     @property
     def met(self) -> bool | None:
@@ -101,7 +103,7 @@ def as_page(record: BenchRecord) -> str:
     ]
     lines += [f"- load of the machine before the run: {machine.load:.2f}"]
     lines += [f"- versions: {versions}", f"- seed: {record.seed}", f"- memory: {_bandwidth(machine)}", ""]
-    return "\n".join([*lines, *as_table(record.rows), ""])
+    return "\n".join([*lines, *as_table(record.rows), *_notes(record.rows), ""])
 
 
 def as_table(rows: list[BenchRow]) -> list[str]:
@@ -119,6 +121,12 @@ def as_table(rows: list[BenchRow]) -> list[str]:
 def today() -> str:
     """The date records are filed under."""
     return date.today().isoformat()
+
+
+def _notes(rows: list[BenchRow]) -> list[str]:
+    return [
+        line for row in rows if row.notes for line in ("", *(f"- {k}: {v}" for k, v in row.notes.items()))
+    ]
 
 
 def _cells(row: BenchRow, cases: list[str], sides: list[str]) -> list[str]:

@@ -23,6 +23,7 @@ from paceline.bench.micro.network import network
 from paceline.bench.micro.simulator import simulator
 from paceline.bench.micro.store import store
 from paceline.bench.micro.trace import trace
+from paceline.bench.papers.papers import check_recipes, papers
 from paceline.bench.pipeline import pipelines
 from paceline.bench.plans.plans import plans
 from paceline.bench.sequence import sequences
@@ -124,6 +125,15 @@ BENCHMARKS = {
         "the same processes, a step begun together; the slower worker counts.",
         embedding,
     ),
+    "papers": Benchmark(
+        "The headline claims of the papers, as near to their set-ups as one small machine allows: the "
+        "published figure, ours (the median over seeds), and a verdict by a rule that stood in the recipe "
+        "before it ran. Most are simulations of times, predictions of planners or formulas, and say so; "
+        "accuracy is judged in none of them. Claims that nothing here can judge yet are listed with the "
+        "reason.",
+        papers,
+        check_recipes,
+    ),
     "death": Benchmark("From SIGKILL of a worker to the store's `worker_left` event.", death),
     "lone": Benchmark("Training with one worker under the engine against plain PyTorch.", lone),
     "trace": Benchmark("Time spent inside the trace's writer, of the time a run takes.", trace),
@@ -141,6 +151,16 @@ def chosen(names: Iterable[str], plan: BenchPlan) -> list[str]:
             raise unknown("benchmark", name, BENCHMARKS)
         BENCHMARKS[name].check(plan)
     return names
+
+
+def apart(names: Iterable[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Benchmarks, and the recipes among the words that follow `papers`: `papers dssp osp store`."""
+    words = list(names)
+    if "papers" not in words:
+        return words, ()
+    at = words.index("papers") + 1
+    recipes = tuple(word for word in words[at:] if word not in BENCHMARKS)
+    return [*words[:at], *(word for word in words[at:] if word in BENCHMARKS)], recipes
 
 
 def run(name: str, plan: BenchPlan, say: Say) -> BenchRecord:

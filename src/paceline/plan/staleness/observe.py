@@ -199,7 +199,7 @@ def _kind(profile: Profile, rank: int) -> Any:
     recorded = profile.compute
     if isinstance(recorded, Recorded):
         known = sum(1 for times in recorded.times_s if times)
-        return (rank % known, profile.slow, profile.transient, profile.link)
+        return (rank % known, profile.slow, profile.transient, profile.link, profile.drift)
     return profile
 
 

@@ -148,6 +148,10 @@ class Peer:
         """The cell that stands for this worker, if it is not a vector of its own."""
         return None
 
+    def remarks(self, workers: int) -> list[str]:
+        """What somebody who starts it with so many workers should know; usually nothing."""
+        return []
+
 
 class Done:
     """An iteration is complete."""

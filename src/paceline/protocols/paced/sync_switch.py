@@ -23,6 +23,10 @@ Invariant: a phase makes as many steps as its share of the work holds, rounded t
 least one), and what is left of the work goes to the last phase. One phase alone decides as its
 protocol does; bsp@0,asp as ASP, bsp@1,asp as BSP. No online action once the last phase has begun.
 
+With `asp_ramp_s` workers begin the phase that ends lockstep one after another, as a line in the authors'
+scripts would let them (it is switched off there): all at once on equal weights push nearly the same gradient.
+They still start on the weights of the switch or newer ones.
+
 Where we differ: the paper restarts its cluster to switch. Momentum policies are factors on the
 optimizer's own momentum, and `zero` sets the coefficient, not the buffer: a buffer alone would be
 as before after a few dozen pushes. Stages are the paper's share of the work, not its step counts.
@@ -89,6 +93,8 @@ class SyncSwitch:
     """How much below the mean speed a straggler is at least, as a share."""
     smallest_group: float = 0.5
     """Share of the workers that are never evicted, rounded up."""
+    asp_ramp_s: float = 0.0
+    """Seconds from one worker's start to the next one's when lockstep ends for good; 0: all at once."""
 
     at: int = field(init=False, default=0)
     detour: bool = field(init=False, default=False)
@@ -99,6 +105,7 @@ class SyncSwitch:
     crew: int = field(init=False, default=1)
     factor: float = field(init=False, default=1.0)
     warned: bool = field(init=False, default=False)
+    ramp: dict[int, float] = field(init=False, default_factory=dict)
     watch: Stragglers = field(init=False)
     rules: list[Pacing] = field(init=False)
 
@@ -111,6 +118,8 @@ class SyncSwitch:
         for name in ("window", "consecutive"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"SyncSwitch {name} must be >= 1, got {getattr(self, name)}.")
+        if not 0 <= self.asp_ramp_s < float("inf"):
+            raise ConfigError(f"SyncSwitch asp_ramp_s must be >= 0 seconds, got {self.asp_ramp_s:g}.")
         if not 0 < self.slower < 1 or not 0 < self.smallest_group <= 1:
             raise ConfigError(
                 "SyncSwitch slower must be in 0..1 and smallest_group in 0..1 (1: nobody is evicted), "
@@ -126,7 +135,10 @@ class SyncSwitch:
         if clocks.pushes - clocks.resumed_pushes <= (pushed is not None) and not self.detour:
             # Nothing was judged yet, so what is over needs no barrier to end.
             self._skip_what_ends_by(clocks, clocks.resumed_samples + self.shift)
+            self.ramp = {}
         verdict = self.rule.decide(clocks, pushed)
+        if self.ramp:
+            verdict = self._ramped(clocks, verdict)
         if self.at < len(self.rules) - 1:
             verdict = self._until_the_end(clocks, pushed, verdict)
         return verdict if self.momentum == "keep" else self._with_momentum(clocks, verdict)
@@ -190,7 +202,11 @@ class SyncSwitch:
         self.watch.begin_window()
         self._mark_lockstep(clocks, was_lockstep)
         left_over = clocks.held or verdict.fate is Fate.HOLD
-        return Verdict(
+        self.ramp = {}
+        if self.asp_ramp_s and leaving == "next" and was_lockstep and not self.rule.lockstep:
+            waiting = sorted(clocks.waiting())
+            self.ramp = {worker: clocks.now + i * self.asp_ramp_s for i, worker in enumerate(waiting)}
+        begins = Verdict(
             fate=verdict.fate,
             flush=verdict.flush or (Flush.PART if left_over else None),
             release=(*clocks.waiting(), *clocks.benched),
@@ -198,6 +214,21 @@ class SyncSwitch:
             lr_scale=verdict.lr_scale,
             rebase=True,
             note=f"{self._named(running)} begins after {clocks.total_samples} samples",
+        )
+        return self._ramped(clocks, begins) if self.ramp else begins
+
+    def _ramped(self, clocks: Clocks, verdict: Verdict) -> Verdict:
+        """Let go whose turn it is, and nobody before."""
+        waits = {worker: at for worker, at in self.ramp.items() if clocks.is_waiting(worker)}
+        self.ramp = {worker: at for worker, at in waits.items() if at > clocks.now}
+        turn = (worker for worker in waits if worker not in self.ramp)
+        release = dict.fromkeys((*verdict.release, *turn))
+        asked = [] if verdict.ask_again_s is None else [verdict.ask_again_s]
+        asked += [at - clocks.now for at in self.ramp.values()]
+        return replace(
+            verdict,
+            release=tuple(worker for worker in release if worker not in self.ramp),
+            ask_again_s=min(asked, default=None),
         )
 
     def _named(self, index: int) -> str:

@@ -8,12 +8,15 @@ Promise: after every outer step all replicas are equal, with one exchange per `p
 Invariant: snapshot and outer momentum are the same on all workers after every outer step; every worker
 makes that step by itself. The outer rule is that of torch.optim.SGD(nesterov=True): momentum begins as
 the first displacement. With lr=1 and momentum=0 this is local SGD. Inner optimizers keep their state.
+Displacements count alike, as in OpenDiLoCo, unless `weights` says by samples (the paper's weighting of
+unequal shards).
 One worker alone is *not* plain training: the outer step still acts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from paceline.errors import ConfigError
 from paceline.protocols.core.operations import Compute, Step, Steps, Vector
@@ -29,6 +32,8 @@ class DiLoCo(Peer):
     """Learning rate of the outer step; 1 takes the whole mean displacement."""
     momentum: float = 0.9
     """Nesterov momentum of the outer step."""
+    weights: Literal["uniform", "samples"] = "uniform"
+    """Whether every worker's displacement counts the same, or by its samples since the last outer step."""
 
     def __post_init__(self) -> None:
         check_period("DiLoCo", self.period)
@@ -45,12 +50,16 @@ class DiLoCo(Peer):
     def start(self, me: Me) -> None:
         begin(me)
         me.agreed.momentum = None
+        me.private.samples = 0
 
     def iteration(self, me: Me) -> Steps:
         gradient = yield Compute()
         yield Step(gradient)
+        me.private.samples += me.samples
         if (me.count + 1) % self.period == 0:
-            yield from move(me, displacement(me), self.outer_step)
+            weight = me.private.samples if self.weights == "samples" else 1.0
+            me.private.samples = 0
+            yield from move(me, displacement(me), self.outer_step, weight=weight)
             adopt(me)
 
     def outer_step(self, me: Me, mean: Vector) -> None:

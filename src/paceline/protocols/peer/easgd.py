@@ -17,6 +17,14 @@ after the step with which the training loss it has added up since its last excha
 added up in its first `period` iterations. So the period grows to about period x first loss / loss, and a
 worker whose loss rises talks more often. What is left at the end is exchanged then. Unlike DeepSpark's, the
 distance of two exchanges is clamped (`shortest`, `longest`). The loss is what the script reported last.
+Its alpha is given directly, and may decay; so may the factor by which its server's alpha differs. With such
+a factor s a gap shrinks to 1 - alpha - alpha s of what it was, and the sum is conserved only for s = 1. Both
+decay with the iterations of the worker that exchanges (DeepSpark's server counts exchanges instead).
+
+Its baseline is `mode=downpour` (Dean et al., NeurIPS 2012): every `period` iterations a worker adds what it
+has moved by to the centre, and goes on from the centre. Nothing is lost: the centre is the start plus all
+that the workers have moved by, so n workers take it n times as far as one would. Unlike DeepSpark's, the
+optimizers are the workers' own; its server has one, and is sent sums of gradients.
 """
 
 from __future__ import annotations
@@ -47,14 +55,31 @@ class EASGD(Peer):
     beta: float = 0.9
     """How far the centre goes to the mean of the replicas; each replica goes beta/workers to the centre."""
 
-    mode: Literal["synchronous", "asynchronous"] = "synchronous"
-    """Whether all exchange at the same time, or each when it comes round."""
+    mode: Literal["synchronous", "asynchronous", "downpour"] = "synchronous"
+    """Whether all exchange at the same time, or each when it comes round; or each then adds what it has moved
+    by to the centre, and adopts the centre, without any spring."""
     adaptive: bool = False
     """Asynchronous only: exchange by added-up training loss; `period` then only calibrates it (DeepSpark)."""
     shortest: int = 1
     """Adaptive only: at least so many iterations between two exchanges."""
     longest: int = 0
     """Adaptive only: at most so many iterations between two exchanges; 0: ten periods."""
+    alpha: float | None = None
+    """How far a replica goes to the centre in an exchange. null: beta/workers."""
+    decay_rate: float = 1.0
+    """What is left of alpha (or beta) after each decay."""
+    decay_step: int = 0
+    """Iterations from one decay of alpha to the next; 0: it stays."""
+    decay_limit: int = 0
+    """Alpha decays so many times at most; 0: without end."""
+    server_factor: float = 1.0
+    """Asynchronous only: the centre goes so many times as far to the replica as the replica to it."""
+    factor_decay_rate: float = 1.0
+    """What is left of server_factor after each of its decays."""
+    factor_decay_step: int = 0
+    """Iterations from one decay of server_factor to the next; 0: it stays."""
+    factor_decay_limit: int = 0
+    """server_factor decays so many times at most; 0: without end."""
 
     def __post_init__(self) -> None:
         check_period("EASGD", self.period)
@@ -72,6 +97,25 @@ class EASGD(Peer):
                 f"EASGD needs 1 <= shortest <= longest iterations between exchanges, got {self.shortest} and "
                 f"{self.most}."
             )
+        self._check_rates()
+
+    def _check_rates(self) -> None:
+        """Every exchange leaves both ends between where they were."""
+        alpha = self.beta if self.alpha is None else self.alpha
+        if not 0 <= alpha <= 1 or not self.server_factor > 0 or not alpha * self.server_factor <= 1:
+            raise ConfigError(
+                "EASGD needs alpha and alpha x server_factor in [0, 1] and server_factor > 0, got "
+                f"alpha={alpha:g}, server_factor={self.server_factor:g}: beyond that an exchange overshoots."
+            )
+        if self.server_factor != 1 and self.mode != "asynchronous":
+            raise ConfigError(
+                f"EASGD server_factor={self.server_factor:g} is for mode=asynchronous, got {self.mode}: "
+                "only there is a centre that somebody else keeps. Leave it out."
+            )
+        if self.mode == "downpour" and (self.alpha is not None or self.decay_step):
+            raise ConfigError("EASGD mode=downpour has no spring. Leave alpha and decay_step out.")
+        check_decay("decay", self.decay_rate, self.decay_step, self.decay_limit)
+        check_decay("factor_decay", self.factor_decay_rate, self.factor_decay_step, self.factor_decay_limit)
 
     @property
     def plain_alone(self) -> bool:
@@ -86,9 +130,16 @@ class EASGD(Peer):
         begin(me)
         me.private.last, me.private.added, me.private.told = 0, 0.0, 0
         me.private.loss, me.private.threshold = None, None
+        if self.mode == "downpour":
+            me.private.fetched = me.parameters.clone()
 
     def iteration(self, me: Me) -> Steps:
         gradient = yield Compute()
+        if self.mode == "downpour":
+            yield Step(gradient)
+            if (me.count + 1) % self.period == 0:
+                yield from self.pour(me)
+            return
         if self.adaptive:
             yield Step(gradient)
             if self.due(me):
@@ -100,13 +151,18 @@ class EASGD(Peer):
         if self.mode == "asynchronous":
             pull = yield self.pull(me)
             yield Step(gradient)
-            me.parameters[:] = me.parameters - pull
+            self.give_way(me, pull)
             return
         stretch = displacement(me)
         yield Step(gradient)
         workers = yield Agree(1, How.SUM)
-        yield from move(me, stretch, self.pull_centre, remainder=None)  # the spring stays stretched
-        me.parameters[:] = me.parameters + (self.beta / workers) * stretch
+        springs = self.springs(me, workers)
+
+        def pull_centre(me: Me, mean: Vector) -> None:
+            me.agreed.snapshot[:] = me.agreed.snapshot - springs * mean
+
+        yield from move(me, stretch, pull_centre, remainder=None)  # the spring stays stretched
+        me.parameters[:] = me.parameters + (springs / workers) * stretch
 
     def due(self, me: Me) -> bool:
         """Whether an exchange follows this iteration; the first one sets the threshold."""
@@ -135,33 +191,81 @@ class EASGD(Peer):
     def exchange(self, me: Me) -> Steps:
         """Both ends of the spring give way."""
         pull = yield self.pull(me)
-        me.parameters[:] = me.parameters - pull
+        self.give_way(me, pull)
         me.private.last, me.private.added = me.count + 1, 0.0
 
     def pull(self, me: Me) -> Exchange:
-        """The spring, seen from one end."""
-        rate = self.beta / max(1, len(me.members))
+        """The spring, seen from the centre's end."""
+        workers = max(1, len(me.members))
+        rate = self.springs(me, workers) / workers * self.factor(me)
         return Exchange(me.parameters, Rule.ELASTIC, CENTRE, rate=rate)
 
+    def give_way(self, me: Me, pull: Vector) -> None:
+        """The replica's end of the spring; the centre has gone `factor` times as far."""
+        factor = self.factor(me)
+        me.parameters[:] = me.parameters - (pull if factor == 1 else pull * (1 / factor))
+
+    def pour(self, me: Me) -> Steps:
+        """Downpour: add what this worker has moved by to the centre, and go on from there."""
+        moved = me.parameters - me.private.fetched
+        me.parameters[:] = yield Exchange(moved, Rule.GOSSIP, CENTRE)
+        me.private.fetched[:] = me.parameters
+        me.private.last = me.count + 1
+
+    def springs(self, me: Me, workers: int) -> float:
+        """How far all springs together would pull the centre to the mean of the replicas."""
+        whole = self.beta if self.alpha is None else self.alpha * workers
+        return whole * decayed(me.count, self.decay_rate, self.decay_step, self.decay_limit)
+
+    def factor(self, me: Me) -> float:
+        """How many times as far the centre goes as the replica."""
+        rate, step, limit = self.factor_decay_rate, self.factor_decay_step, self.factor_decay_limit
+        return self.server_factor * decayed(me.count, rate, step, limit)
+
     def settle(self, me: Me) -> Steps:
-        if self.adaptive and me.private.last < me.count:
+        if self.mode == "downpour" and me.private.last < me.count:
+            yield from self.pour(me)
+        elif self.adaptive and me.private.last < me.count:
             yield from self.exchange(me)
 
-    def pull_centre(self, me: Me, mean: Vector) -> None:
-        """The springs' pull on the centre."""
-        me.agreed.snapshot[:] = me.agreed.snapshot - self.beta * mean
+    def remarks(self, workers: int) -> list[str]:
+        springs = 0.0 if self.alpha is None else workers * self.alpha * self.server_factor
+        if self.mode == "downpour" or springs <= 1:
+            return []
+        return [
+            f"easgd: {workers} workers x alpha {self.alpha:g} x server_factor {self.server_factor:g} is "
+            f"{springs:g}: above 1 the centre overshoots the mean of the replicas when all exchange. "
+            f"Use alpha <= {1 / (workers * self.server_factor):.3g}, or beta instead of alpha"
+        ]
 
     @property
     def free(self) -> bool:
-        return self.mode == "asynchronous"
+        return self.mode != "synchronous"
 
     @property
     def repeats(self) -> bool:
         return self.mode == "synchronous"
 
     def cell(self, me: Me) -> int | None:
-        return CENTRE if self.mode == "asynchronous" else None
+        return CENTRE if self.free else None
 
     def model(self, me: Me) -> Vector:
         centre: Vector = me.agreed.snapshot
         return centre
+
+
+def check_decay(name: str, rate: float, step: int, limit: int) -> None:
+    """Refuse what is no decay, or would never begin."""
+    if not 0 < rate <= 1 or step < 0 or limit < 0:
+        raise ConfigError(
+            f"EASGD needs {name}_rate in (0, 1], {name}_step and {name}_limit >= 0, got {rate:g}, {step} "
+            f"and {limit}."
+        )
+    if rate < 1 and not step:
+        raise ConfigError(f"EASGD {name}_rate={rate:g} needs {name}_step, the iterations between decays.")
+
+
+def decayed(iterations: int, rate: float, step: int, limit: int) -> float:
+    """What is left of 1 after so many iterations: `rate` of it every `step`, `limit` times at most."""
+    times = iterations // step if step else 0
+    return float(rate ** (min(times, limit) if limit else times))

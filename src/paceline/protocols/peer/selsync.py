@@ -10,8 +10,12 @@ more, or its window is not full yet: one bit per worker is exchanged first. delt
 
 Where this differs from the published code: the replica steps first and is averaged then (there the
 replicas differ again after every synchronisation); the squared norm of the whole gradient is smoothed,
-once; a norm that is not finite asks for a synchronisation and is not remembered. How data are dealt is no
-part of the protocol: the paper's partitionings are `--shards own` and `rotating`, its injection `--inject`.
+once, unless `smooth_delta` asks for the published code's second smoothing; a norm that is not finite asks for
+a synchronisation and is not remembered. How data are dealt is no part of the protocol: the paper's
+partitionings are `--shards own` and `rotating`, its injection `--inject`.
+
+The share of local steps among all so far (the paper's LSSR; 0 is BSP, 1 sends no model at all) is told with
+the next iteration, and the last one told is the result's `lssr`: all of the run but its last iteration.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from typing import Literal
 
 from paceline.errors import ConfigError
 from paceline.protocols.core.operations import Agree, Average, Compute, How, Step, Steps, Vector
-from paceline.protocols.core.peer import Me, Peer, average_model
+from paceline.protocols.core.peer import Me, Peer, average_model, average_optimizer
 
 TINY = 1e-12
 
@@ -37,6 +41,12 @@ class SelSync(Peer):
     """How much less each older norm in the window counts; 0 gives their plain mean."""
     aggregation: Literal["parameters", "gradients"] = "parameters"
     """What is averaged. Averaged gradients never repair replicas that have drifted apart."""
+    smooth_delta: bool = False
+    """Smooth the change over the window too, as the published code does. It is much smaller then: choose a
+    smaller delta. Every step is synchronised until there are so many changes as well."""
+    sync_optimizer_state: bool = False
+    """Average momentum and the like at every synchronisation too, which sends as much again for each vector
+    that the optimizer remembers. Else every worker keeps its own."""
 
     def __post_init__(self) -> None:
         if not self.delta >= 0:
@@ -51,20 +61,41 @@ class SelSync(Peer):
 
     def start(self, me: Me) -> None:
         me.private.norms = []
+        me.private.changes = []
         me.private.smoothed = None
+        me.agreed.local = me.agreed.synchronised = 0
 
     def iteration(self, me: Me) -> Steps:
         gradient = yield Compute()
-        urgent = self.changed(me, gradient) >= self.delta
-        if self.aggregation == "parameters":
+        urgent = self.change(me, gradient) >= self.delta
+        parameters = self.aggregation == "parameters"
+        if parameters:
             yield Step(gradient)
-            if (yield Agree(urgent, How.ANY)):
-                yield from average_model(me)
-        elif (yield Agree(urgent, How.ANY)):
-            mean = yield Average(gradient, weight=me.samples)
-            yield Step(mean)
-        else:
+        together = yield Agree(urgent, How.ANY)
+        if together and parameters:
+            yield from average_model(me)
+        elif together:
+            gradient = yield Average(gradient, weight=me.samples)
+        if not parameters:
             yield Step(gradient)
+        if together and self.sync_optimizer_state:
+            yield from average_optimizer(me)
+        self.count(me, together)
+
+    def count(self, me: Me, together: bool) -> None:
+        """Keep the share of local steps, the paper's LSSR."""
+        agreed = me.agreed
+        agreed.synchronised += bool(together)
+        agreed.local += not together
+        me.told["lssr"] = agreed.local / (agreed.local + agreed.synchronised)
+
+    def change(self, me: Me, gradient: Vector) -> float:
+        """What is compared with delta; infinite while it is unknown."""
+        changed, memory = self.changed(me, gradient), me.private
+        if not self.smooth_delta or not isfinite(changed):
+            return changed
+        memory.changes = [*memory.changes, changed][-self.window :]
+        return self.smooth(memory.changes) if len(memory.changes) == self.window else float("inf")
 
     def changed(self, me: Me, gradient: Vector) -> float:
         """How much the smoothed norm has changed, relative to what it was; infinite while unknown."""

@@ -120,6 +120,7 @@ def assemble(
         )
     protocol.check(config.workers)
     gathering.remarks += [*_ignored(config, name, protocol), *unchecked(config.resume)]
+    gathering.warnings += protocol.remarks(config.workers)
     _check_complete(config, members)
     run = _assemble_peers(gathering, config, name, protocol, members, write, simulated)
     if (lead := members[0].registered) is not None:

@@ -106,6 +106,8 @@ def _facts(result: Result) -> list[tuple[str, str]]:
         ("max gap", known(result.max_clock_gap, lambda gap: figures.plural(gap, "iteration"))),
         ("moved", _moved(result)),
     ]
+    if result.lssr is not None:
+        facts.append(("local steps", f"{figures.percent(result.lssr)} (LSSR)"))
     if result.lookups is not None:
         facts.append(("lookups", figures.lookups(result.lookups)))
     return facts + [_kind(text) for text in figures.kinds([result])]

@@ -1,0 +1,126 @@
+"""`paceline bench papers`: every recipe in turn, what it gave kept, and the rows of its verdicts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+import paceline
+from paceline.bench.harness.plan import BenchPlan, Say
+from paceline.bench.harness.record import BenchRow, Value
+from paceline.bench.kept import keep, read_kept
+from paceline.bench.papers.paced import PACED_RECIPES
+from paceline.bench.papers.peers import PEER_RECIPES
+from paceline.bench.papers.planned import PLANNED_RECIPES
+from paceline.bench.papers.recipe import Figure, Open, Recipe, Values
+from paceline.bench.papers.untried import UNTRIED
+from paceline.errors import unknown
+
+TRIED = {recipe.name: recipe for recipe in (*PACED_RECIPES, *PEER_RECIPES, *PLANNED_RECIPES)}
+OPEN = {claim.name: claim for claim in UNTRIED}
+CANNOT = "cannot be judged here"
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """What one recipe gave."""
+
+    recipe: str
+    fingerprint: str
+    """Of set-up and rule: what was found under another one is not used."""
+    version: str
+    """Of Paceline."""
+    seed: int
+    quick: bool
+    values: Values
+
+
+def check_recipes(plan: BenchPlan) -> None:
+    """All that are named exist."""
+    for name in plan.recipes:
+        if name not in TRIED and name not in OPEN:
+            raise unknown("recipe", name, [*TRIED, *OPEN])
+
+
+def papers(plan: BenchPlan, say: Say) -> list[BenchRow]:
+    """Those asked for, or all."""
+    chosen = [recipe for recipe in TRIED.values() if not plan.recipes or recipe.name in plan.recipes]
+    found = _tried(chosen, plan, say)
+    rows = [row for recipe in chosen for row in _rows(recipe, found[recipe.name], plan.quick)]
+    return [
+        *rows,
+        *(_open_row(claim) for claim in OPEN.values() if not plan.recipes or claim.name in plan.recipes),
+    ]
+
+
+def _tried(chosen: list[Recipe], plan: BenchPlan, say: Say) -> dict[str, Values]:
+    path = None if plan.results is None else Path(plan.results)
+    found = _known(chosen, plan, path)
+    todo = [recipe for recipe in chosen if recipe.name not in found]
+    if path is not None and found:
+        say(f"papers: {len(found)} of {len(chosen)} recipes are in {path} already")
+    began, done_s = time.perf_counter(), 0.0
+    for number, recipe in enumerate(todo, 1):
+        left = _left_s(todo[number - 1 :], done_s, time.perf_counter() - began)
+        say(f"papers, {number} of {len(todo)}, {recipe.name}: {recipe.how}; about {left:.0f} s left")
+        found[recipe.name] = recipe.run(plan)
+        done_s += recipe.about_s
+        if path is not None:
+            keep(path, _kept(recipe, plan, found[recipe.name]))
+    return found
+
+
+def _known(chosen: Iterable[Recipe], plan: BenchPlan, path: Path | None) -> dict[str, Values]:
+    """What need not be run again: of the same set-up, rule, seed and version."""
+    wanted = {recipe.name: _kept(recipe, plan, {}) for recipe in chosen}
+    kept = [] if path is None else read_kept(path, Tried)
+    return {
+        each.recipe: each.values
+        for each in kept
+        if msgspec.structs.replace(each, values={}) == wanted.get(each.recipe)
+    }
+
+
+def _kept(recipe: Recipe, plan: BenchPlan, values: Values) -> Tried:
+    return Tried(recipe.name, recipe.fingerprint, paceline.__version__, plan.seed, plan.quick, values)
+
+
+def _left_s(todo: list[Recipe], done_s: float, spent_s: float) -> float:
+    """What the rest usually takes, times how much slower than usual it went so far."""
+    usual = sum(recipe.about_s for recipe in todo)
+    return usual * spent_s / done_s if done_s else usual
+
+
+def _rows(recipe: Recipe, values: Values, quick: bool) -> list[BenchRow]:
+    rows = [_row(recipe, figure, values[figure.name], quick) for figure in recipe.figures]
+    notes = {
+        recipe.name: recipe.claim,
+        "source": recipe.source,
+        "set-up": recipe.setup,
+        "rule": recipe.rule,
+        "verdict": "not judged: quick" if quick else recipe.verdict(values),
+        "explained": recipe.explained,
+    }
+    return [msgspec.structs.replace(rows[0], notes=notes), *rows[1:]]
+
+
+def _row(recipe: Recipe, figure: Figure, values: list[float], quick: bool) -> BenchRow:
+    value = median(values)
+    row = BenchRow(case={}, measured={}, figure=figure.unit, value=value)
+    case: dict[str, Value] = {"recipe": recipe.name, "paper": recipe.paper, "claimed": figure.name}
+    case |= {"how": recipe.how, "published": figure.published}
+    if len(values) > 1:
+        low, high = (msgspec.structs.replace(row, value=each).shown for each in (min(values), max(values)))
+        case["over seeds"] = f"{low} to {high}, {len(values)}"
+    case["verdict"] = "not judged: quick" if quick else figure.verdict(value)
+    return msgspec.structs.replace(row, case=case)
+
+
+def _open_row(claim: Open) -> BenchRow:
+    case: dict[str, Value] = {"recipe": claim.name, "paper": claim.paper, "claimed": claim.claim}
+    case |= {"how": "not tried", "published": claim.source, "verdict": CANNOT}
+    remark = f"{claim.reason}. It would take: {claim.takes}."
+    return BenchRow(case=case, measured={}, figure="ratio", value=None, remark=remark)

@@ -1,0 +1,141 @@
+"""Claims that no recipe tries yet: why, and what it would take."""
+
+from __future__ import annotations
+
+from paceline.bench.papers.recipe import Open
+
+TRAINING = "a claim about accuracy: simulated times cannot answer it"
+DIGITS = "exact simulation with real gradients, five seeds, the same rates tried for every side"
+
+UNTRIED = (
+    Open(
+        name="elastic_bsp_accuracy",
+        paper="ElasticBSP (Zhao et al., ICDM 2019 and 2021)",
+        claim="1.77 times as fast to BSP's accuracy on VGG-16, ImageNet",
+        source="stated for VGG-16, 19 epochs",
+        reason=TRAINING,
+        takes=f"{DIGITS}; about 3 minutes on the digits",
+    ),
+    Open(
+        name="sync_switch_accuracy",
+        paper="Sync-Switch (Li et al., ICDCS 2021)",
+        claim="the accuracy of BSP: 0.917 against 0.919 (ASP: 0.892)",
+        source="the authors' summary plots, set-up 1",
+        reason=TRAINING,
+        takes="a small CNN on CIFAR-10, a sweep of the switching point; 40 to 60 minutes",
+    ),
+    Open(
+        name="hybrid_sgd",
+        paper="Hybrid SGD (Vora et al., 2024)",
+        claim="2.4 to 4.8 points over asynchronous SGD, averaged over 100 s",
+        source="table for CIFAR-10",
+        reason=TRAINING,
+        takes="25 workers, half of them delayed, CIFAR-10; about 20 minutes",
+    ),
+    Open(
+        name="ps_ddp_fsdp_eval",
+        paper="DDP, FSDP and parameter servers (Ovi, 2025/26)",
+        claim="asynchronous: up to 28 % less time, 4 to 17 points lost; FSDP: a quarter to a sixth of the "
+        "memory",
+        source="abstract of the second version",
+        reason="needs real processes of every strategy on the same models",
+        takes="a benchmark of strategies; about 15 minutes",
+    ),
+    Open(
+        name="sdde",
+        paper="SDDE (Yu et al., 2025)",
+        claim="more workers do not always help; a little staleness does no harm",
+        source="abstract; no figure could be read",
+        reason="the claim is about convergence, and has no figure to compare with",
+        takes="a quadratic and the digits over numbers of workers; about 2 minutes",
+    ),
+    Open(
+        name="selsync",
+        paper="SelSync (Tyagi and Swany, CLUSTER 2023)",
+        claim="up to 14 times less training time at the same accuracy",
+        source="abstract",
+        reason="it decides by the values of gradients, which simulated times have none of; and 14 times is "
+        "possible only where synchronising takes at least 13 times as long as computing",
+        takes=f"{DIGITS}, a sweep of delta; about 15 minutes",
+    ),
+    Open(
+        name="hpsgd",
+        paper="HPSGD (Zhou et al., 2020)",
+        claim="better accuracy at equal time",
+        source="abstract; no figure could be read",
+        reason=TRAINING,
+        takes=f"{DIGITS}, with and without momentum, communication at least as long as computing; 5 minutes",
+    ),
+    Open(
+        name="ds_sync",
+        paper="DS-Sync (Wang et al., 2022)",
+        claim="up to 94 % faster than existing ways",
+        source="abstract of the second version; its tables could not be read",
+        reason="the gain comes from shared uplinks, which the simulator has not",
+        takes="a testbed of two racks with a throttled uplink (root); about 15 minutes",
+    ),
+    Open(
+        name="dpsgd_large_rate",
+        paper="DPSGD and large rates (Zhang et al., 2021)",
+        claim="trains at learning rates at which synchronous SGD diverges",
+        source="abstract",
+        reason=TRAINING,
+        takes=f"8 to 16 workers, {DIGITS}; about 10 minutes",
+    ),
+    Open(
+        name="diloco_quality",
+        paper="DiLoCo (Douillard et al., 2023)",
+        claim="as good as fully synchronous training",
+        source="abstract",
+        reason=TRAINING,
+        takes="a small language model, a sweep of the period; about 10 minutes",
+    ),
+    Open(
+        name="deepspark",
+        paper="DeepSpark and EASGD (Kim et al., 2016; Zhang et al., 2015)",
+        claim="fewer exchanges at equal quality",
+        source="abstracts; no figure could be checked",
+        reason=TRAINING,
+        takes="the digits on the Spark engine, a sweep of the period; about 3 minutes and Java 17",
+    ),
+    Open(
+        name="spark_dp_mp",
+        paper="Data and model parallel on Spark (Shrivastava et al., 2017)",
+        claim="up to 11 times as fast for a CNN",
+        source="abstract; cluster and tables could not be verified",
+        reason="two cores have no 11 times to show; it needs emulated devices on the Spark engine",
+        takes="1 to 12 workers with emulated devices; about 10 minutes and Java 17",
+    ),
+    Open(
+        name="ddl_sgs",
+        paper="Stochastic gradient staleness (Pham and Ahn, 2025)",
+        claim="more efficient training than without decoupling, at equal accuracy",
+        source="abstract; no figure could be read",
+        reason=TRAINING,
+        takes="a small CNN on CIFAR-10 in 2 to 4 stages, three seeds; about 10 minutes",
+    ),
+    Open(
+        name="dsp_throughput",
+        paper="Dynamic sequence parallelism (Zhao et al., 2024)",
+        claim="32.2 % to 10 times the throughput of the embedded methods",
+        source="abstract; 128 H100",
+        reason="throughput depends on links between devices that this machine has not",
+        takes="`bench sequence` on a testbed with throttled links (root); about 10 minutes",
+    ),
+    Open(
+        name="sparse_2d",
+        paper="2D sparse parallelism (Zhang et al., 2025)",
+        claim="near-linear scaling to 4000 GPUs, the same quality with scaled AdaGrad",
+        source="abstract",
+        reason="thousands of GPUs cannot be had here, and quality needs training",
+        takes="a DLRM on synthetic clicks with 1, 2 and 4 groups for the quality; about 10 minutes",
+    ),
+    Open(
+        name="osdp_large",
+        paper="OSDP (Jiang et al., IJCAI 2023)",
+        claim="2.78 times as fast as FSDP for 8 layers of OPT-30B's shape in 16 GB",
+        source="the authors' repository, README",
+        reason="the authors' profile of that model could not be had, and it does not fit this machine",
+        takes="8 GPUs with 16 GB",
+    ),
+)

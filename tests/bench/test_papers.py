@@ -1,0 +1,142 @@
+"""Verdicts follow the rules of their recipes, results are kept, and every recipe runs in its quick form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.bench.harness.plan import BenchPlan
+from paceline.bench.harness.run import BENCHMARKS, apart, chosen
+from paceline.bench.papers import papers as bench
+from paceline.bench.papers.papers import OPEN, TRIED, papers
+from paceline.bench.papers.recipe import (
+    Figure,
+    Recipe,
+    Values,
+    beyond,
+    close,
+    exact,
+    level,
+    shown_only,
+    up_to,
+)
+from paceline.errors import ConfigError
+
+
+def silent(text: str) -> None:
+    pass
+
+
+def test_every_recipe_runs_in_its_quick_form_and_gives_the_figures_of_its_rule() -> None:
+    rows = papers(BenchPlan(quick=True), silent)
+    claimed = [(row.case["recipe"], row.case["claimed"]) for row in rows if row.value is not None]
+    assert claimed == [(name, figure.name) for name, recipe in TRIED.items() for figure in recipe.figures]
+    assert {row.case["recipe"] for row in rows if row.value is None} == set(OPEN)
+    assert {row.case["verdict"] for row in rows} == {"not judged: quick", "cannot be judged here"}
+
+
+def test_what_is_exact_or_a_formula_is_reproduced() -> None:
+    rows = papers(BenchPlan(recipes=("osdp", "dsp_bytes", "diloco", "osp")), silent)
+    assert {row.case["verdict"] for row in rows} <= {"reproduced", "not judged"}
+
+
+@pytest.mark.parametrize(
+    ("figure", "verdicts"),
+    [
+        (
+            close("f", 2.0),
+            {1.69: "partly", 1.71: "reproduced", 2.29: "reproduced", 2.31: "partly", 1.04: "not"},
+        ),
+        (close("f", 0.5), {0.42: "partly", 0.43: "reproduced", 0.94: "partly", 0.96: "not"}),
+        (close("f", 0.5, "share"), {0.29: "not", 0.31: "partly", 0.5: "reproduced", 0.71: "not"}),
+        (up_to("f", 10), {8.4: "partly", 8.6: "reproduced", 99.0: "reproduced", 1.0: "not"}),
+        (level("f"), {0.84: "not", 0.86: "partly", 0.96: "reproduced", 1.06: "partly", 1.16: "not"}),
+        (exact("f", 2.0), {2.0: "reproduced", 2.00001: "not"}),
+        (beyond("f", "faster"), {1.01: "not", 1.05: "partly", 1.2: "reproduced"}),
+        (shown_only("f"), {0.0: "not judged", 9.0: "not judged"}),
+    ],
+)
+def test_a_verdict_is_what_the_rule_says(figure: Figure, verdicts: dict[float, str]) -> None:
+    assert {value: figure.verdict(value) for value in verdicts} == verdicts
+
+
+def made(run: list[str], good: float = 2.0, bad: float = 2.0) -> Recipe:
+    def values(plan: BenchPlan) -> Values:
+        run.append("ran")
+        return {"good": [good], "bad": [bad], "seen": [0.0]}
+
+    figures = (close("good", 2.0), close("bad", 2.0), shown_only("seen"))
+    return Recipe(
+        name="made",
+        paper="paper",
+        claim="claim",
+        source="source",
+        setup="set-up",
+        how="made up",
+        figures=figures,
+        run=values,
+        explained="explained",
+    )
+
+
+@given(st.floats(0.5, 4), st.floats(0.5, 4))
+def test_a_recipe_is_as_good_as_its_worst_figure(good: float, bad: float) -> None:
+    recipe, order = made([]), ["reproduced", "partly", "not"]
+    each = [figure.verdict(value) for figure, value in zip(recipe.figures, (good, bad), strict=False)]
+    verdict = recipe.verdict({"good": [good], "bad": [bad], "seen": [0.0]})
+    assert verdict == max(each, key=order.index)
+
+
+def test_what_is_kept_is_not_run_again_unless_rule_or_seed_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    plan = BenchPlan(recipes=("made",), results=str(tmp_path / "kept.jsonl"))
+    monkeypatch.setattr(bench, "TRIED", {"made": made(ran)})
+    first, again = papers(plan, silent), papers(plan, silent)
+    assert (first, len(ran)) == (again, 1)
+    papers(msgspec.structs.replace(plan, seed=1), silent)
+    stricter = msgspec.structs.replace(made(ran), figures=(exact("good", 2.0), *made(ran).figures[1:]))
+    monkeypatch.setattr(bench, "TRIED", {"made": stricter})
+    papers(plan, silent)
+    assert len(ran) == 3
+
+
+def test_an_interrupted_run_goes_on_with_the_recipe_that_was_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def interrupted(plan: BenchPlan) -> Values:
+        raise KeyboardInterrupt
+
+    second = msgspec.structs.replace(made(ran), name="second", run=interrupted)
+    plan = BenchPlan(results=str(tmp_path / "kept.jsonl"))
+    monkeypatch.setattr(bench, "TRIED", {"made": made(ran), "second": second})
+    with pytest.raises(KeyboardInterrupt):
+        papers(plan, silent)
+    monkeypatch.setattr(
+        bench, "TRIED", {"made": made(ran), "second": msgspec.structs.replace(made(ran), name="second")}
+    )
+    papers(plan, silent)
+    assert len(ran) == 2
+
+
+def test_progress_says_which_of_how_many_and_the_time_left() -> None:
+    said: list[str] = []
+    papers(BenchPlan(quick=True, recipes=("osdp", "dsp_bytes")), said.append)
+    assert [text.split(":")[0] for text in said] == ["papers, 1 of 2, osdp", "papers, 2 of 2, dsp_bytes"]
+    assert all("s left" in text for text in said)
+
+
+def test_words_after_papers_are_recipes_unless_they_name_a_benchmark() -> None:
+    assert apart(["papers", "dssp", "store", "osp"]) == (["papers", "store"], ("dssp", "osp"))
+    assert apart(["store", "dssp"]) == (["store", "dssp"], ())
+    assert not set(BENCHMARKS) & {*TRIED, *OPEN}
+    assert not set(TRIED) & set(OPEN)
+    with pytest.raises(ConfigError, match="Did you mean 'dssp'"):
+        chosen(["papers"], BenchPlan(recipes=("dsp",)))
