@@ -176,7 +176,6 @@ class Lookups(msgspec.Struct, frozen=True):
     latency_s: float
     """From ids to sums, with all waiting: what a training step sees."""
     longest_s: float
-    """Of the latencies."""
 
 
 class LookedUp(Event, frozen=True, gc=False, tag="looked_up"):
@@ -262,7 +261,6 @@ class Silent(Event, frozen=True, gc=False, tag="silent"):
     state: str = "computing"
     """What it was to do: computing, evaluating or preparing."""
     folder: str = ""
-    """Of the run."""
     apart: bool = False
     """Whether workers exchange among themselves: then some may wait without the store's knowledge."""
 
