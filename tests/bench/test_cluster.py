@@ -254,6 +254,7 @@ def test_only_clusters_are_simulated() -> None:
         chosen(["exchange"], BenchPlan(simulated=True))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_same_table_in_virtual_time_needs_neither_root_nor_hosts(tmp_path: Path) -> None:
     """By the command of the documentation."""

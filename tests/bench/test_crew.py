@@ -12,6 +12,7 @@ from paceline.errors import RunError
 from support.stations import Broken, Sleeper
 
 
+@pytest.mark.long
 def test_a_world_of_one_that_was_to_be_two_is_refused() -> None:
     with (
         BenchCrew("side", [partial(Sleeper, 1), partial(Sleeper, 1)]) as crew,

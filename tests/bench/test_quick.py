@@ -72,6 +72,7 @@ def test_plans_are_searched_and_run_against_ddp_and_fsdp() -> None:
     assert all("emulated" in str(case["for"]) for case in cases[5:])
 
 
+@pytest.mark.long
 def test_sequence_compares_four_ways_whose_bytes_are_those_of_their_formulas() -> None:
     cases = quick("sequence")
     assert [case["way"] for case in cases] == ["dynamic", "ulysses", "ring", "megatron"]
@@ -79,6 +80,7 @@ def test_sequence_compares_four_ways_whose_bytes_are_those_of_their_formulas() -
     assert len({case["formula"] for case in cases}) == 4
 
 
+@pytest.mark.long
 def test_embedding_compares_with_ddp_and_says_where_torchrec_cannot_be_imported() -> None:
     cases = run("embedding", BenchPlan(quick=True, torchrec="no/such/folder"), say=lambda text: None).rows
     assert [row.case["against"] for row in cases] == ["torchrec", "ddp"]

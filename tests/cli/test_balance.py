@@ -25,6 +25,7 @@ def pushes(out: str) -> list[Any]:
     return [event for event in events if isinstance(event, Decided) and event.pushed is not None]
 
 
+@pytest.mark.long
 def test_a_balanced_run_says_so_and_its_replay_arrives_at_the_same_bits(shell: Shell) -> None:
     done = shell("train", SCRIPT, "-p", "asp", "--balance", *UNEQUAL, "--device-time", 0.008, *ARGS)
     assert done.code == 0, done.err

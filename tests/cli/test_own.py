@@ -176,6 +176,7 @@ def elsewhere(warm_lab: Lab) -> Iterator[LocalEngine]:
     engine.close()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_workers_of_another_host_use_the_file_there(lab: Lab, elsewhere: LocalEngine, rules: Path) -> None:
     sizes = ("momentum", "--samples", 48, "--epochs", 2)

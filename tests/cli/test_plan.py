@@ -60,6 +60,7 @@ def trained(folder: Path, plan: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_profile_becomes_an_osdp_plan_half_way_that_runs(tmp_path: Path) -> None:
     done = paceline("profile", EXAMPLE, "--out", "model.json", *SMALL, cwd=tmp_path)
@@ -75,6 +76,7 @@ def test_a_profile_becomes_an_osdp_plan_half_way_that_runs(tmp_path: Path) -> No
     assert max(result["measured"]["peak_bytes"]) <= half * 1.05
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_hap_plan_of_a_script_runs_is_drawn_and_is_refused_for_another_cluster(tmp_path: Path) -> None:
     plan = planned(tmp_path, "hap", EXAMPLE, "--out", "plan.json", *SMALL)

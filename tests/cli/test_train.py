@@ -140,6 +140,7 @@ def test_a_second_ctrl_c_ends_a_run_whose_workers_do_not_come_to_save(lab: Lab, 
     wait_until(lambda: lab.leftovers() <= lab.idle, "everything is gone", 20)
 
 
+@pytest.mark.long
 def test_a_comparison_that_is_stopped_shows_what_has_finished(lab: Lab, tmp_path: Path) -> None:
     flags = ("--protocols", "bsp,asp,ssp", "-n", 2, "--device-time", 0.3, "--json")
     command = start_command("compare", SCRIPT, *flags, *ARGS, cwd=tmp_path)
@@ -157,7 +158,7 @@ def test_a_comparison_that_is_stopped_shows_what_has_finished(lab: Lab, tmp_path
     wait_until(lambda: lab.leftovers() <= lab.idle, "everything is gone", 20)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_ctrl_c_saves_the_run_and_the_command_it_names_finishes_it(
     lab: Lab, tmp_path: Path, how: signal.Signals
 ) -> None:

@@ -37,8 +37,8 @@ TESTBED = "lab"
 WARM = ("train", "compare", "simulate", "replay", "protocols", "report", "why", "advise", "plan", "profile")
 """Commands that run in this process, on an engine that is warm already. Only the README's start anew."""
 KEEPS_RUNS = WARM[:4]
-BRIEF = ("protocols", "advise", "doctor")
-"""Commands that train nothing."""
+BRIEF = ("paceline protocols", "paceline advise staleness", "paceline doctor")
+"""Commands that train nothing, and need nothing of the commands before them."""
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
@@ -50,7 +50,7 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 
 def commands() -> list[Any]:
-    """All of them. Of pages other than the README `make test` runs the first; `make test-all` runs all."""
+    """All of them. Of pages but the README `make test` runs what trains nothing, and `make test-all` the rest."""
     found = []
     for page in PAGES:
         lines = [
@@ -60,8 +60,8 @@ def commands() -> list[Any]:
             for line in text.splitlines()
         ]
         lines = [line for line in lines if line and not line.startswith(("#", *RUN_ELSEWHERE))]
-        for number, line in enumerate(lines):
-            later = page.name != "README.md" and number > 0 and line.split()[1] not in BRIEF
+        for line in lines:
+            later = page.name != "README.md" and not line.startswith(BRIEF)
             found.append(pytest.param(page.name, line, marks=[pytest.mark.long] if later else []))
     return found
 

@@ -185,6 +185,7 @@ def warm_others(warm_lab: Lab) -> Iterator[list[LocalEngine]]:
         engine.close()
 
 
+@pytest.mark.long
 def test_who_takes_the_place_of_a_dead_worker_begins_without_its_momentum(
     lab: Lab, warm_others: list[LocalEngine]
 ) -> None:
@@ -205,6 +206,7 @@ def test_who_takes_the_place_of_a_dead_worker_begins_without_its_momentum(
     assert_is_dana(run)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("protocol", "settings", "correct", "store_hosts", "here"),
     [

@@ -40,6 +40,7 @@ def test_one_engine_starts_runs_one_after_another_without_a_trace_of_the_last(la
     assert len(fds) == 1, "descriptors are left open"
 
 
+@pytest.mark.long
 def test_engines_do_not_disturb_each_other_and_a_closed_one_takes_its_run_with_it(lab: Lab) -> None:
     with LocalEngine() as other:
         configs = [lab.config("train.py", "momentum", workers=2, protocol="bsp") for _ in range(2)]

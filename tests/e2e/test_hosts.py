@@ -132,6 +132,7 @@ def test_a_host_that_is_killed_takes_its_workers_along_and_the_run_goes_on(
     assert {failure.worker for failure in run.result.failures} == {2, 3}
 
 
+@pytest.mark.long
 def test_a_second_host_takes_the_places_of_one_that_was_killed(lab: Lab, elsewhere: LocalEngine) -> None:
     sizes = ("--samples", 2000, "--batch", BATCH, "--epochs", 2)
     apart = Apart(lab, elsewhere, "train.py", "momentum", *sizes, here=2, protocol="ssp", **DIALS)

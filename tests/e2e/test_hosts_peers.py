@@ -311,6 +311,7 @@ def test_a_gradient_that_is_not_finite_is_named_wherever_it_comes_from(
     assert "'0.weight'" in run.end.detail
 
 
+@pytest.mark.long
 def test_peers_that_have_begun_take_no_second_host_in_and_go_on(lab: Lab, elsewhere: LocalEngine) -> None:
     sizes = ("--samples", 2000, "--batch", BATCH, "--epochs", 2)
     apart = Apart(lab, elsewhere, "train.py", "momentum", *sizes, here=2, **slowly("local_sgd"))

@@ -134,6 +134,7 @@ def test_a_killed_launcher_takes_everything_with_it(lab: Lab, tmp_path: Path) ->
     assert read_tally(latest).result().status == read_record(latest).result.status == "interrupted"
 
 
+@pytest.mark.long
 def test_a_killed_zygote_takes_its_workers_with_it_and_the_command_says_so(lab: Lab, tmp_path: Path) -> None:
     command = start_command(
         "train", SCRIPTS / "train.py", "--workers", 2, "--", "momentum", *ENDLESS, cwd=tmp_path

@@ -211,6 +211,7 @@ def test_a_host_that_holds_nothing_may_be_lost(lab: Lab, others: list[LocalEngin
     assert_each_gradient_is_in_every_portion_once(run)
 
 
+@pytest.mark.long
 def test_another_host_takes_the_places_of_one_that_held_nothing(lab: Lab, others: list[LocalEngine]) -> None:
     sizes = ("--samples", 2000, "--batch", BATCH, "--epochs", 1)
     dials = DIALS | {"protocol": "ssp", "store_hosts": 2}

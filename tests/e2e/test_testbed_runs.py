@@ -114,6 +114,7 @@ def survive_a_cut(hosts: Hosts) -> None:
     assert used(hosts.folder("a")) == once(EPOCHS, SAMPLES)
 
 
+@pytest.mark.long
 def test_a_link_cut_for_ten_seconds_delays_a_run_and_changes_nothing_else(
     testbeds: Testbeds, tmp_path: Path
 ) -> None:

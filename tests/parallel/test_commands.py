@@ -35,6 +35,7 @@ def test_the_example_prints_what_stands_beside_it(shell: Shell) -> None:
     assert "along stage" in page.read_text()
 
 
+@pytest.mark.long
 def test_alone_the_example_trains_unsplit() -> None:
     command = [sys.executable, EXAMPLES / "pipeline_digits.py", "--epochs", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)

@@ -70,6 +70,7 @@ def test_any_program_and_any_ratios_give_loss_gradients_and_weights_of_one_proce
             assert max(apart.values()) < 1e-10, f"{case['kind']}, loss {case['loss']}: {apart}"
 
 
+@pytest.mark.long
 def test_a_plan_for_another_model_is_refused() -> None:
     whole, x, _ = model("mlp")
     plan = plan_hap(trace(whole, (x,)).graph, odd_cluster(random.Random(1)), "mlp", BATCH)

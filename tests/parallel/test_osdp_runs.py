@@ -106,6 +106,7 @@ def test_a_profile_counts_what_pytorch_holds() -> None:
     assert sum(op.parameter_bytes for op in plan.operators) == 4 * sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.long
 def test_a_rank_that_fails_is_named_with_its_own_words() -> None:
     with pytest.raises(RunError, match="rank 1: ZeroDivisionError: float division by zero"):
         run_ranks("support.ranks:fails", 2, {}, timeout_s=100, paths=(TESTS,))

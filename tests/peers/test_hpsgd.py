@@ -85,6 +85,7 @@ def test_one_average_per_round_and_one_more_at_the_end(seed: int, length: int) -
     assert crew.settle().counts == {"average": 6}
 
 
+@pytest.mark.long
 def test_it_comes_to_rest_where_local_sgd_does() -> None:
     """Overlap delays, it does not move the fixed point, client drift included."""
 

@@ -75,6 +75,7 @@ def trained(recipe, cluster, lr, momentum, seed):
     return sum(losses) / len(losses)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("workers", "momentum"), [(4, 0.0), (8, 0.0), (4, 0.9)])
 def test_it_learns_at_half_the_bound_and_not_at_four_times(recipe, sharpest, workers, momentum):
     cluster = Cluster(workers=workers, compute=Lognormal(1.0, 0.2))
