@@ -15,7 +15,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	scripts/check
 
-# All cases of the tests with real processes, of which `make test` runs some: half an hour.
+# All cases of all tests, of which `make test` runs some: about an hour.
 test-all: $(VENV)/.installed-dev
 	scripts/check --every-case
 

@@ -83,6 +83,7 @@ def test_settings_of_peers_come_as_strings_too() -> None:
         "period": 7,
         "lr": 0.5,
         "momentum": 0.9,
+        "weights": "uniform",
     }
 
 

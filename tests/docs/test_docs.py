@@ -50,7 +50,7 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 
 def commands() -> list[Any]:
-    """All of them. Of pages but the README `make test` runs what trains nothing, and `make test-all` the rest."""
+    """All of them. `make test` leaves out what trains on pages other than the README."""
     found = []
     for page in PAGES:
         lines = [
