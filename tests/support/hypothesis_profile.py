@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-SOME, MANY = 10, 25
+SOME, MANY = 8, 25
 """Examples of a property that names no number: by default, and when every case is asked for."""
 
 

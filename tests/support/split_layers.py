@@ -55,7 +55,9 @@ def split_over(
     def run(index: int) -> None:
         try:
             line = ThreadLine(workers, index, desk, barrier)
-            made[index] = work(Split(copy.deepcopy(model), line, settings or RowSplit(smallest=1)))
+            share = Split(copy.deepcopy(model), line, settings or RowSplit(smallest=1))
+            made[index] = work(share)
+            share.costs.stepped()  # what counts flops slows every module of the process until then
         except BaseException as error:
             failed.append(error)
             barrier.abort()
