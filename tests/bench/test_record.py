@@ -9,7 +9,7 @@ import pytest
 
 from paceline.bench.harness import machine
 from paceline.bench.harness.machine import copy_bandwidth, look_around, memory_limit_s
-from paceline.bench.harness.record import BenchRecord, BenchRow, write_record
+from paceline.bench.harness.record import BenchRecord, BenchRow, as_page, as_table, as_tables, write_record
 from paceline.bench.harness.stats import Interval, paired_ratio, ratio_of_medians, spread
 
 
@@ -121,3 +121,31 @@ def test_an_exchange_takes_its_bytes_a_word_there_and_back_and_every_workers_cal
 def test_the_memory_limit_is_bytes_over_bandwidth() -> None:
     assert memory_limit_s(100, passes=3, bytes_per_s=600) == 0.5
     assert copy_bandwidth(1 << 16, repeats=1) > 0
+
+
+def test_rows_under_different_headings_stand_in_tables_of_their_own_columns() -> None:
+    rows = [
+        msgspec.structs.replace(row(), case={"bytes": 3}, table="T2"),
+        msgspec.structs.replace(row(), case={"seconds": 4}, table="T1"),
+        msgspec.structs.replace(row(), case={"bytes": 5}, table="T2"),
+    ]
+    text = "\n".join(as_tables(rows))
+    second, first = text.index("## T2"), text.index("## T1")
+    assert second < first
+    assert "bytes" not in text[first:]
+    assert text[:first].count("\n| ") == 4
+    assert as_tables([row()]) == as_table([row()])
+
+
+@pytest.mark.parametrize(("load", "marked"), [(0.1, False), (3.0, True)])
+def test_a_loaded_machine_is_marked(load: float, marked: bool) -> None:
+    seen = msgspec.structs.replace(record([row()]), load_after=2.25)
+    seen = msgspec.structs.replace(seen, machine=msgspec.structs.replace(seen.machine, load=load, cores=2))
+    assert ("**loaded**" in as_page(seen)) is marked
+    assert "after it: 2.25" in as_page(seen)
+
+
+def test_pictures_are_files_beside_the_page_that_shows_them(tmp_path: Path) -> None:
+    page = write_record(tmp_path, msgspec.structs.replace(record([row()]), plots={"speed": "<svg/>"}))
+    assert "![speed](2030-01-02-exchange-speed.svg)" in page.read_text()
+    assert (tmp_path / "2030-01-02-exchange-speed.svg").read_text() == "<svg/>"

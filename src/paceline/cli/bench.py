@@ -91,7 +91,7 @@ def bench(
     """
     with errors_for_people():
         from paceline.bench.harness.plan import BenchPlan
-        from paceline.bench.harness.record import as_table, write_record
+        from paceline.bench.harness.record import as_tables, write_record
         from paceline.bench.harness.run import apart, chosen, run
         from paceline.errors import ConfigError
 
@@ -120,7 +120,7 @@ def bench(
             if record:
                 _say(f"wrote {write_record(folder, records[-1])}")
             if not json:
-                print(f"{name}\n\n" + "\n".join(as_table(records[-1].rows)) + "\n", flush=True)
+                print(f"{name}\n\n" + "\n".join(as_tables(records[-1].rows)) + "\n", flush=True)
         if json:
             print_json(records)
 

@@ -34,6 +34,8 @@ class BenchRow(msgspec.Struct, frozen=True, kw_only=True):
     remark: str = ""
     notes: dict[str, str] = {}
     """What a table has no room for; it stands below."""
+    table: str = ""
+    """The heading of the table it belongs to, where a benchmark has several."""
 
     @property
     def met(self) -> bool | None:
@@ -77,6 +79,10 @@ class BenchRecord(msgspec.Struct, frozen=True, kw_only=True):
     quick: bool
     machine: Machine
     rows: list[BenchRow]
+    load_after: float | None = None
+    """Of the machine, when all was measured: the benchmark's own processes are in it."""
+    plots: dict[str, str] = {}
+    """Pictures by name, as SVG: files beside the page."""
 
 
 def write_record(folder: Path, record: BenchRecord) -> Path:
@@ -87,13 +93,15 @@ def write_record(folder: Path, record: BenchRecord) -> Path:
         number += 1
         stem = f"{record.date}-{record.name}-{number}"
     (folder / f"{stem}.json").write_bytes(msgspec.json.format(msgspec.json.encode(record)))
+    for name, picture in record.plots.items():
+        (folder / f"{stem}-{name}.svg").write_text(picture)
     page = folder / f"{stem}.md"
-    page.write_text(as_page(record))
+    page.write_text(as_page(record, stem))
     return page
 
 
-def as_page(record: BenchRecord) -> str:
-    """The record as Markdown."""
+def as_page(record: BenchRecord, stem: str = "") -> str:
+    """The record as Markdown; its pictures are files whose names begin with `stem`."""
     machine = record.machine
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     lines = [f"# {record.name}, {record.date}", "", record.question, ""]
@@ -101,9 +109,19 @@ def as_page(record: BenchRecord) -> str:
     lines += [
         f"- hardware: {machine.cpu}, {machine.cores} cores, {machine.memory_gb:.0f} GB, {machine.system}"
     ]
-    lines += [f"- load of the machine before the run: {machine.load:.2f}"]
+    lines += [_load(record)]
     lines += [f"- versions: {versions}", f"- seed: {record.seed}", f"- memory: {_bandwidth(machine)}", ""]
-    return "\n".join([*lines, *as_table(record.rows), *_notes(record.rows), ""])
+    lines += [line for name in record.plots for line in (f"![{name}]({stem}-{name}.svg)", "")]
+    return "\n".join([*lines, *as_tables(record.rows), ""])
+
+
+def as_tables(rows: list[BenchRow]) -> list[str]:
+    """One table under each heading, in order, with its notes; without headings just one."""
+    lines: list[str] = []
+    for title in dict.fromkeys(row.table for row in rows):
+        under = [row for row in rows if row.table == title]
+        lines += [*([f"## {title}", ""] if title else []), *as_table(under), *_notes(under), ""]
+    return lines[:-1]
 
 
 def as_table(rows: list[BenchRow]) -> list[str]:
@@ -181,6 +199,13 @@ def _seconds(value: float) -> str:
     if value < 1e-3:
         return f"{1e6 * value:.1f} us"
     return f"{1e3 * value:.2f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def _load(record: BenchRecord) -> str:
+    before, cores = record.machine.load, record.machine.cores
+    after = "" if record.load_after is None else f", after it: {record.load_after:.2f}"
+    busy = " (**loaded**: others were at work, times are not to be trusted)" if before > cores / 4 else ""
+    return f"- load of the machine before the run: {before:.2f}{after}{busy}"
 
 
 def _bandwidth(machine: Machine) -> str:

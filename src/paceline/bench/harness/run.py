@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable
@@ -37,6 +38,8 @@ class Benchmark(msgspec.Struct, frozen=True):
     measure: Callable[[BenchPlan, Say], list[BenchRow]]
     check: Callable[[BenchPlan], None] = lambda plan: None
     """Refuses a plan that cannot be carried out, before anything is measured."""
+    plots: Callable[[list[BenchRow]], dict[str, str]] = lambda rows: {}
+    """Pictures of the rows, as SVG."""
 
 
 BENCHMARKS = {
@@ -168,6 +171,7 @@ def run(name: str, plan: BenchPlan, say: Say) -> BenchRecord:
     benchmark = BENCHMARKS[name]
     sizes = {f"{size:g} MB": copy_bandwidth(round(size * 1e6)) for size in plan.sizes_mb}
     machine = look_around(sizes)
+    rows = benchmark.measure(plan, say)
     return BenchRecord(
         name=f"{name}-simulated" if plan.simulated else name,
         question=benchmark.question,
@@ -176,5 +180,7 @@ def run(name: str, plan: BenchPlan, say: Say) -> BenchRecord:
         seed=plan.seed,
         quick=plan.quick,
         machine=machine,
-        rows=benchmark.measure(plan, say),
+        rows=rows,
+        load_after=os.getloadavg()[0],
+        plots=benchmark.plots(rows),
     )
