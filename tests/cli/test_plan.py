@@ -163,6 +163,18 @@ def test_a_plan_that_is_none_and_flags_without_meaning_are_refused(tmp_path: Pat
     assert "--protocol has no meaning with --plan" in done.stderr
 
 
+def test_emulated_devices_are_refused_only_where_they_cannot_be_emulated(tmp_path: Path) -> None:
+    profile = tmp_path / "model.json"
+    profile.write_text(json.dumps({"model": "m", "operators": [{"name": "l", "parameter_bytes": 2**20}]}))
+    cluster = str(ROOT / "examples" / "plans" / "unequal_gpus.toml")
+    planned = ("plan", "osdp", "--profile", str(profile), "--cluster", cluster, "--out", "osdp.json")
+    assert paceline(*planned, cwd=tmp_path).returncode == 0
+    for flag in (("--device-time", "0.1"), ("--slow", "1:2"), ("--jitter", "0.1")):
+        done = paceline("train", EXAMPLE, "--plan", "osdp.json", *flag, cwd=tmp_path)
+        assert done.returncode == 2
+        assert f"{flag[0]} emulates devices for HAP plans only" in done.stderr
+
+
 def test_a_catalogue_cluster_is_enough_to_plan(tmp_path: Path) -> None:
     profile = tmp_path / "model.json"
     layers = [

@@ -100,7 +100,7 @@ def train(
             asked = dials.asked()
             kept = ("workers", "seed", "clip_norm", "slow", "device_time_s", "jitter")
             chosen |= {key: asked[key] for key in kept}
-            return train_planned(chosen, plan, plan_cluster, _typed(context), runs, json)
+            return train_planned(chosen, plan, plan_cluster, _flags(context), runs, json)
         settings = parse_settings(set_ or [])
         typed = _was_typed(context, "workers")
         axes, workers = resolved_mesh(dials["mesh"], protocol, dials["workers"], typed)
@@ -184,11 +184,15 @@ def _secret(config: Any, file: Path | None) -> str:
     return secret_for(config.path, file)
 
 
+def _flags(context: typer.Context) -> set[str]:
+    """The flags that were given on the command line."""
+    return {name for name in context.params if _was_typed(context, name)}
+
+
 def _typed(context: typer.Context) -> set[str]:
     """The configuration fields that were given on the command line."""
     names = d.fields() | {"set_": "settings"}
-    typed = (name for name in context.params if _was_typed(context, name))
-    fields = {names.get(name, name) for name in typed}
+    fields = {names.get(name, name) for name in _flags(context)}
     return fields | ({"plain"} if "tls" in fields else set())
 
 
