@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.plan.profile import ClusterProfile, Device, Line
+from paceline.plan.profile import ClusterProfile, Device, Line, load_cluster_profile
 from paceline.plan.profile.changes import check_cluster, check_here, differences
+from paceline.plan.profile.files import write_json
 from paceline.plan.profile.units import GIB
 
 PLANNED = ClusterProfile(
@@ -52,3 +55,8 @@ def test_another_machine_other_slow_ranks_and_too_little_memory_are_refused() ->
         check_here(PLANNED, "a machine", {0: 3.0, 1: 2.0}, 1, 1)
     with pytest.raises(ConfigError, match=r"takes 2.00 GiB per worker at its peak.* has 1.00 GiB left"):
         check_here(PLANNED, "a machine", {1: 2.0}, 2 * GIB, GIB)
+
+
+def test_a_cluster_with_slow_ranks_is_read_from_the_file_it_was_written_to(tmp_path: Path) -> None:
+    write_json(tmp_path / "cluster.json", PLANNED)
+    assert load_cluster_profile(tmp_path / "cluster.json") == PLANNED

@@ -32,7 +32,7 @@ class OnDevice(nn.Module):
 
 def on_rank(rank: int, size: int, request: Any) -> list[float]:
     """Seconds of every step, without the first ones. All work counts as the blocks', in equal parts."""
-    config = msgspec.convert(request["config"], RunConfig)
+    config = msgspec.convert(request["config"], RunConfig, str_keys=True)
     width, layers, batch, steps = request["width"], request["layers"], request["batch"], request["steps"]
     torch.manual_seed(0)
     model = Letters(width, layers, 4)

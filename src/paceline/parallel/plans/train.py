@@ -97,7 +97,7 @@ def on_rank(rank: int, size: int, request: Any) -> dict[str, Any]:
     from paceline.runtime import seat
     from paceline.store.disk.checkpoint import save_weights
 
-    config = msgspec.convert(request["config"], RunConfig)
+    config = msgspec.convert(request["config"], RunConfig, str_keys=True)
     assert config.script is not None
     made: list[PlannedPace] = []
 
@@ -106,11 +106,11 @@ def on_rank(rank: int, size: int, request: Any) -> dict[str, Any]:
             from paceline.parallel.plans.hap.pace import HapPace
             from paceline.plan.hap.plan import HapPlan
 
-            program = msgspec.convert(request["plan"], HapPlan)
+            program = msgspec.convert(request["plan"], HapPlan, str_keys=True)
             same_for_all(program.digest())
             made.append(HapPace(rank, size, config, program))
         else:
-            plan = msgspec.convert(request["plan"], OsdpPlan)
+            plan = msgspec.convert(request["plan"], OsdpPlan, str_keys=True)
             same_for_all(plan.digest())
             made.append(OsdpPace(rank, size, config, plan))
         return made[0]

@@ -29,7 +29,7 @@ def read_table(path: Path, what: str) -> Any:
 def checked(table: Any, kind: type[T], path: Path, what: str) -> T:
     """The table as a value of this type, or one sentence about what is wrong in it."""
     try:
-        return msgspec.convert(table, kind)
+        return msgspec.convert(table, kind, str_keys=True)  # keys are text in JSON and TOML
     except msgspec.ValidationError as error:
         raise ConfigError(f"the {what} {path}: {str(error).rstrip('.')}.") from None
 
@@ -44,4 +44,5 @@ def write_json(path: Path, value: Any) -> None:
 
 def digest(value: Any) -> str:
     """Sixteen letters that differ when the value does; the same on every rank and machine."""
-    return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:16]
+    plain = msgspec.to_builtins(value, str_keys=True)
+    return hashlib.sha256(msgspec.json.encode(plain, order="deterministic")).hexdigest()[:16]
