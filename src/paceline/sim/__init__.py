@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.sim.cluster import Cluster, Drift, Group, Link, Membership, Stall, Transient
+from paceline.sim.cluster import Cluster, Drift, Group, Membership, Stall, Transient
 from paceline.sim.compute import Exponential, Fixed, HalfNormal, Lognormal, Normal, Pareto, Recorded
+from paceline.sim.network.links import Host, Link
 from paceline.sim.peers import simulate_peers
 from paceline.sim.simulate import simulate
 from paceline.sim.timing import Timing
@@ -16,6 +17,7 @@ __all__ = [
     "Fixed",
     "Group",
     "HalfNormal",
+    "Host",
     "Link",
     "Lognormal",
     "Membership",

@@ -19,30 +19,12 @@ import msgspec
 
 from paceline.errors import ConfigError
 from paceline.sim.compute import ComputeTime, Fixed, Lognormal, Recorded, require, with_batches_alike
+from paceline.sim.network.links import Fabric, Host, Link, check_hosts
 from paceline.trace import read_trace
 from paceline.trace.events import Decided, ModelReady, RunStarted
 
 MOST_WORKERS = 10_000_000
 """So many still fit into memory."""
-
-
-class Link(msgspec.Struct, frozen=True):
-    """A worker's way to the store; both directions alike."""
-
-    latency_s: float = 0.0
-    bandwidth_bytes_per_s: float | None = None
-    """None: without limit."""
-
-    def __post_init__(self) -> None:
-        late, rate = self.latency_s, self.bandwidth_bytes_per_s
-        require(0 <= late < inf, "link latency_s must be >= 0", late, "0.0001 is a usual local network.")
-        remedy = "1.25e9 is 10 Gbit/s; leave it out when bytes cost nothing."
-        require(rate is None or 0 < rate < inf, "link bandwidth_bytes_per_s must be > 0", rate, remedy)
-
-    def seconds(self, size_bytes: int) -> float:
-        """How long a message of that size is under way."""
-        rate = self.bandwidth_bytes_per_s
-        return self.latency_s + (0.0 if rate is None else size_bytes / rate)
 
 
 class Transient(msgspec.Struct, frozen=True):
@@ -168,6 +150,13 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     link: Link = Link()
     links: dict[int, Link] = {}
     """Links of single ranks."""
+    host: tuple[Host, ...] = ()
+    """Machines, whose workers share their links, in the order of ranks. The first has the store, or the place
+    where peers meet."""
+    racks: dict[str, Link] = {}
+    """Uplinks of racks, each way."""
+    fabric: Fabric = "star"
+    """How peers' vectors travel between hosts."""
     slow: dict[int, float] = {}
     """Ranks that always compute this many times slower."""
     transient: Transient | None = None
@@ -189,6 +178,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         self._check_groups()
         self._check_ranks()
         self._check_links()
+        check_hosts(self.workers, self.host, self.racks, bool(self._worker_links), self.fabric)
         _check_membership(self.event)
 
     @classmethod
@@ -235,6 +225,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         """The same kind of cluster, larger or smaller; groups keep their shares."""
         if workers == self.workers:
             return self
+        require(
+            not self.host, "hosts name their workers, other numbers", workers, "Change [[host]] in the file."
+        )
         counts = _apportion(workers, [group.count for group in self.group])
         groups = [msgspec.structs.replace(g, count=n) for g, n in zip(self.group, counts, strict=True) if n]
         return msgspec.structs.replace(self, workers=workers, group=tuple(groups))
@@ -291,8 +284,14 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         for rank, factor in self.slow.items():
             _check_slow(f"rank {rank}", factor)
 
-    def _check_links(self) -> None:
+    @property
+    def _worker_links(self) -> list[Link]:
+        """Those of workers, as far as they cost anything."""
         links = [self.link, *self.links.values(), *(group.link for group in self.group if group.link)]
+        return [link for link in links if link != Link()]
+
+    def _check_links(self) -> None:
+        links: list[Link | Host] = [*self._worker_links, *self.racks.values(), *self.host]
         rates = [link.bandwidth_bytes_per_s for link in links if link.bandwidth_bytes_per_s is not None]
         if rates and self.model_bytes is None:
             raise ConfigError(

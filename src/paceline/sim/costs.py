@@ -4,14 +4,17 @@ An average among m workers costs what a ring all-reduce does, 2(m-1) messages of
 the slowest link among them; if it is compressed in a way that does not add up, m-1 messages of the whole
 compressed vector, since each has to reach everybody. A mixture costs a worker one message per neighbour,
 and the slowest link in its part counts; a vote costs an all-reduce of a few bytes, an exchange one message
-each way.
+each way. That is where every worker has a link of its own, and all links are always free. On hosts that
+share theirs (`[[host]]` in a cluster file) it is counted who sends what to whom: `network/peers.py`.
 """
 
 from __future__ import annotations
 
 from paceline.protocols.core.meeting import Gathered
 from paceline.protocols.rules.compression import Compression
-from paceline.sim.cluster import Cluster, Link
+from paceline.sim.cluster import Cluster
+from paceline.sim.network.links import Link
+from paceline.sim.network.peers import HostCosts
 
 
 class Costs:
@@ -21,6 +24,13 @@ class Costs:
         """`scale`: how much larger vectors are taken to be than they are."""
         self._links = [profile.link for profile in cluster.profiles()]
         self._adds_up, self._scale = compress.adds_up, scale
+
+    def came(self, rank: int, lane: int, sent_bytes: int, now: float) -> None:
+        """A worker comes to a joint operation: all that it costs is counted when the last has come."""
+
+    def joint(self, gathered: Gathered, now: float) -> dict[int, float]:
+        """How long it takes until each has its answer, now that the last has come."""
+        return dict.fromkeys(gathered.receivers, self.joint_s(gathered))
 
     def joint_s(self, gathered: Gathered) -> float:
         """How long a joint operation takes from when the last has come."""
@@ -35,9 +45,14 @@ class Costs:
             return ring_s(links, size)
         return max((len(links) - 1) * link.seconds(size) for link in set(links))
 
-    def exchange_s(self, rank: int, size_bytes: int) -> float:
+    def exchange(self, rank: int, size_bytes: int, now: float) -> float:
         """There and back, and nobody else is needed."""
         return 2 * self._links[rank].seconds(round(self._scale * size_bytes))
+
+
+def costs_of(cluster: Cluster, compress: Compression, scale: float = 1.0) -> Costs | HostCosts:
+    """By the links that the cluster has."""
+    return (HostCosts if cluster.host else Costs)(cluster, compress, scale)
 
 
 def ring_s(links: list[Link], size_bytes: int) -> float:

@@ -20,6 +20,7 @@ from paceline.protocols import PACED, Decision, Pacer, Pacing, own
 from paceline.protocols.paced.psp_distributed import PeerBarrier, own_barrier
 from paceline.sim.agenda import ARRIVAL, JOIN, KILL, LOOK, STOP, STORE_FREE, TIMER, Agenda, Event
 from paceline.sim.cluster import Cluster
+from paceline.sim.network.paced import StoreWays, store_ways
 from paceline.sim.record import Reason, SimulationRecord
 from paceline.sim.timing import Timing
 from paceline.sim.work import Work
@@ -38,8 +39,15 @@ class Loop:
     """Holds what is under way, and carries the pacer's decisions out."""
 
     def __init__(
-        self, pacer: Pacer, cluster: Cluster, timing: Timing, work: Work, record: SimulationRecord
+        self,
+        pacer: Pacer,
+        cluster: Cluster,
+        timing: Timing,
+        work: Work,
+        record: SimulationRecord,
+        exchange_s: list[float],
     ) -> None:
+        """`exchange_s`: what every worker's exchanges take, for the record; kept up to date if it varies."""
         workers = range(cluster.workers)
         self._pacer = pacer
         self._cluster = cluster
@@ -50,6 +58,8 @@ class Loop:
         self._samples = work.samples
         self._measures = work.measures
         self._apply_s = cluster.apply_s
+        self._ways = store_ways(cluster)
+        self._exchange_s = exchange_s
         self._pull_s = [timing.pull_s(worker) for worker in workers]
         self._push_s = [timing.push_s(worker) for worker in workers]
         self._agenda = Agenda()
@@ -193,6 +203,9 @@ class Loop:
         The store first finishes what it is busy with, then they pull.
         """
         at = self._free_at if self._free_at > self._now else self._now
+        if self._ways is not None:
+            self._begin_on_hosts(workers, at, self._ways)
+            return
         for worker in workers if len(workers) == 1 else sorted(workers):
             position = self._draw(worker)
             if position is None:
@@ -202,6 +215,21 @@ class Loop:
             batches = self._samples[worker] / self._batch if self._measures else 1.0
             compute_s = self._compute_s(worker, begin, batches)
             arrives = begin + compute_s + self._push_s[worker]
+            event = (arrives, ARRIVAL, self._number(), worker, compute_s, position)
+            self._under_way[worker] = event
+            self._add(event)
+
+    def _begin_on_hosts(self, workers: tuple[int, ...], at: float, ways: StoreWays) -> None:
+        """The same where links are shared: when who has its weights depends on who else is sent some."""
+        drawn = {worker: self._draw(worker) for worker in sorted(workers)}
+        self._leaving.extend(worker for worker, position in drawn.items() if position is None)
+        going = {worker: position for worker, position in drawn.items() if position is not None}
+        begins = ways.pull(list(going), at, once=self._pacer.in_lockstep)
+        for worker, position in going.items():
+            batches = self._samples[worker] / self._batch if self._measures else 1.0
+            compute_s = self._compute_s(worker, begins[worker], batches)
+            arrives = ways.push(worker, begins[worker] + compute_s, self._now)
+            self._exchange_s[worker] = arrives - at - compute_s + self._apply_s
             event = (arrives, ARRIVAL, self._number(), worker, compute_s, position)
             self._under_way[worker] = event
             self._add(event)

@@ -40,7 +40,7 @@ from paceline.protocols.rules.compression import FLOAT_BYTES, Compression, Treat
 from paceline.protocols.settings import resolved
 from paceline.sim.cluster import Cluster
 from paceline.sim.compute import require
-from paceline.sim.costs import Costs
+from paceline.sim.costs import costs_of
 from paceline.sim.phantom import Phantom, PhantomTensors
 from paceline.sim.record import Emit, Full, Reason, SimulationRecord, Summary
 from paceline.sim.timing import Timing
@@ -133,7 +133,7 @@ class PeerLoop:
         self._compress = compress
         self._protocol, self._cluster, self._emit = protocol, cluster, emit
         self._work = work
-        self._costs = Costs(cluster, compress)
+        self._costs = costs_of(cluster, compress)
         self._timing = Timing(cluster, seed)
         self._roll = PeerBooks()
         self._pacer = Pacer(self._roll)
@@ -227,13 +227,14 @@ class PeerLoop:
         call = call_of(operation, lane, self._sent_bytes(worker.me, operation))
         if lane <= 0:
             self._sleep(worker)
+        self._costs.came(worker.me.rank, lane, call.given_bytes, self._now)
         gathered = self._meeting.arrive(worker.me.rank, call)
         self._carry_out(gathered, worker if lane <= 0 else None)
 
     def _exchange(self, worker: _Worker, size_bytes: int) -> None:
         """There and back, and nobody else is needed."""
         rank = worker.me.rank
-        spent = self._exchange_s[rank] = self._costs.exchange_s(rank, size_bytes)
+        spent = self._exchange_s[rank] = self._costs.exchange(rank, size_bytes, self._now)
         self._sleep(worker)
         self._asleep.travels(rank, spent)
         self._sent[rank] += size_bytes
@@ -263,10 +264,11 @@ class PeerLoop:
     def _carry_out(self, gathered: list[Gathered], worker: _Worker | None) -> None:
         answered: set[int] = set()
         for each in gathered:
-            size, spent = each.given_bytes, self._costs.joint_s(each)
+            size, takes_s = each.given_bytes, self._costs.joint(each, self._now)
             value = each.outcome if each.kind == "agree" else Phantom(each.size_bytes)
             for rank in each.receivers:
                 self._sent[rank] += size
+                spent = takes_s[rank]
                 if each.lane <= 0 or self._workers[rank].waits_for == each.lane:
                     self._workers[rank].waits_for = None
                     self._plan(self._now + spent, WAKE, rank, value)
@@ -276,7 +278,8 @@ class PeerLoop:
                 else:
                     self._workers[rank].there_at[each.lane] = self._now + spent
             if not self._summarised:
-                self._emit(Exchanged(self._now, each.kind, each.receivers, size, spent))
+                longest = max(takes_s.values())
+                self._emit(Exchanged(self._now, each.kind, each.receivers, size, longest))
         self._book(worker, answered)
 
     def _sleep(self, worker: _Worker) -> None:

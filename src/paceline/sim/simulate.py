@@ -64,13 +64,13 @@ def simulate(
         cluster, total, equal_shards, balance, lambda text: emit(Note(pacer.clocks.now, "info", text))
     )
     timing = Timing(cluster, seed)
+    exchange_s = [timing.pull_s(w) + timing.push_s(w) + cluster.apply_s for w in range(workers)]
     record: SimulationRecord
     if summarised:
         record = Summary(emit, pacer.clocks, workers, total)
     else:
-        exchange_s = [timing.pull_s(w) + timing.push_s(w) + cluster.apply_s for w in range(workers)]
         record = Full(emit, pacer.clocks, work.samples, 1 if balance else cluster.batch, exchange_s)
-    Loop(pacer, cluster, timing, work, record).run(progress or (lambda share: None), until_s)
+    Loop(pacer, cluster, timing, work, record, exchange_s).run(progress or (lambda share: None), until_s)
     return tally
 
 

@@ -36,6 +36,18 @@
     at_s = 30.0
     kill = 5
 
+Links are every worker's own way to the store. Machines that share theirs are written instead:
+
+    [[host]]                       # in the order of ranks; the first has the store, or the meeting place
+    workers = 2                    # 1, if it is left out
+    bandwidth_bytes_per_s = 1.25e8
+    latency_s = 0.0001
+    rack = "left"
+    [racks.left]                   # its uplink
+    bandwidth_bytes_per_s = 1.25e7
+
+with `fabric = "ring"` if peers' vectors go around and not through the first host.
+
 Instead of `workers`, unlike machines are written as groups: `[[group]] count = 4, slow = 2.0` with
 their own `compute`, `transient`, `drift` and `link` where these differ.
 """
@@ -50,8 +62,9 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 
 from paceline.errors import ConfigError, TraceError, unknown
-from paceline.sim.cluster import Cluster, Drift, Group, Link, Membership, Stall, Transient
+from paceline.sim.cluster import Cluster, Drift, Group, Membership, Stall, Transient
 from paceline.sim.compute import KINDS, ComputeTime, Recorded
+from paceline.sim.network.links import Host, Link
 
 S = TypeVar("S", bound=msgspec.Struct)
 Table = dict[str, Any]
@@ -88,14 +101,17 @@ class _Reader:
             "slow": self._slow,
             "group": lambda value: self._list(Group, value, "[[group]]"),
             "event": lambda value: self._list(Membership, value, "[[event]]"),
+            "host": lambda value: self._list(Host, value, "[[host]]"),
+            "racks": self._racks,
         }
 
     def cluster(self, table: Table) -> Cluster:
         """The whole file."""
-        groups = table.get("group")
-        if "workers" not in table and isinstance(groups, list):
-            counts = [group.get("count") for group in groups if isinstance(group, dict)]
-            table = {"workers": sum(n for n in counts if isinstance(n, int)), **table}
+        for name, count, usual in (("group", "count", None), ("host", "workers", 1)):
+            parts = table.get(name)
+            if "workers" not in table and isinstance(parts, list):
+                counts = [part.get(count, usual) for part in parts if isinstance(part, dict)]
+                table = {"workers": sum(n for n in counts if isinstance(n, int)), **table}
         return self._struct(Cluster, table, "the file")
 
     def _struct(self, cls: type[S], table: Any, where: str) -> S:
@@ -140,6 +156,10 @@ class _Reader:
     def _links(self, value: Any) -> dict[int, Link]:
         _check_table(value, "[links]")
         return {_rank(key, "[links]"): self._struct(Link, x, f"[links.{key}]") for key, x in value.items()}
+
+    def _racks(self, value: Any) -> dict[str, Link]:
+        _check_table(value, "[racks]")
+        return {name: self._struct(Link, x, f"[racks.{name}]") for name, x in value.items()}
 
     def _list(self, cls: type[S], value: Any, where: str) -> tuple[S, ...]:
         if not isinstance(value, list):

@@ -47,6 +47,11 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     `SETTLING`: it sleeps, after its last iteration."""
 
     @property
+    def given_bytes(self) -> int:
+        """What its worker gives away, a vote included."""
+        return VOTE_BYTES if self.kind == "agree" else self.sent_bytes
+
+    @property
     def signature(self) -> tuple[object, ...]:
         """What has to be the same for all who take part."""
         same = self.kind, self.group, self.how, self.topology, self.step

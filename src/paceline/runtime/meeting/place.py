@@ -182,7 +182,7 @@ class MeetingPlace:
             spent = self._met(each, began)
             done = done if each.lane <= 0 else self._file(each, done)
             for rank in done:
-                self._asleep.travels(rank, spent)
+                self._asleep.travels(rank, self._spent_on(rank, spent))
             answers |= done
             given, got = each.given_bytes, each.answer_bytes if self._owner.virtual is None else None
             self._owner.trace.write(events.Exchanged(now, each.kind, each.receivers, given, spent, got))
@@ -195,6 +195,10 @@ class MeetingPlace:
     def _traded(self, rank: int, size_bytes: int, began: float) -> float:
         """The same of an exchange."""
         return time.perf_counter() - began
+
+    def _spent_on(self, rank: int, spent: float) -> float:
+        """Of what a joint operation takes, one worker's part."""
+        return spent
 
     def _file(self, gathered: Gathered, done: dict[int, m.Met]) -> dict[int, m.Met]:
         """Keep answers until they are asked for; those who wait for them get them now."""

@@ -11,6 +11,7 @@ from paceline.runtime.checkpoints.writer import CheckpointWriter
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.member import Member
 from paceline.sim.costs import Costs
+from paceline.sim.network.peers import HostCosts
 from paceline.store.work.budget import Batch
 from paceline.trace import LastingTrace
 
@@ -18,7 +19,7 @@ from paceline.trace import LastingTrace
 class VirtualTime(Protocol):
     """A clock that is not real: it knows how long things take, and lets sleepers wake when it is time."""
 
-    def costs(self, size_bytes: int, compress: Compression) -> Costs:
+    def costs(self, size_bytes: int, compress: Compression) -> Costs | HostCosts:
         """What it costs peers to meet."""
 
     def put_off(self, time_s: float, rank: int, answer: Callable[[], None]) -> None:

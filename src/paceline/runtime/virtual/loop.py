@@ -32,7 +32,9 @@ from paceline.runtime.messages import workers as m
 from paceline.runtime.owner.owner import Owner
 from paceline.runtime.run.member import Member
 from paceline.sim.cluster import Cluster
-from paceline.sim.costs import Costs
+from paceline.sim.costs import Costs, costs_of
+from paceline.sim.network.paced import store_ways
+from paceline.sim.network.peers import HostCosts
 from paceline.sim.timing import Timing
 
 Kind = Literal["look", "kill", "push", "wake", "ask", "timer", "nap"]
@@ -51,6 +53,13 @@ class VirtualLoop:
         self.now = 0.0
         self._cluster = cluster
         self._timing = Timing(cluster, seed)
+        self._ways = store_ways(cluster)
+        self._to_pull: dict[int, float] = {}
+        """Who is released and not on its way yet, and since when."""
+        self._begins: dict[int, float] = {}
+        """When those who are on their way have their weights."""
+        self._took_s: dict[int, float] = {}
+        """What the last exchange of each has taken, there and back, where links are shared."""
         self._stop = stop
         self._heap: list[tuple[float, int, int, Kind, int, m.Push | Callable[[], None] | None]] = []
         self._sequence = count()
@@ -69,10 +78,10 @@ class VirtualLoop:
         """The virtual time."""
         return self.now
 
-    def costs(self, size_bytes: int, compress: Compression) -> Costs:
+    def costs(self, size_bytes: int, compress: Compression) -> Costs | HostCosts:
         """What it costs peers to meet. Where the cluster names a size of the model, as if it had that one."""
         wanted = self._cluster.model_bytes
-        return Costs(self._cluster, compress, 1.0 if wanted is None else wanted / max(1, size_bytes))
+        return costs_of(self._cluster, compress, 1.0 if wanted is None else wanted / max(1, size_bytes))
 
     def put_off(self, time_s: float, rank: int, answer: Callable[[], None]) -> None:
         """Let a sleeping peer have its answer at a later time."""
@@ -80,6 +89,8 @@ class VirtualLoop:
 
     def exchange_s(self, rank: int) -> float:
         """What an exchange of this rank costs: the way there, the store's work, the way back."""
+        if self._ways is not None:
+            return self._took_s.get(rank, 0.0) + self._cluster.apply_s
         return self._timing.push_s(rank) + self._cluster.apply_s + self._timing.pull_s(rank)
 
     def run(self) -> None:
@@ -162,10 +173,28 @@ class VirtualLoop:
         return message
 
     def _under_way(self, rank: int, push: m.Push) -> None:
-        begin = self.now + self._timing.pull_s(rank)
+        begin = self._has_weights(rank)
         compute_s = self._timing.compute_s(rank, begin, self._owner.batches(push.samples))
-        arrival = begin + compute_s + self._timing.push_s(rank)
+        ready = begin + compute_s
+        if self._ways is None:
+            arrival = ready + self._timing.push_s(rank)
+        else:
+            arrival = self._ways.push(rank, ready, self.now)
+            self._took_s[rank] = arrival - self.now - compute_s
         self._at(arrival, "push", rank, msgspec.structs.replace(push, compute_s=compute_s))
+
+    def _has_weights(self, rank: int) -> float:
+        """When a released worker has them. On shared links, those released with it set out with it."""
+        if self._ways is None:
+            return self.now + self._timing.pull_s(rank)
+        if rank in self._to_pull or rank not in self._begins:
+            at = self._to_pull.get(rank, self.now)
+            together = sorted({rank, *(other for other, since in self._to_pull.items() if since == at)})
+            once = self._owner._started.ledger.pacer.in_lockstep
+            self._begins |= self._ways.pull(together, self.now, once=once)
+            for other in together:
+                self._to_pull.pop(other, None)
+        return max(self.now, self._begins.pop(rank))
 
     def _arrive(self, member: Member, push: m.Push) -> None:
         """The store serves one push at a time: whoever comes too early stands in line."""
@@ -177,7 +206,9 @@ class VirtualLoop:
 
     def _released(self, rank: int) -> None:
         if not self._peers:  # these are heard whenever they are awake
-            self._at(max(self.now, self._store_free), "ask", rank)
+            at = max(self.now, self._store_free)
+            self._to_pull[rank] = at
+            self._at(at, "ask", rank)
 
     @property
     def _peers(self) -> bool:

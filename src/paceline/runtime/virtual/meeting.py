@@ -38,6 +38,13 @@ class VirtualMeeting(MeetingPlace):
         """When the answers to started operations are there, by rank and lane."""
         self._exchange_s = dict.fromkeys(run.replicas, 0.0)
 
+    def meet(self, member: Member, message: m.Meet, fds: list[int]) -> None:
+        """A worker has come, and what it brings is under way."""
+        call = message.call
+        if call is not None:
+            self._costs.came(member.rank, call.lane, call.given_bytes, self._owner.now())
+        super().meet(member, message, fds)
+
     def leave(self, member: Member) -> None:
         """A worker is gone, and what was under way to it."""
         self._due.pop(member.rank, None)
@@ -46,16 +53,19 @@ class VirtualMeeting(MeetingPlace):
     # -- how long it takes --------------------------------------------------------------------
 
     def _met(self, gathered: Gathered, began: float) -> float:
-        spent = self._costs.joint_s(gathered)
-        for rank in gathered.receivers:
+        takes_s = self._costs.joint(gathered, self._owner.now())
+        for rank, spent in takes_s.items():
             if gathered.lane <= 0:
                 self._under_way(rank, spent)
             else:
                 self._there_at[rank, gathered.lane] = self._owner.now() + spent
-        return spent
+        return max(takes_s.values())
+
+    def _spent_on(self, rank: int, spent: float) -> float:
+        return self._exchange_s[rank]
 
     def _traded(self, rank: int, size_bytes: int, began: float) -> float:
-        spent = self._costs.exchange_s(rank, size_bytes)
+        spent = self._costs.exchange(rank, size_bytes, self._owner.now())
         self._under_way(rank, spent)
         return spent
 

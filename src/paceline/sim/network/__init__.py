@@ -1,0 +1,1 @@
+"""Links that transfers share, and what travels over them."""

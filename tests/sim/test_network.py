@@ -1,0 +1,160 @@
+"""What travels between hosts that share links: by the formulas of a star, a ring and a store."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.errors import ConfigError
+from paceline.protocols import ASP, BSP, PEERS
+from paceline.protocols.core.meeting import Gathered
+from paceline.protocols.rules.compression import Compression
+from paceline.sim import Cluster, Fixed, Host, Link, load_cluster, simulate, simulate_peers
+from paceline.sim.network.paced import StoreWays
+from paceline.sim.network.peers import HostCosts
+
+RATE, SIZE = 1e6, 1_000_000
+HOSTS = st.integers(2, 8)
+
+
+def cluster(hosts: list[Host], **more: object) -> Cluster:
+    workers = sum(host.workers for host in hosts)
+    return Cluster(workers=workers, compute=Fixed(1.0), model_bytes=SIZE, batch=8, host=tuple(hosts), **more)  # type: ignore[arg-type]
+
+
+def alike(count: int, workers: int = 1) -> list[Host]:
+    return [Host(workers=workers, bandwidth_bytes_per_s=RATE)] * count
+
+
+def average(ranks: range, sent: int = SIZE, size: int = SIZE) -> Gathered:
+    row = {rank: 1 / len(ranks) for rank in ranks}
+    return Gathered("average", tuple(ranks), dict.fromkeys(ranks, row), size_bytes=size, sent_bytes=sent)
+
+
+def meet(costs: HostCosts, gathered: Gathered, now: float = 0.0) -> dict[int, float]:
+    for rank in gathered.receivers:
+        costs.came(rank, 0, gathered.given_bytes, now)
+    return costs.joint(gathered, now)
+
+
+@given(HOSTS)
+def test_a_star_takes_all_other_vectors_in_and_as_many_out_over_the_first_hosts_link(count: int) -> None:
+    spent = meet(HostCosts(cluster(alike(count)), Compression()), average(range(count)))
+    assert spent[0] == pytest.approx((count - 1) * SIZE / RATE)
+    assert [spent[rank] for rank in range(1, count)] == pytest.approx(
+        [2 * (count - 1) * SIZE / RATE] * (count - 1)
+    )
+
+
+@given(HOSTS)
+def test_a_ring_takes_two_vectors_but_for_a_share_whatever_the_number_of_hosts(count: int) -> None:
+    spent = meet(HostCosts(cluster(alike(count), fabric="ring"), Compression()), average(range(count)))
+    assert list(spent.values()) == pytest.approx([2 * (count - 1) / count * SIZE / RATE] * count)
+
+
+@given(HOSTS, st.integers(1, 4))
+def test_an_average_travels_to_a_host_once_whatever_its_number_of_workers(count: int, workers: int) -> None:
+    costs = HostCosts(cluster(alike(count, workers)), Compression())
+    spent = meet(costs, average(range(count * workers)))
+    vectors_in, copies_out = (count - 1) * workers, count - 1
+    assert spent[count * workers - 1] == pytest.approx((vectors_in + copies_out) * SIZE / RATE)
+
+
+def test_compressed_summands_of_other_hosts_are_sent_if_they_are_less_than_the_average() -> None:
+    for sent, answer in ((SIZE // 10, 2 * SIZE // 10), (SIZE // 2, SIZE)):
+        costs = HostCosts(cluster(alike(3)), Compression())
+        assert meet(costs, average(range(3), sent))[1] == pytest.approx((2 * sent + 2 * answer) / RATE)
+
+
+def test_what_travels_while_others_compute_is_not_waited_for() -> None:
+    """A slow link that had time enough adds nothing to the others' wait, and delays only its own host."""
+    hosts = [*alike(2), Host(bandwidth_bytes_per_s=RATE / 10)]
+    costs = HostCosts(cluster(hosts), Compression())
+    costs.came(2, 0, SIZE, 0.0)
+    costs.came(0, 0, SIZE, 20.0)
+    costs.came(1, 0, SIZE, 20.0)
+    spent = costs.joint(average(range(3)), 20.0)
+    assert spent[0] == pytest.approx(1.0)
+    assert spent[1] == pytest.approx(1.0 + 1 / 0.9)
+    assert spent[2] == pytest.approx(1.0 + 10.0)
+
+
+def test_nothing_of_workers_on_the_first_host_travels() -> None:
+    one = cluster([Host(workers=4, bandwidth_bytes_per_s=1.0, latency_s=5.0)])
+    assert set(meet(HostCosts(one, Compression()), average(range(4))).values()) == {0.0}
+    assert HostCosts(one, Compression()).exchange(3, SIZE, 0.0) == 0.0
+    assert simulate(BSP(), one, iterations=10).result().seconds == pytest.approx(10.0)
+
+
+@given(HOSTS)
+def test_with_a_store_all_weights_leave_over_its_hosts_link_and_all_gradients_come_over_it(
+    count: int,
+) -> None:
+    ways = StoreWays(cluster(alike(count)))
+    begins = ways.pull(range(count), 0.0, once=True)
+    assert begins == pytest.approx({0: 0.0} | dict.fromkeys(range(1, count), (count - 1) * SIZE / RATE))
+    arrivals = [ways.push(rank, 100.0, 0.0) for rank in range(count)]
+    assert max(arrivals) == pytest.approx(100.0 + (count - 1) * SIZE / RATE)
+
+
+def test_weights_travel_once_per_host_in_lockstep_and_once_per_worker_otherwise() -> None:
+    for once, takes in ((True, 1.0), (False, 3.0)):
+        ways = StoreWays(cluster([Host(), Host(workers=3, bandwidth_bytes_per_s=RATE)]))
+        assert ways.pull(range(4), 0.0, once=once)[3] == pytest.approx(takes * SIZE / RATE)
+
+
+@pytest.mark.parametrize("fabric", ["star", "ring"])
+def test_links_without_limit_leave_every_simulation_as_it_is_without_links(fabric: str) -> None:
+    plain = Cluster(workers=4, compute=Fixed(1.0), model_bytes=SIZE, slow={2: 2.0})
+    free = Cluster(
+        workers=4, compute=Fixed(1.0), model_bytes=SIZE, slow={2: 2.0}, host=(Host(),) * 4, fabric=fabric
+    )  # type: ignore[arg-type]
+    for protocol in (BSP(), ASP()):
+        ours, theirs = (simulate(protocol, each, iterations=20).result() for each in (free, plain))
+        assert ours.seconds == theirs.seconds
+    for name in ("allreduce", "osp", "dpsgd", "ad_psgd", "ds_sync"):
+        ours, theirs = (simulate_peers(PEERS[name](), each, iterations=20).result() for each in (free, plain))
+        assert ours.seconds == theirs.seconds
+
+
+def two_racks() -> Cluster:
+    """Two hosts in each; inside a rack links are a hundred times faster than its uplink."""
+    hosts = [Host(bandwidth_bytes_per_s=100 * RATE, rack=rack) for rack in ("left", "left", "right", "right")]
+    uplinks = {rack: Link(0.0, RATE) for rack in ("left", "right")}
+    return cluster(hosts, racks=uplinks, fabric="ring")
+
+
+def test_ds_sync_spares_the_uplink_of_two_racks_every_other_iteration() -> None:
+    """All-reduce sends 1.5 vectors over it in each iteration, pairs across racks two in every second one."""
+    seconds = {
+        name: simulate_peers(PEERS[name](), two_racks(), iterations=20).result().seconds - 20.0
+        for name in ("allreduce", "ds_sync")
+    }
+    assert seconds["allreduce"] == pytest.approx(20 * 1.5, rel=0.02)
+    assert seconds["ds_sync"] == pytest.approx(10 * 2.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("workers = 3\n[[host]]\n[[host]]", "the hosts have 2 workers, and workers differs, got 3"),
+        ("[[host]]\nworkers = 0", "a host has workers >= 1, got 0"),
+        ('[[host]]\nrack = "x"', r"hosts stand in racks without an uplink, got \['x'\]"),
+        ("[[host]]\n[racks.y]\nlatency_s = 1", r"racks without a host, got \['y'\]"),
+        ("[[host]]\n[link]\nlatency_s = 1", "links of workers beside hosts"),
+        ("[[host]]\nbandwidth_bytes_per_s = 1e6", "the model's size is unknown"),
+        ('fabric = "mesh"\n[[host]]', "fabric in the file has a wrong value"),
+        ('workers = 2\nfabric = "ring"', "a fabric is for hosts"),
+    ],
+)
+def test_a_wrong_network_is_named(text: str, said: str, tmp_path: object) -> None:
+    path = tmp_path / "cluster.toml"  # type: ignore[operator]
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        load_cluster(path)
+
+
+def test_hosts_name_their_workers_so_no_other_number_is_taken() -> None:
+    with pytest.raises(ConfigError, match="hosts name their workers"):
+        cluster(alike(2)).with_workers(3)
