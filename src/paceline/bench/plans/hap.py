@@ -99,7 +99,7 @@ def trained(
 
 
 def _theirs(task: Task, slow: dict[int, float]) -> float:
-    config = RunConfig(run="bench", folder="", slow=slow, device_time_s=task.device_s)
+    config = RunConfig(run="bench", folder="", workers=len(SPEEDS), slow=slow, device_time_s=task.device_s)
     request = {"config": config, **task._asdict()}
     answers: list[list[float]] = run_ranks(ddp.TASK, len(SPEEDS), request, timeout_s=PATIENCE_S)
     return max(median(times) for times in answers)
