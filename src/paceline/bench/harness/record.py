@@ -21,9 +21,9 @@ class BenchRow(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured: size, optimizer, workers and the like."""
     measured: dict[str, Spread]
     """Per side; ours is called `paceline`. Seconds."""
-    figure: Literal["speedup", "ratio", "overhead", "seconds", "share"]
+    figure: Literal["speedup", "ratio", "overhead", "seconds", "share", "points", "count"]
     """What `value` is: the peer's median over ours, its only measurement over ours, our extra time, our
-    time, a part of a whole."""
+    time, a part of a whole, points of a hundred ahead, a number."""
     value: float | None
     """None when nothing can be compared, because a side did not get so far."""
     interval: Interval | None = None
@@ -169,6 +169,10 @@ def _figure(row: BenchRow, value: float | None) -> str:
             return f"{100 * value:+.2f} %"
         case "share":
             return f"{100 * value:.3f} %"
+        case "points":
+            return f"{value:+.2f}"
+        case "count":
+            return f"{value:g}"
 
 
 def _interval(row: BenchRow) -> str:

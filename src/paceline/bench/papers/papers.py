@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import msgspec
 
@@ -17,15 +18,18 @@ from paceline.bench.papers.paced import PACED_RECIPES
 from paceline.bench.papers.peers import PEER_RECIPES
 from paceline.bench.papers.planned import PLANNED_RECIPES
 from paceline.bench.papers.recipe import Figure, Open, Recipe, Values
+from paceline.bench.papers.trained_paced import TRAINED_PACED
+from paceline.bench.papers.training import Trained, Trainer
 from paceline.bench.papers.untried import UNTRIED
 from paceline.errors import unknown
 
-TRIED = {recipe.name: recipe for recipe in (*PACED_RECIPES, *PEER_RECIPES, *PLANNED_RECIPES)}
+RECIPES = (*PACED_RECIPES, *PEER_RECIPES, *PLANNED_RECIPES, *TRAINED_PACED)
+TRIED = {recipe.name: recipe for recipe in RECIPES}
 OPEN = {claim.name: claim for claim in UNTRIED}
 CANNOT = "cannot be judged here"
 
 
-class Tried(msgspec.Struct, frozen=True):
+class Tried(msgspec.Struct, frozen=True, tag="tried"):
     """What one recipe gave."""
 
     recipe: str
@@ -35,7 +39,12 @@ class Tried(msgspec.Struct, frozen=True):
     """Of Paceline."""
     seed: int
     quick: bool
+    data: bool
+    """Whether CIFAR-10 was trained on, where anything was."""
     values: Values
+
+
+KEPT: Any = Tried | Trained
 
 
 def check_recipes(plan: BenchPlan) -> None:
@@ -58,25 +67,35 @@ def papers(plan: BenchPlan, say: Say) -> list[BenchRow]:
 
 def _tried(chosen: list[Recipe], plan: BenchPlan, say: Say) -> dict[str, Values]:
     path = None if plan.results is None else Path(plan.results)
-    found = _known(chosen, plan, path)
+    kept: list[Tried | Trained] = [] if path is None else read_kept(path, KEPT)
+    found = _known(chosen, plan, [each for each in kept if isinstance(each, Tried)])
     todo = [recipe for recipe in chosen if recipe.name not in found]
     if path is not None and found:
         say(f"papers: {len(found)} of {len(chosen)} recipes are in {path} already")
     began, done_s = time.perf_counter(), 0.0
-    for number, recipe in enumerate(todo, 1):
-        left = _left_s(todo[number - 1 :], done_s, time.perf_counter() - began)
-        say(f"papers, {number} of {len(todo)}, {recipe.name}: {recipe.how}; about {left:.0f} s left")
-        found[recipe.name] = recipe.run(plan)
-        done_s += recipe.about_s
-        if path is not None:
-            keep(path, _kept(recipe, plan, found[recipe.name]))
+    with Trainer(plan, say, [each for each in kept if isinstance(each, Trained)]) as trainer:
+        for number, recipe in enumerate(todo, 1):
+            left = _left_s(todo[number - 1 :], done_s, time.perf_counter() - began)
+            say(f"papers, {number} of {len(todo)}, {recipe.name}: {recipe.how}; about {left:.0f} s left")
+            found[recipe.name] = _values(recipe, plan, trainer)
+            done_s += recipe.about_s
+            if path is not None:
+                keep(path, _kept(recipe, plan, found[recipe.name]))
     return found
 
 
-def _known(chosen: Iterable[Recipe], plan: BenchPlan, path: Path | None) -> dict[str, Values]:
+def _values(recipe: Recipe, plan: BenchPlan, trainer: Trainer) -> Values:
+    """Computed, or trained."""
+    if recipe.run is not None:
+        return recipe.run(plan)
+    assert recipe.trial is not None
+    assert recipe.judged is not None
+    return trainer.values(recipe.trial, recipe.judged)
+
+
+def _known(chosen: Iterable[Recipe], plan: BenchPlan, kept: list[Tried]) -> dict[str, Values]:
     """What need not be run again: of the same set-up, rule, seed and version."""
     wanted = {recipe.name: _kept(recipe, plan, {}) for recipe in chosen}
-    kept = [] if path is None else read_kept(path, Tried)
     return {
         each.recipe: each.values
         for each in kept
@@ -85,7 +104,8 @@ def _known(chosen: Iterable[Recipe], plan: BenchPlan, path: Path | None) -> dict
 
 
 def _kept(recipe: Recipe, plan: BenchPlan, values: Values) -> Tried:
-    return Tried(recipe.name, recipe.fingerprint, paceline.__version__, plan.seed, plan.quick, values)
+    data = plan.data is not None and recipe.trial is not None
+    return Tried(recipe.name, recipe.fingerprint, paceline.__version__, plan.seed, plan.quick, data, values)
 
 
 def _left_s(todo: list[Recipe], done_s: float, spent_s: float) -> float:

@@ -9,6 +9,12 @@ The rule is data. One of four kinds, the same for all recipes, so that none is c
 
 `beyond` is for a direction claimed without a figure: 10 % or more is reproduced, 2 % partly. A figure
 without a rule is shown and not judged.
+
+Accuracies are compared as differences in points of a hundred:
+
+- `as_good`: no loss was claimed; at most 1 point behind is reproduced, at most 3 partly.
+- `better`: a gain was claimed; 1 point or more is reproduced, anything above 0 partly.
+- `gains`: a gain (or a loss) of so many points was claimed; from half of it on is reproduced, a tenth partly.
 """
 
 from __future__ import annotations
@@ -22,9 +28,10 @@ from typing import Literal
 import msgspec
 
 from paceline.bench.harness.plan import BenchPlan
+from paceline.bench.papers.trial import Judged, Trial
 
 Verdict = Literal["reproduced", "partly", "not", "cannot be judged here", "not judged"]
-Unit = Literal["ratio", "share", "seconds"]
+Unit = Literal["ratio", "share", "seconds", "points", "count"]
 Values = dict[str, list[float]]
 """By the name of a figure: one value for each seed."""
 ORDER: tuple[Verdict, ...] = ("not judged", "reproduced", "partly", "not", "cannot be judged here")
@@ -70,9 +77,14 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     how: str
     """What kind of evidence it is: simulated times, a planner's prediction, a formula, measured."""
     figures: tuple[Figure, ...]
-    run: Callable[[BenchPlan], Values]
     explained: str
     """Where the gain comes from, and what the set-up leaves out."""
+    run: Callable[[BenchPlan], Values] | None = None
+    """What gives the values; None: a trial does."""
+    trial: Trial | None = None
+    """What has to be trained,"""
+    judged: Judged | None = None
+    """and the figures that the courses of one seed come to."""
     about_s: float = 1.0
     """How long it takes, about, if not quick."""
 
@@ -85,7 +97,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     def fingerprint(self) -> str:
         """A result that was kept is of use as long as this is the same."""
         words = (self.setup, self.rule, *(figure.published for figure in self.figures))
-        return sha256("\n".join(words).encode()).hexdigest()[:16]
+        trial = b"" if self.trial is None else msgspec.json.encode(self.trial)
+        return sha256("\n".join(words).encode() + trial).hexdigest()[:16]
 
     def verdict(self, values: Mapping[str, list[float]]) -> Verdict:
         """That of the figure which went worst; medians count."""
@@ -137,6 +150,25 @@ def exact(name: str, published: float) -> Figure:
 def beyond(name: str, shown: str) -> Figure:
     """A direction without a figure."""
     return Figure(name=name, published=shown, reproduced=(1.1, inf), partly=(1.02, inf))
+
+
+def as_good(name: str, shown: str = "no loss") -> Figure:
+    """Points ahead; behind is below 0."""
+    return Figure(name=name, published=shown, unit="points", reproduced=(-1.0, inf), partly=(-3.0, inf))
+
+
+def better(name: str, shown: str = "better") -> Figure:
+    """A gain without a figure, in points."""
+    return Figure(name=name, published=shown, unit="points", reproduced=(1.0, inf), partly=(1e-9, inf))
+
+
+def gains(name: str, published: float, shown: str = "") -> Figure:
+    """A gain of so many points; a loss if it is below 0."""
+    near, hint = (0.5 * published, inf), (0.1 * published, inf)
+    if published < 0:
+        near, hint = (-inf, 0.5 * published), (-inf, 0.1 * published)
+    text = shown or f"{published:+.1f} points"
+    return Figure(name=name, published=text, unit="points", reproduced=near, partly=hint)
 
 
 def shown_only(name: str, published: str = "", unit: Unit = "ratio") -> Figure:

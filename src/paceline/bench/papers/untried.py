@@ -9,30 +9,6 @@ DIGITS = "exact simulation with real gradients, five seeds, the same rates tried
 
 UNTRIED = (
     Open(
-        name="elastic_bsp_accuracy",
-        paper="ElasticBSP (Zhao et al., ICDM 2019 and 2021)",
-        claim="1.77 times as fast to BSP's accuracy on VGG-16, ImageNet",
-        source="stated for VGG-16, 19 epochs",
-        reason=TRAINING,
-        takes=f"{DIGITS}; about 3 minutes on the digits",
-    ),
-    Open(
-        name="sync_switch_accuracy",
-        paper="Sync-Switch (Li et al., ICDCS 2021)",
-        claim="the accuracy of BSP: 0.917 against 0.919 (ASP: 0.892)",
-        source="the authors' summary plots, set-up 1",
-        reason=TRAINING,
-        takes="a small CNN on CIFAR-10, a sweep of the switching point; 40 to 60 minutes",
-    ),
-    Open(
-        name="hybrid_sgd",
-        paper="Hybrid SGD (Vora et al., 2024)",
-        claim="2.4 to 4.8 points over asynchronous SGD, averaged over 100 s",
-        source="table for CIFAR-10",
-        reason=TRAINING,
-        takes="25 workers, half of them delayed, CIFAR-10; about 20 minutes",
-    ),
-    Open(
         name="ps_ddp_fsdp_eval",
         paper="DDP, FSDP and parameter servers (Ovi, 2025/26)",
         claim="asynchronous: up to 28 % less time, 4 to 17 points lost; FSDP: a quarter to a sixth of the "
@@ -40,14 +16,6 @@ UNTRIED = (
         source="abstract of the second version",
         reason="needs real processes of every strategy on the same models",
         takes="a benchmark of strategies; about 15 minutes",
-    ),
-    Open(
-        name="sdde",
-        paper="SDDE (Yu et al., 2025)",
-        claim="more workers do not always help; a little staleness does no harm",
-        source="abstract; no figure could be read",
-        reason="the claim is about convergence, and has no figure to compare with",
-        takes="a quadratic and the digits over numbers of workers; about 2 minutes",
     ),
     Open(
         name="selsync",

@@ -1,0 +1,159 @@
+"""Carries out what recipes want to have trained: exact simulation, real gradients in virtual time.
+
+Every run is kept as soon as it is over, so that a long recipe can be interrupted. The load of the machine
+does not matter for what is found, only for how long it takes.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+import paceline
+from paceline.bench.harness.plan import BenchPlan, Say
+from paceline.bench.kept import keep
+from paceline.bench.papers import body
+from paceline.bench.papers.trial import Course, Judged, Trial, Work
+from paceline.config import RunConfig
+from paceline.engines.control import Ended
+from paceline.engines.local import LocalEngine
+from paceline.errors import RunError
+from paceline.sim.request import ClusterRequest
+from paceline.trace import read_trace, tally
+from paceline.trace.events import Evaluated, Reported
+
+SAID_EVERY_S = 15.0
+PATIENCE_S = 900.0
+"""One run takes seconds; longer than this is a fault."""
+NOT_FINITE = "not finite"
+"""What a run that diverged says of its gradient."""
+
+Values = dict[str, list[float]]
+
+
+class Trained(msgspec.Struct, frozen=True, tag="trained"):
+    """One run, as it is kept."""
+
+    key: str
+    version: str
+    course: Course
+
+
+class Trainer:
+    """Runs one after another, in processes that one zygote forks."""
+
+    def __init__(self, plan: BenchPlan, say: Say, known: list[Trained] | None = None) -> None:
+        self._plan, self._say = plan, say
+        self._known = {each.key: each.course for each in known or [] if each.version == paceline.__version__}
+        self._engine: LocalEngine | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="paceline-papers-")
+        self._number = 0
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        self._folder.cleanup()
+
+    def values(self, trial: Trial, judged: Judged) -> Values:
+        """The figures of a trial, one value for each seed."""
+        first, count = self._plan.seed, 1 if self._plan.quick else trial.seeds
+        todo = [
+            (seed, name, trial.work(side, seed, self._plan))
+            for seed in range(first, first + count)
+            for name, side in trial.sides.items()
+        ]
+        courses: dict[int, dict[str, Course]] = {}
+        began, said, new = time.monotonic(), time.monotonic(), 0
+        for number, (seed, name, work) in enumerate(todo):
+            if time.monotonic() - said > SAID_EVERY_S and new:
+                said = time.monotonic()
+                left_s = (said - began) / new * sum(each.key not in self._known for *_, each in todo[number:])
+                self._say(
+                    f"  run {number + 1} of {len(todo)}: {name}, seed {seed}; about {left_s:.0f} s left"
+                )
+            new += work.key not in self._known
+            courses.setdefault(seed, {})[name] = self.course(work)
+        values: Values = {}
+        for seed in sorted(courses):
+            for figure, value in judged(courses[seed]).items():
+                values.setdefault(figure, []).append(value)
+        return values
+
+    def course(self, work: Work) -> Course:
+        """What is known of a run, or what it gives."""
+        if work.key not in self._known:
+            self._known[work.key] = self._run(work)
+            if self._plan.results is not None:
+                keep(Path(self._plan.results), Trained(work.key, paceline.__version__, self._known[work.key]))
+        return self._known[work.key]
+
+    def _run(self, work: Work) -> Course:
+        self._number += 1
+        folder = Path(self._folder.name) / f"run-{self._number}"
+        folder.mkdir()
+        config = _config(work, folder)
+        (folder / "config.json").write_bytes(msgspec.json.encode(config))
+        engine = self._engine = self._engine or LocalEngine(body.__file__)
+        engine.launch(config)
+        ended = engine.wait(PATIENCE_S)
+        if ended is None:
+            raise RunError(f"a run of {work.side.protocol} was not over after {PATIENCE_S:g} s.")
+        return _course(folder, _trouble(folder, ended))
+
+
+def _config(work: Work, folder: Path) -> RunConfig:
+    side, cluster = work.side, folder / "cluster.toml"
+    cluster.write_text(work.cluster)
+    return RunConfig(
+        run=folder.name,
+        folder=str(folder),
+        script=body.__file__,
+        args=work.args,
+        workers=work.workers,
+        protocol=side.protocol,
+        settings=dict(side.settings),
+        weighting=side.weighting,
+        schedule=side.schedule,
+        seed=work.seed,
+        cluster=msgspec.to_builtins(ClusterRequest(file=str(cluster)), str_keys=True),
+    )
+
+
+def _trouble(folder: Path, ended: Ended) -> str:
+    """What went wrong, if anything."""
+    failed = sorted(rank for rank, status in ended.statuses.items() if status != 0)
+    if not failed and ended.store_status == 0:
+        return ""
+    logs = [*folder.glob("logs/*.log")]
+    return " ".join(line for log in logs for line in log.read_text().splitlines()[-1:]) or "no word of it"
+
+
+def _course(folder: Path, trouble: str) -> Course:
+    """What its trace tells. Only a run that diverged may fail."""
+    events = list(read_trace(folder))
+    result = tally(events).result()
+    detail = f"{trouble} {events[-1]}"
+    if trouble and NOT_FINITE not in detail and "NaN" not in detail:
+        raise RunError(f"a run of {result.protocol} failed: {detail}")
+    told: dict[str, float] = {}
+    for event in events:
+        if isinstance(event, Reported):
+            told |= event.values
+    return Course(
+        seen=[(e.t, e.samples, e.values["accuracy"]) for e in events if isinstance(e, Evaluated)],
+        seconds=result.seconds,
+        samples=result.samples or 0,
+        sent_bytes=result.bytes_sent or 0,
+        lssr=result.lssr,
+        told=told,
+        diverged=bool(trouble),
+    )
