@@ -18,12 +18,15 @@ from paceline.bench.papers.paced import PACED_RECIPES
 from paceline.bench.papers.peers import PEER_RECIPES
 from paceline.bench.papers.planned import PLANNED_RECIPES
 from paceline.bench.papers.recipe import Figure, Open, Recipe, Values
+from paceline.bench.papers.trained_local import TRAINED_LOCAL
 from paceline.bench.papers.trained_paced import TRAINED_PACED
+from paceline.bench.papers.trained_peers import TRAINED_PEERS
 from paceline.bench.papers.training import Trained, Trainer
 from paceline.bench.papers.untried import UNTRIED
 from paceline.errors import unknown
 
-RECIPES = (*PACED_RECIPES, *PEER_RECIPES, *PLANNED_RECIPES, *TRAINED_PACED)
+COMPUTED = (*PACED_RECIPES, *PEER_RECIPES, *PLANNED_RECIPES)
+RECIPES = (*COMPUTED, *TRAINED_PACED, *TRAINED_PEERS, *TRAINED_LOCAL)
 TRIED = {recipe.name: recipe for recipe in RECIPES}
 OPEN = {claim.name: claim for claim in UNTRIED}
 CANNOT = "cannot be judged here"

@@ -204,11 +204,11 @@ TRAINED_PACED = (
         claim="On unequal GPUs DSSP reaches BSP's accuracy 2.04 times as fast as BSP, 1.84 times as fast as "
         "the best SSP, and as soon as ASP.",
         source="Table I: ResNet-110, CIFAR-100, seconds to 0.67, BSP's best",
-        setup=f"{DIGITS} 2 workers, one 2.8 times slower, 5 % jitter, 9 epochs, batch 16, rate 0.2, momentum "
-        "0.9; the rate falls to a tenth after 2/3 and 5/6. As published: every push is a whole step, and the "
-        "rate counts updates, so it falls sooner for who updates more often. By samples: a push is 1/2 step "
-        "and the rate counts samples, so all go equally far. Time to BSP's final accuracy less 1 point; SSP "
-        "with 3 and 15. Three seeds.",
+        setup=f"{DIGITS} 2 workers, one 2.8 times slower, 5 % jitter, 9 epochs, batch 16, rate 0.2, "
+        "momentum 0.9; the rate falls to a tenth after 2/3 and 5/6. As published: every push is a whole "
+        "step, and the rate counts updates, so it falls sooner for who updates more often. By samples: a "
+        "push is 1/2 step and the rate counts samples, so all go equally far. Time to BSP's final accuracy "
+        "less 1 point; SSP with 3 and 15. Three seeds.",
         how=EXACT,
         figures=(
             close("BSP / DSSP", 2.04),
@@ -285,9 +285,9 @@ TRAINED_PACED = (
         paper="Hybrid SGD (Vora et al., 2024)",
         claim="2.4 to 4.8 points over asynchronous SGD, averaged over 100 s.",
         source="table for CIFAR-10; MNIST has -0.5 to 1.4",
-        setup=f"{DIGITS} 25 workers of 0.25 s, 13 of them delayed at every gradient by |N(0, 0.25 s)|; batch "
-        "32, plain SGD with rate 0.01 for every gradient, buffers summed, threshold one more every 300 "
-        "gradients, 3,000 gradients in all. Accuracy averaged over time until the first side has done "
+        setup=f"{DIGITS} 25 workers of 0.25 s, 13 of them delayed at every gradient by |N(0, 0.25 s)|; "
+        "batch 32, plain SGD with rate 0.01 for every gradient, buffers summed, threshold one more every "
+        "300 gradients, 3,000 gradients in all. Accuracy averaged over time until the first side has done "
         "them. The seconds of a gradient are not published. Three seeds.",
         how=EXACT,
         figures=(

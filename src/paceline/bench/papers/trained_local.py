@@ -1,0 +1,166 @@
+"""Recipes for protocols that exchange rarely or with few, with real gradients."""
+
+from __future__ import annotations
+
+from paceline.bench.papers.recipe import Recipe, as_good, better, beyond, close, shown_only
+from paceline.bench.papers.trained_paced import DIGITS, EXACT
+from paceline.bench.papers.trained_peers import linked
+from paceline.bench.papers.trial import Courses, Side, Trial, points
+
+RATES = (1.0, 1.5, 2.0, 3.0)
+TRAINS = 0.7
+"""From this accuracy on a rate counts as one at which training works."""
+
+
+def _diloco(runs: Courses) -> dict[str, float]:
+    together = runs["synchronous"]
+    return {
+        "period 500: DiLoCo - synchronous": points(runs["diloco 500"].final, together.final),
+        "bytes: synchronous / DiLoCo": together.sent_bytes / max(1, runs["diloco 500"].sent_bytes),
+        "period 50: DiLoCo - synchronous": points(runs["diloco 50"].final, together.final),
+        "period 50: local SGD - synchronous": points(runs["local 50"].final, together.final),
+        "one worker, as many steps - synchronous": points(runs["one worker"].final, together.final),
+    }
+
+
+def _deepspark(runs: Courses) -> dict[str, float]:
+    together = runs["allreduce"]
+    return {
+        "EASGD, period 10: - all-reduce": points(runs["easgd 10"].final, together.final),
+        "DeepSpark (asynchronous), period 10: - all-reduce": points(
+            runs["deepspark 10"].final, together.final
+        ),
+        "EASGD - DOWNPOUR, period 10": points(runs["easgd 10"].final, runs["downpour 10"].final),
+        "bytes: all-reduce / EASGD, period 10": together.sent_bytes / max(1, runs["easgd 10"].sent_bytes),
+        "EASGD, period 50: - all-reduce": points(runs["easgd 50"].final, together.final),
+    }
+
+
+def _large_rate(runs: Courses) -> dict[str, float]:
+    def largest(name: str) -> float:
+        return max((rate for rate in RATES if runs[f"{name} {rate:g}"].final >= TRAINS), default=0.5)
+
+    ssgd, ours = largest("ssgd"), largest("dpsgd")
+    next_rate = next((rate for rate in RATES if rate > ssgd), RATES[-1])
+    return {
+        "largest rate that trains: DPSGD / SSGD": ours / ssgd,
+        "largest rate that trains, SSGD": ssgd,
+        "largest rate that trains, DPSGD": ours,
+        "at the next rate: DPSGD - SSGD": points(
+            runs[f"dpsgd {next_rate:g}"].final, runs[f"ssgd {next_rate:g}"].final
+        ),
+        "at rate 1: DPSGD - SSGD": points(runs["dpsgd 1"].final, runs["ssgd 1"].final),
+    }
+
+
+TRAINED_LOCAL = (
+    Recipe(
+        name="diloco_quality",
+        paper="DiLoCo (Douillard et al., 2023)",
+        claim="As good as fully synchronous training with 500 times less communication, 8 workers.",
+        source="abstract",
+        setup=f"{DIGITS} No language model: a classifier. 8 workers, AdamW at rate 0.003, outer Nesterov at "
+        "rate 0.7 and momentum 0.9, batch 16, 100 epochs (1,012 steps each), so two outer steps at period "
+        "500 and 20 at period 50. Accuracy is that of the mean of all replicas in the end. Three seeds.",
+        how=EXACT,
+        figures=(
+            as_good("period 500: DiLoCo - synchronous", "as good"),
+            close("bytes: synchronous / DiLoCo", 500),
+            shown_only("period 50: DiLoCo - synchronous", unit="points"),
+            shown_only("period 50: local SGD - synchronous", unit="points"),
+            shown_only("one worker, as many steps - synchronous", unit="points"),
+        ),
+        trial=Trial(
+            cluster=linked(8, 1),
+            workers=8,
+            lr=0.003,
+            adamw=True,
+            epochs=100,
+            every=25,
+            sides={
+                "synchronous": Side(protocol="allreduce"),
+                "diloco 500": Side(protocol="diloco", settings={"period": 500}),
+                "diloco 50": Side(protocol="diloco", settings={"period": 50}),
+                "local 50": Side(protocol="local_sgd", settings={"period": 50}),
+                "one worker": Side(protocol="bsp", workers=1, epochs=12),
+            },
+        ),
+        judged=_diloco,
+        explained="One worker that trains as many steps alone, with an eighth of the samples, tells how "
+        "much there is to lose here: where it is as good, equal quality says little about DiLoCo.",
+        about_s=100,
+    ),
+    Recipe(
+        name="deepspark",
+        paper="DeepSpark and EASGD (Kim et al., 2016; Zhang et al., 2015)",
+        claim="Fewer exchanges at equal quality; better than DOWNPOUR.",
+        source="abstracts; no figure could be checked",
+        setup=f"{DIGITS} 4 workers, batch 16, 12 epochs, rate 0.05, momentum 0.9; an exchange with the "
+        "centre every 10 iterations (beta 0.9; DeepSpark: asynchronous, alpha 0.1), then every 50. On no "
+        "Spark: the engine only places processes. Accuracy of what each would save: the centre. Three "
+        "seeds.",
+        how=EXACT,
+        figures=(
+            as_good("EASGD, period 10: - all-reduce", "equal quality"),
+            as_good("DeepSpark (asynchronous), period 10: - all-reduce", "equal quality"),
+            better("EASGD - DOWNPOUR, period 10"),
+            shown_only("bytes: all-reduce / EASGD, period 10"),
+            shown_only("EASGD, period 50: - all-reduce", unit="points"),
+        ),
+        trial=Trial(
+            cluster=linked(4, 1, 'kind = "lognormal"\nmean_s = 0.1\nspread = 0.1'),
+            workers=4,
+            lr=0.05,
+            epochs=12,
+            sides={
+                "allreduce": Side(protocol="allreduce"),
+                "easgd 10": Side(protocol="easgd", settings={"period": 10}),
+                "easgd 50": Side(protocol="easgd", settings={"period": 50}),
+                "deepspark 10": Side(
+                    protocol="easgd", settings={"period": 10, "mode": "asynchronous", "alpha": 0.1}
+                ),
+                "downpour 10": Side(protocol="easgd", settings={"period": 10, "mode": "downpour"}),
+            },
+        ),
+        judged=_deepspark,
+        explained="A centre that is pulled a little towards each worker lags behind them: with long periods "
+        "and short runs that costs accuracy, which a longer run would win back. DOWNPOUR adds all workers' "
+        "displacements up, four times as far as their mean.",
+        about_s=45,
+    ),
+    Recipe(
+        name="dpsgd_large_rate",
+        paper="DPSGD and large rates (Zhang et al., 2021)",
+        claim="Trains at learning rates at which synchronous SGD (SSGD) diverges.",
+        source="abstract",
+        setup=f"{DIGITS} 16 workers, batch 16 each (256 in all), plain SGD at rates 1, 1.5, 2 and 3 without "
+        "warm-up, 15 epochs, random pairs. A rate trains if accuracy is 70 % or more in the end; if none "
+        "does, 0.5 is counted. Three seeds.",
+        how=EXACT,
+        figures=(
+            beyond("largest rate that trains: DPSGD / SSGD", "above 1"),
+            shown_only("largest rate that trains, SSGD", unit="count"),
+            shown_only("largest rate that trains, DPSGD", unit="count"),
+            shown_only("at the next rate: DPSGD - SSGD", unit="points"),
+            shown_only("at rate 1: DPSGD - SSGD", unit="points"),
+        ),
+        trial=Trial(
+            cluster=linked(16, 1),
+            workers=16,
+            lr=1.0,
+            momentum=0.0,
+            epochs=15,
+            sides={
+                **{f"ssgd {rate:g}": Side(protocol="allreduce", lr=rate) for rate in RATES},
+                **{
+                    f"dpsgd {rate:g}": Side(protocol="dpsgd", settings={"topology": "matching"}, lr=rate)
+                    for rate in RATES
+                },
+            },
+        ),
+        judged=_large_rate,
+        explained="While replicas differ, the mean moves as if the rate were smaller where the loss is "
+        "rough. A warm-up, which large-batch training has as a rule, does the same for SSGD.",
+        about_s=80,
+    ),
+)
