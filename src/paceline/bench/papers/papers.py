@@ -21,12 +21,13 @@ from paceline.bench.papers.recipe import Figure, Open, Recipe, Values
 from paceline.bench.papers.trained_local import TRAINED_LOCAL
 from paceline.bench.papers.trained_paced import TRAINED_PACED
 from paceline.bench.papers.trained_peers import TRAINED_PEERS
+from paceline.bench.papers.trained_split import TRAINED_SPLIT
 from paceline.bench.papers.training import Trained, Trainer
 from paceline.bench.papers.untried import UNTRIED
 from paceline.errors import unknown
 
 COMPUTED = (*PACED_RECIPES, *PEER_RECIPES, *PLANNED_RECIPES)
-RECIPES = (*COMPUTED, *TRAINED_PACED, *TRAINED_PEERS, *TRAINED_LOCAL)
+RECIPES = (*COMPUTED, *TRAINED_PACED, *TRAINED_PEERS, *TRAINED_LOCAL, *TRAINED_SPLIT)
 TRIED = {recipe.name: recipe for recipe in RECIPES}
 OPEN = {claim.name: claim for claim in UNTRIED}
 CANNOT = "cannot be judged here"

@@ -64,18 +64,17 @@ def _devices(fastest: float, speeds: tuple[int, ...]) -> ClusterProfile:
 
 
 def _layerwise(plan: BenchPlan) -> Values:
-    equal = Cluster(workers=4, compute=Fixed(0.3))
+    few, equal = 50 if plan.quick else 500, Cluster(workers=4, compute=Fixed(0.3))
     slow = Cluster(workers=4, compute=Fixed(0.3), slow={1: 2.0})
     return {
-        "equal: BP / layer-wise": [_batch_s("bp", equal, plan) / _batch_s("layerwise", equal, plan)],
-        "one stage x2: layer-wise / its own time": [_batch_s("layerwise", slow, plan) / 0.6],
-        "one stage x2: BP / layer-wise": [_batch_s("bp", slow, plan) / _batch_s("layerwise", slow, plan)],
+        "equal: BP / layer-wise": [batch_s("bp", equal, few) / batch_s("layerwise", equal, few)],
+        "one stage x2: layer-wise / its own time": [batch_s("layerwise", slow, few) / 0.6],
+        "one stage x2: BP / layer-wise": [batch_s("bp", slow, few) / batch_s("layerwise", slow, few)],
     }
 
 
-def _batch_s(name: str, cluster: Cluster, plan: BenchPlan) -> float:
+def batch_s(name: str, cluster: Cluster, few: int) -> float:
     """Seconds of one more batch once the pipeline is full: of twice as many batches, less once."""
-    few = 50 if plan.quick else 500
     pipelined, grid = make_pipeline(name), Grid({"stage": cluster.workers})
     took = [
         simulate_pipeline(name, pipelined, grid, cluster, iterations=each).result().seconds

@@ -17,7 +17,7 @@ import paceline
 from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.kept import keep
 from paceline.bench.papers import body
-from paceline.bench.papers.trial import Course, Judged, Trial, Work
+from paceline.bench.papers.trial import Course, Judged, SplitSide, Trial, Work
 from paceline.config import RunConfig
 from paceline.engines.control import Ended
 from paceline.engines.local import LocalEngine
@@ -29,6 +29,7 @@ from paceline.trace.events import Evaluated, Reported
 SAID_EVERY_S = 15.0
 PATIENCE_S = 900.0
 """One run takes seconds; longer than this is a fault."""
+SPLIT_BODY = Path(__file__).with_name("split_body.py")
 NOT_FINITE = "not finite"
 """What a run that diverged says of its gradient."""
 
@@ -112,6 +113,18 @@ class Trainer:
 
 def _config(work: Work, folder: Path) -> RunConfig:
     side, cluster = work.side, folder / "cluster.toml"
+    if isinstance(side, SplitSide):
+        return RunConfig(
+            run=folder.name,
+            folder=str(folder),
+            script=str(SPLIT_BODY),
+            args=work.args,
+            workers=work.workers,
+            mesh=side.mesh,
+            protocol=side.protocol,
+            settings=dict(side.settings),
+            seed=work.seed,
+        )
     cluster.write_text(work.cluster)
     return RunConfig(
         run=folder.name,

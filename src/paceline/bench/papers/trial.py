@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from hashlib import sha256
-from math import inf, isfinite
+from math import inf, isfinite, prod
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -39,6 +39,13 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     workers: int | None = None
 
 
+class SplitSide(Side, frozen=True, kw_only=True):
+    """A model that is split over a mesh: in real processes, whose times mean nothing."""
+
+    mesh: dict[str, int]
+    args: tuple[str, ...] = ()
+
+
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """What is the same for all sides."""
 
@@ -63,6 +70,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     def work(self, side: Side, seed: int, plan: BenchPlan) -> Work:
         """One run. A quick one only shows that the protocol trains."""
+        if isinstance(side, SplitSide):
+            return self._split_work(side, seed, plan)
         if plan.quick:
             return Work(
                 side=Side(protocol=side.protocol), workers=2, cluster="workers = 2", args=QUICK, seed=seed
@@ -77,6 +86,23 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         args = [str(each) for name, value in words.items() for each in (f"--{name}", value)]
         cluster = self.cluster.replace("{workers}", str(workers))
         return Work(side=side, workers=workers, cluster=cluster, args=(*args, *flags), seed=seed)
+
+    def _split_work(self, side: SplitSide, seed: int, plan: BenchPlan) -> Work:
+        """On digits or clicks, whatever else is there; a quick one has two workers."""
+        images, epochs = (64, 1) if plan.quick else (self.images, side.epochs or self.epochs)
+        if plan.quick:
+            side = msgspec.structs.replace(side, mesh=dict.fromkeys(side.mesh, 1) | {[*side.mesh][-1]: 2})
+        words: dict[str, float] = {
+            "images": images,
+            "epochs": epochs,
+            "batch": 8 if plan.quick else self.batch,
+            "seed": seed,
+        }
+        words |= {"lr": side.lr or self.lr, "momentum": self.momentum, "noise": self.noise}
+        args = tuple(f"--{name}={value}" for name, value in words.items())
+        return Work(
+            side=side, workers=prod(side.mesh.values()), cluster="", args=(*args, *side.args), seed=seed
+        )
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
