@@ -22,8 +22,9 @@ OPENING = """# The papers' claims, tried here
 Made by `scripts/papers_page.py` from [{record}](../benchmarks/{record}), not written by hand.
 `paceline bench papers` tries all of them again, and with the name of a recipe behind it one of them. The rule
 of each verdict stood in its recipe before it ran (`src/paceline/bench/papers/`). What is simulated, predicted
-or computed by a formula is called so. No verdict here is about accuracy: claims about it are in the last
-table, with what it would take to judge them.
+or computed by a formula is called so. Accuracy is that of small models with real gradients: it shows whether
+an effect exists and where it comes from, not how large it is for the published models. Differences of
+accuracies are in points of a hundred. What is not tried is in the last table, with what it would take.
 
 - command: `{command}`
 - machine: {cpu}, {cores} cores; load before the run {load:.1f}; {date}

@@ -34,7 +34,9 @@ def bench(
     data: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="For cluster: CIFAR-10 in its binary version (data_batch_1.bin, ...)."
+            metavar="DIR",
+            help="For cluster: CIFAR-10 in its binary version (data_batch_1.bin, ...). For papers: train on "
+            "it, and not on the digits.",
         ),
     ] = None,
     protocols: Annotated[

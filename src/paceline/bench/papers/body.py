@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -44,6 +45,7 @@ def options(words: Sequence[str] | None = None) -> argparse.Namespace:
     """What all are told."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, help="CIFAR-10; without it, the digits.")
+    parser.add_argument("--digits", type=Path, help="The same, read before; reading takes a while.")
     parser.add_argument("--images", type=int, default=20_000, help="at most so many to train on")
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation, of pixels from 0 to 1")
     parser.add_argument("--epochs", type=int, required=True)
@@ -57,8 +59,8 @@ def options(words: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def digits(noise: float, most: int) -> Data:
-    """Images of 8 x 8 pixels as rows, with noise that is always the same."""
+def read_digits() -> tuple[Tensor, Tensor]:
+    """The digits of scikit-learn: rows of 64 pixels from 0 to 1, and classes."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -67,13 +69,22 @@ def digits(noise: float, most: int) -> Data:
             "pip install 'paceline[demo]', or give --data DIR with CIFAR-10."
         ) from None
     images, classes = load_digits(return_X_y=True)
+    return torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(classes)
+
+
+def digits(told: argparse.Namespace) -> Data:
+    """Shuffled, with noise that is always the same."""
+    if told.digits is None:
+        images, classes = read_digits()
+    else:
+        kept = load_file(told.digits)
+        images, classes = kept["images"], kept["classes"]
     draw = torch.Generator().manual_seed(0)
     order = torch.randperm(len(classes), generator=draw)
-    x = torch.tensor(images, dtype=torch.float32)[order] / 16
-    x += noise * torch.randn(x.shape, generator=draw)
-    y = torch.tensor(classes)[order]
+    x, y = images[order], classes[order]
+    x += told.noise * torch.randn(x.shape, generator=draw)
     x, tests, y, answers = x[TESTS:], x[:TESTS], y[TESTS:], y[:TESTS]
-    return Data(TensorDataset(x[:most], y[:most]), tests, answers, lambda pixels: pixels)
+    return Data(TensorDataset(x[: told.images], y[: told.images]), tests, answers, lambda pixels: pixels)
 
 
 def pictures(folder: Path, images: int) -> Data:
@@ -99,7 +110,7 @@ def optimizer_of(told: argparse.Namespace, model: nn.Module) -> Optimizer:
 def train(pace: Any, told: argparse.Namespace) -> None:
     """The body."""
     torch.set_num_threads(1)
-    data = digits(told.noise, told.images) if told.data is None else pictures(told.data, told.images)
+    data = digits(told) if told.data is None else pictures(told.data, told.images)
     model = small(told.seed) if told.data is None else network(told.seed)
     optimizer = optimizer_of(told, model)
     loader = DataLoader(data.training, batch_size=told.batch, shuffle=True, drop_last=True)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 import paceline
+from paceline.bench.cluster import cifar
 from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.harness.record import BenchRow, Value
 from paceline.bench.kept import keep, read_kept
@@ -23,6 +24,7 @@ from paceline.bench.papers.trained_paced import TRAINED_PACED
 from paceline.bench.papers.trained_peers import TRAINED_PEERS
 from paceline.bench.papers.trained_split import TRAINED_SPLIT
 from paceline.bench.papers.training import Trained, Trainer
+from paceline.bench.papers.trial import SplitSide
 from paceline.bench.papers.untried import UNTRIED
 from paceline.errors import unknown
 
@@ -52,17 +54,21 @@ KEPT: Any = Tried | Trained
 
 
 def check_recipes(plan: BenchPlan) -> None:
-    """All that are named exist."""
+    """All that are named exist, and so do the images if some are."""
     for name in plan.recipes:
         if name not in TRIED and name not in OPEN:
             raise unknown("recipe", name, [*TRIED, *OPEN])
+    if plan.data is not None:
+        cifar.find(Path(plan.data))
 
 
 def papers(plan: BenchPlan, say: Say) -> list[BenchRow]:
     """Those asked for, or all."""
     chosen = [recipe for recipe in TRIED.values() if not plan.recipes or recipe.name in plan.recipes]
     found = _tried(chosen, plan, say)
-    rows = [row for recipe in chosen for row in _rows(recipe, found[recipe.name], plan.quick)]
+    rows = [
+        row for recipe in chosen for row in _rows(_on_images(recipe, plan), found[recipe.name], plan.quick)
+    ]
     return [
         *rows,
         *(_open_row(claim) for claim in OPEN.values() if not plan.recipes or claim.name in plan.recipes),
@@ -116,6 +122,18 @@ def _left_s(todo: list[Recipe], done_s: float, spent_s: float) -> float:
     """What the rest usually takes, times how much slower than usual it went so far."""
     usual = sum(recipe.about_s for recipe in todo)
     return usual * spent_s / done_s if done_s else usual
+
+
+def _on_images(recipe: Recipe, plan: BenchPlan) -> Recipe:
+    """What was trained on CIFAR-10 says so."""
+    trial = recipe.trial
+    if (
+        plan.data is None
+        or trial is None
+        or any(isinstance(side, SplitSide) for side in trial.sides.values())
+    ):
+        return recipe
+    return msgspec.structs.replace(recipe, how=f"{recipe.how}, CIFAR-10")
 
 
 def _rows(recipe: Recipe, values: Values, quick: bool) -> list[BenchRow]:

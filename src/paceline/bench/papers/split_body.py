@@ -7,6 +7,7 @@ the machine nor its cores change what is learned. Times of these runs mean nothi
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ def options() -> argparse.Namespace:
     """What all are told."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--clicks", action="store_true")
+    parser.add_argument("--digits", type=Path)
     parser.add_argument("--images", type=int, default=20_000, help="at most so many samples to train on")
     parser.add_argument("--noise", type=float, default=0.3)
     parser.add_argument("--epochs", type=int, required=True)
@@ -48,7 +50,7 @@ def deep(seed: int) -> nn.Sequential:
 
 def train_pipeline(pace: Any, told: argparse.Namespace) -> None:
     """Stages that wait for each other, or do not, as the protocol says."""
-    mesh, data, model = pace.mesh(stage=4), digits(told.noise, told.images), deep(told.seed)
+    mesh, data, model = pace.mesh(stage=4), digits(told), deep(told.seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=told.lr, momentum=told.momentum)
     loader = DataLoader(data.training, batch_size=told.batch, shuffle=True, drop_last=True)
     cuts = {4: (2, 4, 6), 2: (4,)}.get(mesh.size("stage"))

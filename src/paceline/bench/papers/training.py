@@ -12,12 +12,13 @@ from pathlib import Path
 from types import TracebackType
 
 import msgspec
+from safetensors.torch import save_file
 
 import paceline
 from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.kept import keep
 from paceline.bench.papers import body
-from paceline.bench.papers.trial import Course, Judged, SplitSide, Trial, Work
+from paceline.bench.papers.trial import Course, Judged, Side, SplitSide, Trial, Work
 from paceline.config import RunConfig
 from paceline.engines.control import Ended
 from paceline.engines.local import LocalEngine
@@ -67,11 +68,33 @@ class Trainer:
     def values(self, trial: Trial, judged: Judged) -> Values:
         """The figures of a trial, one value for each seed."""
         first, count = self._plan.seed, 1 if self._plan.quick else trial.seeds
+        rates = {name: self._best_rate(trial, name, side) for name, side in trial.sides.items()}
         todo = [
-            (seed, name, trial.work(side, seed, self._plan))
+            (seed, name, trial.work(side, seed, self._plan, rates[name]))
             for seed in range(first, first + count)
             for name, side in trial.sides.items()
         ]
+        courses = self._courses(todo)
+        values: Values = {}
+        for seed in sorted(courses):
+            for figure, value in judged(courses[seed]).items():
+                values.setdefault(figure, []).append(value)
+        return values
+
+    def _best_rate(self, trial: Trial, name: str, side: Side) -> float | None:
+        """What ends with the highest accuracy, with the first seed."""
+        if self._plan.quick or side.lr is not None or not trial.rates:
+            return None
+        finals = {
+            rate: self.course(trial.work(side, self._plan.seed, self._plan, rate)).final
+            for rate in trial.rates
+        }
+        best = max(finals, key=lambda rate: finals[rate])
+        self._say(f"  {name}: rate {best:g}, of {', '.join(f'{rate:g}' for rate in finals)}")
+        return best
+
+    def _courses(self, todo: list[tuple[int, str, Work]]) -> dict[int, dict[str, Course]]:
+        """All of them, with the time left every now and then."""
         courses: dict[int, dict[str, Course]] = {}
         began, said, new = time.monotonic(), time.monotonic(), 0
         for number, (seed, name, work) in enumerate(todo):
@@ -83,11 +106,7 @@ class Trainer:
                 )
             new += work.key not in self._known
             courses.setdefault(seed, {})[name] = self.course(work)
-        values: Values = {}
-        for seed in sorted(courses):
-            for figure, value in judged(courses[seed]).items():
-                values.setdefault(figure, []).append(value)
-        return values
+        return courses
 
     def course(self, work: Work) -> Course:
         """What is known of a run, or what it gives."""
@@ -101,7 +120,7 @@ class Trainer:
         self._number += 1
         folder = Path(self._folder.name) / f"run-{self._number}"
         folder.mkdir()
-        config = _config(work, folder)
+        config = self._with_digits(_config(work, folder))
         (folder / "config.json").write_bytes(msgspec.json.encode(config))
         engine = self._engine = self._engine or LocalEngine(body.__file__)
         engine.launch(config)
@@ -109,6 +128,16 @@ class Trainer:
         if ended is None:
             raise RunError(f"a run of {work.side.protocol} was not over after {PATIENCE_S:g} s.")
         return _course(folder, _trouble(folder, ended))
+
+    def _with_digits(self, config: RunConfig) -> RunConfig:
+        """They are read once: that takes longer than all else that a worker does before its first step."""
+        if "--data" in config.args:
+            return config
+        file = Path(self._folder.name) / "digits.safetensors"
+        if not file.exists():
+            images, classes = body.read_digits()
+            save_file({"images": images, "classes": classes}, file)
+        return msgspec.structs.replace(config, args=(*config.args, "--digits", str(file)))
 
 
 def _config(work: Work, folder: Path) -> RunConfig:

@@ -54,6 +54,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     sides: dict[str, Side]
     lr: float
+    rates: tuple[float, ...] = ()
+    """Learning rates that every side tries with the first seed; what ends best is kept. None: `lr`."""
     epochs: int
     batch: int = 16
     every: int = 5
@@ -68,7 +70,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """Of CIFAR-10, where it is trained on (`--data`); the rest of the recipe stays as it is."""
     image_epochs: int = 3
 
-    def work(self, side: Side, seed: int, plan: BenchPlan) -> Work:
+    def work(self, side: Side, seed: int, plan: BenchPlan, lr: float | None = None) -> Work:
         """One run. A quick one only shows that the protocol trains."""
         if isinstance(side, SplitSide):
             return self._split_work(side, seed, plan)
@@ -77,7 +79,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
                 side=Side(protocol=side.protocol), workers=2, cluster="workers = 2", args=QUICK, seed=seed
             )
         workers = side.workers or self.workers
-        words: dict[str, object] = {"batch": self.batch, "every": self.every, "lr": side.lr or self.lr}
+        words: dict[str, object] = {"batch": self.batch, "every": self.every, "lr": lr or side.lr or self.lr}
         words |= {"noise": self.noise, "seed": seed, "epochs": side.epochs or self.epochs}
         words["momentum"] = self.momentum if side.momentum is None else side.momentum
         if plan.data is not None:
