@@ -78,6 +78,25 @@ def test_the_merge_of_a_round_applies_the_round_before_only(workers: int, seed: 
     close(crew.models()[0], local.parameters()[0])
 
 
+@given(workers=st.integers(2, 4), seed=seeds, delays=st.lists(st.integers(0, 4), min_size=8, max_size=8))
+def test_a_round_of_no_fixed_length_ends_when_the_average_has_reached_everybody_and_not_before(
+    workers: int, seed: int, delays: list[int]
+) -> None:
+    """Averages take their time to each worker; nobody ever waits for one, and all part at the same moment."""
+
+    def travel(rank: int, lane: int) -> int:
+        return delays[(3 * rank + lane) % len(delays)]
+
+    crew = Crew(HPSGD(), workers, noisy(seed), seed=seed, travel=travel).run(20)
+    assert crew.waited == 0
+    merges = [[i for who, i, name in crew.log if (who, name) == (rank, "Wait")] for rank in range(workers)]
+    assert all(each == merges[0] for each in merges)
+    slowest = [max(travel(rank, lane) for rank in range(workers)) for lane in range(1, len(merges[0]) + 1)]
+    starts = [0, *merges[0]]
+    for longest, start, merge in zip(slowest, starts, merges[0], strict=False):
+        assert start + longest <= merge <= start + longest + 2  # those who looked too early look again
+
+
 @given(seed=seeds, length=st.integers(1, 4))
 def test_one_average_per_round_and_one_more_at_the_end(seed: int, length: int) -> None:
     crew = Crew(HPSGD(round_length=length), 3, noisy(seed), seed=seed).run(5 * length)

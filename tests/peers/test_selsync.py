@@ -210,6 +210,36 @@ def test_a_delta_of_zero_with_synchronised_momentum_is_still_bsp(seed: int) -> N
     assert crew.counts["average"] == 2 * 6
 
 
+def buffers(crew: Crew) -> list[float]:
+    return [float(worker.buffers[0][0]) for worker in crew.workers]
+
+
+def test_float_buffers_are_averaged_with_the_parameters_and_in_no_other_step() -> None:
+    """Window 1, constant gradients: the first step synchronises, and none later."""
+    crew = Crew(
+        SelSync(delta=0.01, window=1),
+        3,
+        lambda rank, i, x: torch.ones_like(x),
+        buffers=lambda rank: torch.full((2,), float(rank * rank), dtype=torch.float64),
+    )
+    crew.run(1)
+    assert buffers(crew) == pytest.approx([5 / 3] * 3)
+    for worker in crew.workers:
+        worker.buffers[0].fill_(float(worker.me.rank))
+    crew.run(3)
+    assert buffers(crew) == [0.0, 1.0, 2.0]
+
+
+def test_averaged_gradients_leave_float_buffers_to_their_workers() -> None:
+    crew = Crew(
+        SelSync(delta=0.0, window=1, aggregation="gradients"),
+        3,
+        noisy(1),
+        buffers=lambda rank: torch.full((2,), float(rank), dtype=torch.float64),
+    )
+    assert buffers(crew.run(4)) == [0.0, 1.0, 2.0]
+
+
 def remembered(crew: Crew, rank: int) -> Tensor:
     """A worker's momentum."""
     worker = crew.workers[rank]

@@ -26,6 +26,7 @@ presets = pytest.mark.parametrize("preset", list(READINGS))
 ranges = st.tuples(st.integers(0, 3), st.integers(0, 6)).map(lambda r: (r[0], r[0] + r[1]))
 RATIO_TWO = Schedule(workers=2, speeds=(8, 16), transient=0.0, iterations=60)
 """A persistently slow worker."""
+SLOW_PAIR = Schedule(workers=3, speeds=(2, 16, 16), transient=0.0, iterations=30)
 
 
 def reference(preset: Preset, lower: int, upper: int) -> ReferenceDSSP:
@@ -59,6 +60,29 @@ def test_lower_equal_to_upper_decides_event_for_event_as_ssp(
 ) -> None:
     dssp = [step.decision for step in drive(DSSP(staleness, staleness, preset), schedule)]
     assert dssp == [step.decision for step in drive(SSP(staleness), schedule)]
+
+
+@given(schedule=schedules(churn=False, workers=2), staleness=st.integers(0, 4))
+def test_figure2_with_lower_equal_to_upper_decides_as_ssp_for_two_workers(
+    schedule: Schedule, staleness: int
+) -> None:
+    """There is one worker to wait for, so its next push is the one that SSP waits for."""
+    dssp = [step.decision for step in drive(DSSP(staleness, staleness, "figure2"), schedule)]
+    assert dssp == [step.decision for step in drive(SSP(staleness), schedule)]
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_figure2_with_lower_equal_to_upper_is_not_ssp_for_three(staleness: int) -> None:
+    """Worker 0 is let go by the one slow worker it waits for, though the other is still where it was."""
+    pacer = Pacer(DSSP(staleness, staleness, "figure2"))
+    for worker in (0, 1, 2):
+        pacer.join(worker, 0.0)
+    for now in range(staleness):
+        assert pacer.push(0, float(now)).release == (0,)
+    assert pacer.push(0, 10.0).release == ()
+    slow = pacer.clocks.laggard()
+    assert pacer.push(slow, 11.0).gap == staleness + 1
+    assert max(step.decision.gap for step in drive(DSSP(1, 1, "figure2"), SLOW_PAIR)) > 2
 
 
 @given(schedule=schedules())

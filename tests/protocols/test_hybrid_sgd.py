@@ -165,14 +165,17 @@ def test_without_waiting_a_fast_worker_may_have_several_gradients_in_one_step() 
     assert (last.flushed, last.version, last.release) == ({0: 2.0, 1: 1.0}, 1, (1,))
 
 
-@pytest.mark.parametrize("reduce", ["mean", "sum"])
+@pytest.mark.parametrize(
+    ("reduce", "first", "kind"), [("sum", 2, "SUM"), ("sum", 3, "SUM"), ("mean", 2, "PART")]
+)
 @both_waits
-def test_the_buffer_is_reduced_as_asked(wait: Any, reduce: Any) -> None:
+def test_the_buffer_is_reduced_as_asked_also_when_it_holds_one_of_everybody(
+    wait: Any, reduce: Any, first: int, kind: str
+) -> None:
     schedule = Schedule(workers=3, iterations=6)
-    protocol = HybridSGD("constant", first=2, reduce=reduce, wait=wait)
+    protocol = HybridSGD("constant", first=first, reduce=reduce, wait=wait)
     steps = [step for step in drive(protocol, schedule) if step.decision.flushed and len(step.after) == 3]
-    kinds = {step.decision.flush for step in steps}
-    assert kinds == {Flush.SUM if reduce == "sum" else Flush.PART}  # of two of three
+    assert {step.decision.flush for step in steps} == {Flush[kind]}
 
 
 @pytest.mark.parametrize(("count", "steps"), [("gradients", 3), ("flushes", 4)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import fmean, pstdev
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +47,25 @@ def test_who_is_slower_than_a_suspect_is_suspect(speeds: dict[int, float]) -> No
 @pytest.mark.parametrize(("speed", "suspect"), [(0.5, True), (0.95, False)])
 def test_one_slow_worker_is_found_however_many_there_are(count: int, speed: float, suspect: bool) -> None:
     assert suspects(dict.fromkeys(range(1, count), 1.0) | {0: speed}, 0.1) == ({0} if suspect else set())
+
+
+@pytest.mark.parametrize(("speed", "suspect"), [(0.52, False), (0.48, True)])
+def test_among_workers_of_very_different_speeds_a_suspect_is_a_whole_deviation_below_the_mean(
+    speed: float, suspect: bool
+) -> None:
+    """Speeds 0.5 and 1.5 in equal numbers: mean 1, standard deviation 0.5; `slower` alone would take 0.9."""
+    many = {w: 0.5 if w % 2 else 1.5 for w in range(1000)}
+    assert (1000 in suspects(many | {1000: speed}, 0.1)) is suspect
+
+
+@given(speeds=speeds)
+def test_a_suspect_is_a_standard_deviation_below_the_mean(speeds: dict[int, float]) -> None:
+    """And whoever is clearly further below than that, and than the share, is one."""
+    far = pstdev(speeds.values())
+    limit = min(fmean(speeds.values()) - far, 0.9 * fmean(speeds.values()))
+    found = suspects(speeds, 0.1)
+    assert all(speeds[worker] <= limit + 1e-6 for worker in found)
+    assert all(worker in found for worker, speed in speeds.items() if speed < limit - 1e-6)
 
 
 def test_a_straggler_is_one_after_exactly_consecutive_windows_and_until_as_many_others() -> None:

@@ -37,13 +37,15 @@ class Books:
     def __init__(self, protocol: str, settings: dict[str, Any], workers: int = WORKERS, **dials: Any) -> None:
         model = nn.Linear(1, 1, bias=False).double()
         nn.init.zeros_(model.weight)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        correct = dials.get("correct", "none")
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.0 if correct == "none" else 0.5)
         layout = describe(model, list(model.parameters()))
         spec = describe_optimizer(optimizer, {id(model.weight): 0})
         weights = Segment.create(layout.weights_bytes, "weights")
         config = RunConfig(run="", folder="", workers=workers, **dials)
         ledger = Ledger(config, protocol, make(protocol, settings), lambda event: None)
         self.run = Run(ledger, ParameterStore(layout, spec, weights.bytes), weights, shared=False)
+        self.run.store.correct(correct)
         self.members = {
             rank: self._member(rank, [g.settings for g in spec.groups]) for rank in range(workers)
         }
@@ -58,11 +60,14 @@ class Books:
 
     def push(self, rank: int, gradient: float = 1.0) -> None:
         pushed = self.members[rank].pushed
-        pushed.flats[0].fill_(gradient)
+        pushed.views[0].fill_(gradient)
         decision = self.run.ledger.pacer.push(rank, 0.0)
         self._applier.carry_out(decision)
         for released in decision.release:
             self.run.held.set_aside(released)
+
+    def leave(self, rank: int) -> None:
+        self._applier.carry_out(self.run.ledger.pacer.leave(rank, 0.0))
 
     @property
     def moved(self) -> float:
@@ -106,6 +111,15 @@ def test_a_sum_at_all_workers_is_a_mean_at_that_many_times_the_rate() -> None:
         for each in books:
             each.push(rank, gradient=rank + 1.0)
     assert books[0].moved == pytest.approx(WORKERS * books[1].moved) == pytest.approx((1 + 2 + 3 + 4) / 4)
+
+
+def test_at_all_workers_a_sum_is_still_clipped_as_a_sum() -> None:
+    """Four gradients of 1: their sum is cut from 4 to 1, their mean is 1 already."""
+    for way, far in ((WAYS[0], 1 / WORKERS), (WAYS[3], 1.0)):
+        books = Books("hybrid_sgd", {"threshold": "constant", "first": 4} | way, clip_norm=1.0)
+        for rank in range(WORKERS):
+            books.push(rank)
+        assert books.moved == pytest.approx(far, rel=1e-5)
 
 
 @pytest.mark.parametrize("scale", ["none", "sqrt_K"])
@@ -160,3 +174,49 @@ def test_a_held_gradient_is_as_stale_as_it_is_when_it_is_applied() -> None:
     first, late, second = 2.0, 1.0 + 1 / 2, 2 * 1 / 2
     assert books.run.ledger.pacer.clocks.version == 4
     assert books.moved == pytest.approx(first + late + second)
+
+
+@pytest.mark.parametrize("damping", ["inverse", "sqrt", "exponential"])
+def test_a_gradient_that_missed_one_step_is_not_damped_and_one_that_missed_two_is(damping: str) -> None:
+    books = Books("asp", {}, damping=damping, weighting="sum")
+    for rank in (0, 1, 2):
+        books.push(rank)
+    left = dict(DAMPINGS)[damping](2)
+    assert left < 1
+    assert books.moved == pytest.approx(1.0 + 1.0 + left)
+
+
+def test_exponential_damping_counts_the_workers_that_are_there_now() -> None:
+    books = Books("asp", {}, damping="exponential", weighting="sum")
+    for rank in [0, 1] * 2:
+        books.push(rank)
+    books.leave(0)
+    books.leave(1)
+    before = books.moved
+    books.push(3)
+    assert books.moved - before == pytest.approx(exp(-4 / 2))
+
+
+@pytest.mark.parametrize(("damping", "left"), DAMPINGS, ids=[name for name, _ in DAMPINGS])
+def test_a_corrected_gradient_applied_at_once_is_damped_as_well(damping: str, left: Any) -> None:
+    """Rank 3 has no momentum of its own yet, so its step is its gradient."""
+    books = Books("asp", {}, damping=damping, weighting="sum", correct="dana")
+    for rank in [0, 1, 2] * 3:
+        books.push(rank)
+    before = books.moved
+    books.push(3)
+    assert books.moved - before == pytest.approx(left(9))
+
+
+@pytest.mark.parametrize(("damping", "left"), DAMPINGS, ids=[name for name, _ in DAMPINGS])
+def test_a_corrected_gradient_in_a_flush_is_damped_as_well(damping: str, left: Any) -> None:
+    """Against the same pushes undamped: of the last flush only rank 3's part is smaller."""
+
+    def far(damping: str) -> float:
+        settings = {"threshold": "constant", "first": 2, "reduce": "sum"}
+        books = Books("hybrid_sgd", settings, damping=damping, weighting="sum", correct="dana")
+        for rank in [0, 1, 0, 1, 0, 1, 0, 1, 3, 0]:
+            books.push(rank)
+        return books.moved
+
+    assert far("none") - far(damping) == pytest.approx(1.0 - left(4))

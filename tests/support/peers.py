@@ -71,10 +71,14 @@ class Crew:
         tensors: Sequence[int] = TENSORS,
         loss: Callable[[int, int], float | None] = lambda rank, iteration: 1.0 / (1 + iteration),
         rate: Callable[[int], float] | None = None,
+        travel: Callable[[int, int], int] = lambda rank, lane: 0,
     ) -> None:
-        """`loss`: what a rank's script reports; `rate`: the learning rate at an iteration, if it changes."""
+        """`loss`: what a rank's script reports; `rate`: the learning rate at an iteration, if it changes;
+        `travel`: iterations of a rank until what it has started, complete elsewhere, reaches it."""
         protocol.check(workers)
-        self.tensors, self.loss, self.rate = tensors, loss, rate
+        self.tensors, self.loss, self.rate, self.travel = tensors, loss, rate, travel
+        self.waited = 0
+        """How often somebody had to wait for what was still travelling."""
         self.compress, self.matrices = parse_compression(compress), matrices
         self.protocol, self.gradient, self.samples = protocol, gradient, samples
         self.random = Random(seed)
@@ -218,6 +222,8 @@ class _Worker:
         self.brought: dict[int, Any] = {}
         self.lanes = 0
         self.ready: dict[int, Any] = {}
+        self.reaches: dict[int, int] = {}
+        """The iteration in which what was started is here, by lane."""
         self.waits_for: int | None = None
         self.answer: Any = None
         self.given: list[FlatVector] = []
@@ -257,7 +263,7 @@ class _Worker:
             case Start():
                 self._start(operation.operation)
             case Test():
-                self.answer = operation.handle.lane in self.ready
+                self.answer = self.is_here(operation.handle.lane)
             case Wait():
                 self.waits_for, self.asleep = operation.handle.lane, True
                 self._take()
@@ -281,11 +287,16 @@ class _Worker:
 
     def arrived(self, lane: int, answer: Any) -> None:
         self.ready[lane] = answer
+        self.reaches[lane] = self.me.count + self.crew.travel(self.me.rank, lane)
         self._take()
+
+    def is_here(self, lane: int) -> bool:
+        return lane in self.ready and self.me.count >= self.reaches[lane]
 
     def _take(self) -> None:
         """Wake up if what it waits for is there."""
         if self.waits_for in self.ready:
+            self.crew.waited += not self.is_here(self.waits_for)
             answer = self.open(self.waits_for, self.ready.pop(self.waits_for))
             self.waits_for = None
             self.wake(answer)

@@ -11,7 +11,8 @@ slowest, and grants that many. A grant is spent before `lower` is looked at agai
 
 Invariant: with the presets `bounded` and `bounded_eager` a released worker is at most `upper`
 iterations ahead of the slowest, which is what the paper's Theorem 2 presupposes. `lower == upper`
-decides exactly as SSP(lower).
+decides exactly as SSP(lower), but not with `figure2`: there the next push of the one that was slowest
+ends a wait, though another may still be as slow. With two workers it is SSP there, too.
 
 Where we differ: the printed algorithm answers a granted push twice, grants one iteration too many
 and never enforces the upper bound; push times are recorded on every push, not only in the
