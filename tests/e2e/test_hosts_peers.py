@@ -12,7 +12,6 @@ import pytest
 
 from paceline.engines.local import LocalEngine
 from paceline.errors import ConfigError
-from paceline.protocols.core.peer import settles
 from paceline.protocols.settings import make_peer
 from paceline.trace.events import Evaluated, Exchanged, Note, Reported, WorkerLeft
 from support.hosts import Apart
@@ -239,7 +238,7 @@ def test_the_mean_of_all_replicas_is_evaluated_wherever_they_and_the_lead_are(
     apart.host(4 - here)
     far = trained(apart)
     assert len(far.of(Evaluated)) == 3
-    if not settles(make_peer(protocol, {})):  # where they do, some have and some have not
+    if not make_peer(protocol, {}).settles:  # where they do, some have and some have not
         assert last_seen(far) == last_seen(near)
     assert_equal(far.weights, near.weights)
 

@@ -12,7 +12,7 @@ from paceline.errors import ConfigError
 from paceline.protocols.peer.hpsgd import HPSGD
 from paceline.protocols.peer.local_sgd import LocalSGD
 from support.peers import Crew
-from support.problems import SIZE, Gradient, MakeOptimizer, adam, large_batch, momentum, noisy
+from support.problems import SIZE, Gradient, MakeOptimizer, adam, large_batch, momentum, noisy, sgd
 
 close = torch.testing.assert_close
 seeds = st.integers(0, 99)
@@ -124,9 +124,30 @@ def test_the_others_go_on_and_settle_when_one_dies(seed: int, dies: int) -> None
     assert crew.equal()
 
 
-def test_a_negative_length_is_refused() -> None:
+@pytest.mark.parametrize("optimizer", [sgd, momentum, adam])
+@given(workers=st.integers(1, 4), seed=seeds, length=st.integers(1, 4), iterations=st.integers(1, 12))
+def test_blocking_is_local_sgd_with_the_round_as_its_period(
+    optimizer: MakeOptimizer, workers: int, seed: int, length: int, iterations: int
+) -> None:
+    ours = Crew(HPSGD(round_length=length, blocking=True), workers, noisy(seed), optimizer=optimizer)
+    theirs = Crew(LocalSGD(period=length), workers, noisy(seed), optimizer=optimizer)
+    assert all(
+        torch.equal(x, y)
+        for x, y in zip(ours.run(iterations).parameters(), theirs.run(iterations).parameters(), strict=True)
+    )
+    assert ours.waited == 0
+    assert ours.counts == theirs.counts
+    close(ours.settle().models()[0], theirs.mean())
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigError, match="got -1"):
         HPSGD(round_length=-1)
+    with pytest.raises(ConfigError, match="got round_length=0, look_ahead=false"):
+        HPSGD(blocking=True)
+    with pytest.raises(ConfigError, match="look_ahead=true"):
+        HPSGD(round_length=2, blocking=True, look_ahead=True)
+    assert not HPSGD(round_length=2, blocking=True).caution(0.9)
 
 
 # Momentum.

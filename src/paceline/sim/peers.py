@@ -34,7 +34,7 @@ from paceline.protocols.core.operations import (
     Test,
     Wait,
 )
-from paceline.protocols.core.peer import Done, Me, life, settles
+from paceline.protocols.core.peer import Done, Me, life
 from paceline.protocols.core.peer_books import PeerBooks
 from paceline.protocols.rules.compression import FLOAT_BYTES, Compression, Treatment
 from paceline.protocols.settings import resolved
@@ -216,7 +216,7 @@ class PeerLoop:
             worker.position = position
             worker.compute_s = self._timing.compute_s(rank, self._now)
             self._plan(self._now + worker.compute_s, WAKE, rank, worker.me.parameters.clone())
-        elif settles(self._protocol):
+        elif self._protocol.settles:
             worker.life, worker.lane = self._protocol.settle(worker.me), SETTLING
             self._carry_out(self._meeting.retire(rank), None)
             self._plan(self._now, WAKE, rank)

@@ -73,14 +73,22 @@ class Peer:
 
     agrees: ClassVar[bool] = False
     """True when what stands for the workers is equal after every iteration: any of it is the model."""
-    sends_ahead: ClassVar[bool] = False
-    """True when vectors are under way between iterations, until `settle` brings them to an end."""
     overlaps: ClassVar[bool] = False
     """True when its first joint operation averages the gradient over all, weighted by samples, so that a
     fabric may begin with it while backward goes on."""
     in_unison: ClassVar[bool] = False
     """True when an iteration is no more than to average the gradient over all, by samples, and to step with
     that: then one model, stepped once, will do for all where memory is shared."""
+
+    @property
+    def sends_ahead(self) -> bool:
+        """Whether vectors are under way between iterations, until `settle` brings them to an end."""
+        return False
+
+    @property
+    def settles(self) -> bool:
+        """Whether there is something to bring to an end after the last iteration."""
+        return type(self).settle is not Peer.settle
 
     @property
     def level(self) -> bool:
@@ -155,11 +163,6 @@ class Peer:
 
 class Done:
     """An iteration is complete."""
-
-
-def settles(protocol: Peer) -> bool:
-    """Whether there is something to bring to an end."""
-    return type(protocol).settle is not Peer.settle
 
 
 def life(

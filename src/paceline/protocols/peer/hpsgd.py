@@ -7,7 +7,8 @@ Promise: nobody waits for bytes that travel within a round; every gradient moves
 
 Invariant: the agreed model (the snapshot) is the same on all workers after every merge, and is moved by the
 mean displacement of the round before; the replica then starts anew from it, and its own drift lives on in
-the displacement that was just sent off. Without overlap this is local SGD with the round as its period.
+the displacement that was just sent off. With `blocking` there is no overlap: all wait for the average of a
+round at its end, and this is local SGD with the round as its period.
 
 With momentum it is heavy ball with a delay, which the paper does not have (its code is plain SGD). For rounds
 of one and curvature c it is stable only for lr x c < 1 - momentum, where plain heavy ball allows
@@ -24,7 +25,6 @@ optimizer and schedule will do; and at the end what is under way is applied, the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from paceline.errors import ConfigError
 from paceline.protocols.core.operations import (
@@ -45,19 +45,28 @@ from paceline.protocols.peer.outer import begin, take_mean
 
 @dataclass(frozen=True, slots=True)
 class HPSGD(Peer):
-    sends_ahead: ClassVar[bool] = True
-
     round_length: int = 0
     """Iterations of a round. 0: a round ends when the average of the last one has reached everybody."""
     look_ahead: bool = False
     """Start a round ahead of the agreed model by what the worker itself has under way, not at it as the paper
     does: for optimizers with momentum, which the delay makes unstable."""
+    blocking: bool = False
+    """Wait for the average of a round at its end, without overlap, for comparison; needs a round_length."""
 
     def __post_init__(self) -> None:
         if self.round_length < 0:
             raise ConfigError(
                 f"HPSGD round_length must be >= 0, got {self.round_length}. Use 0 to let the network decide."
             )
+        if self.blocking and (self.look_ahead or not self.round_length):
+            raise ConfigError(
+                "HPSGD with blocking=true has nothing under way: it needs a round_length, and no look_ahead; "
+                f"got round_length={self.round_length}, look_ahead={str(self.look_ahead).lower()}."
+            )
+
+    @property
+    def sends_ahead(self) -> bool:
+        return not self.blocking
 
     @property
     def repeats(self) -> bool:
@@ -68,7 +77,7 @@ class HPSGD(Peer):
         return False
 
     def caution(self, momentum: float) -> str:
-        if not momentum or self.look_ahead:
+        if not momentum or self.look_ahead or self.blocking:
             return ""
         return (
             f"hpsgd applies gradients a round late, and with momentum {momentum:g} that is stable only for "
@@ -103,8 +112,11 @@ class HPSGD(Peer):
             take_mean(me, (yield Wait(me.private.under_way)))
             ahead = self.look_ahead
             me.parameters[:] = me.agreed.snapshot - moved if ahead else me.agreed.snapshot
+        if self.blocking:
+            take_mean(me, (yield Average(moved)))
+            me.parameters[:] = me.agreed.snapshot
         me.private.base[:] = me.parameters
-        me.private.under_way = yield Start(Average(moved))
+        me.private.under_way = None if self.blocking else (yield Start(Average(moved)))
         me.agreed.steps = 0
 
     def settle(self, me: Me) -> Steps:

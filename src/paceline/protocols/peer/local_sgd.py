@@ -9,6 +9,11 @@ Invariant: an averaging leaves the mean of the replicas as it was. With period=1
 with momentum and weight decay too (the update is linear), but not for Adam. The model is averaged
 after iterations period, 2*period, ...; float buffers with it. The optimizer's state stays every
 worker's own, and is kept across averagings unless `optimizer` says otherwise.
+
+Hierarchical (Lin et al.): with `group_size` workers also average within their group, every `group_period`
+iterations since the last averaging of all. Groups are of neighbouring ranks: those of one host, say. Members
+are equal after that, and the mean of a group, hence that of all, is left as it was. What optimizers remember
+is averaged or reset when all meet, not within a group.
 """
 
 from __future__ import annotations
@@ -17,8 +22,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.errors import ConfigError
-from paceline.protocols.core.operations import Compute, Reset, Step, Steps
-from paceline.protocols.core.peer import Me, Peer, average_optimizer
+from paceline.protocols.core.operations import Average, Compute, Reset, Step, Steps
+from paceline.protocols.core.peer import Me, Peer, average_buffers, average_optimizer
 from paceline.protocols.peer.outer import adopt, begin, check_period, displacement, move, take_mean
 
 
@@ -36,6 +41,10 @@ class LocalSGD(Peer):
 
     by_samples: bool = False
     """Weigh every worker's model by its samples since the last averaging; else all count alike."""
+    group_size: int = 0
+    """Workers of a group, by neighbouring ranks, that average among themselves in between; 0: no groups."""
+    group_period: int = 1
+    """Iterations between two averagings within a group."""
 
     def __post_init__(self) -> None:
         check_period("local SGD", self.period)
@@ -44,6 +53,18 @@ class LocalSGD(Peer):
                 f"every_until and warmup are numbers of iterations >= 0, got {self.every_until} "
                 f"and {self.warmup}."
             )
+        if self.group_size < 0 or self.group_period < 1 or (self.group_period > 1 and not self.group_size):
+            raise ConfigError(
+                f"local SGD needs group_size >= 2 workers (0: no groups) and group_period >= 1, which is for "
+                f"groups only; got {self.group_size} and {self.group_period}."
+            )
+
+    def check(self, workers: int) -> None:
+        if self.group_size == 1 or self.group_size > workers > 1:
+            raise ConfigError(
+                f"local SGD in groups of group_size={self.group_size} does not suit {workers} workers. Use "
+                f"2 to {workers}, or 0 for no groups."
+            )
 
     @property
     def plain_alone(self) -> bool:
@@ -51,22 +72,35 @@ class LocalSGD(Peer):
 
     def start(self, me: Me) -> None:
         begin(me)
-        me.agreed.since = me.private.samples = 0
+        me.agreed.since = me.private.samples = me.private.of_group = 0
 
     def iteration(self, me: Me) -> Steps:
         gradient = yield Compute()
         yield Step(gradient)
         me.agreed.since += 1
         me.private.samples += me.samples
+        me.private.of_group += me.samples
         if me.agreed.since >= self.period_at(me.count + 1):
             weight = me.private.samples if self.by_samples else 1.0
-            me.agreed.since = me.private.samples = 0
+            me.agreed.since = me.private.samples = me.private.of_group = 0
             yield from move(me, displacement(me), take_mean, weight=weight)
             adopt(me)
             if self.optimizer == "reset":
                 yield Reset()
             elif self.optimizer == "average":
                 yield from average_optimizer(me)
+        elif self.group_size and me.agreed.since % self.group_period == 0:
+            yield from self.average_group(me)
+
+    def average_group(self, me: Me) -> Steps:
+        """Let the members of this worker's group be equal."""
+        first = me.rank - me.rank % self.group_size
+        group = tuple(range(first, min(first + self.group_size, me.size)))
+        weight = me.private.of_group if self.by_samples else 1.0
+        me.private.of_group = 0
+        mean = yield Average(displacement(me), group, weight)
+        me.parameters[:] = me.agreed.snapshot - mean
+        yield from average_buffers(me, group, weight)
 
     def period_at(self, iteration: int) -> int:
         """The period in force at an iteration, counted from 1."""

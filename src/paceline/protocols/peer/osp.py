@@ -49,7 +49,6 @@ SHRINK, GROW = 0.9, 1.02
 @dataclass(frozen=True, slots=True)
 class OSP(Peer):
     agrees: ClassVar[bool] = True
-    sends_ahead: ClassVar[bool] = True
 
     overlap: float = 0.8
     """Largest share of the model's bytes that is averaged beside the next iteration; 0 is allreduce."""
@@ -81,6 +80,10 @@ class OSP(Peer):
                 f"OSP preview_until and small_bytes must be >= 0, got {self.preview_until} "
                 f"and {self.small_bytes}."
             )
+
+    @property
+    def sends_ahead(self) -> bool:
+        return True
 
     @property
     def repeats(self) -> bool:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from paceline.errors import RunStopped
 from paceline.protocols.core.meeting import SETTLING
 from paceline.protocols.core.operations import Operation
-from paceline.protocols.core.peer import Done, settles
+from paceline.protocols.core.peer import Done
 from paceline.runtime.checkpoints.peer_files import load_peer, save_peer
 from paceline.runtime.messages.workers import Meet
 from paceline.runtime.peer.carrier import Carrier
@@ -36,7 +36,7 @@ class PeerEnding:
 
     def settle(self) -> None:
         """Bring to an end what is under way, unless that was done when the run was stopped."""
-        if settles(self._peer.protocol) and not self._saved:
+        if self._peer.protocol.settles and not self._saved:
             self._settle()
 
     def _settle(self) -> None:
@@ -57,7 +57,7 @@ class PeerEnding:
         """An iteration is; if the run was stopped and this is the last, leave what it takes to go on."""
         self._iterations += 1
         if self._iterations == self._peer.until:
-            if settles(self._peer.protocol):
+            if self._peer.protocol.settles:
                 self._settle()
             self._save()
             self._saved = True

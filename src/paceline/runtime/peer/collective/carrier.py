@@ -27,7 +27,6 @@ from paceline.fabric.segment import Segment
 from paceline.protocols.core.meeting import call_of
 from paceline.protocols.core.operations import Average, Exchange, Handle, Mix
 from paceline.protocols.core.parts import Part
-from paceline.protocols.core.peer import settles
 from paceline.runtime.messages.workers import Carried, Joint, Meet, Met, Release, Show, Stand
 from paceline.runtime.peer.collective.buckets import Buckets
 from paceline.runtime.peer.collective.link import CollectiveLink
@@ -333,7 +332,7 @@ class CollectiveCarrier:
         self._binding.hand_back()
         if self._link.halted:
             return False
-        if not settles(self._peer.protocol):
+        if not self._peer.protocol.settles:
             self.tell(Meet(retires=True))
         return True
 
