@@ -17,9 +17,9 @@ def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="exchange, allreduce, store, network, hiding, cluster, pipeline, plans, sequence, "
-            "embedding, papers, death, lone, trace, simulator. Default: all of them; cluster only with "
-            "--data. After papers: which recipes, for instance papers dssp osp."
+            help="exchange, allreduce, store, network, hiding, cluster, fidelity, pipeline, plans, "
+            "sequence, embedding, papers, death, lone, trace, simulator. Default: all of them but fidelity; "
+            "cluster only with --data. After papers: which recipes, for instance papers dssp osp."
         ),
     ] = None,
     json: o.Json = False,
@@ -42,7 +42,7 @@ def bench(
     protocols: Annotated[
         str,
         typer.Option(
-            help="For cluster: which, comma separated, settings after colons, for instance "
+            help="For cluster and fidelity: which, comma separated, settings after colons, for instance "
             "bsp,bsp+balance,asp@0.06,asp+dana+gap,ssp:staleness=5 (@: learning rate; +: balanced batches or "
             "a correction). DDP is always among them. Default: all."
         ),
@@ -61,10 +61,11 @@ def bench(
     scenes: Annotated[
         str,
         typer.Option(
-            help="For cluster: which hosts and work, comma separated: unequal, equal, stalls, text; and with "
-            "--simulated decay, workers-4, workers-8, workers-16, workers-32."
+            help="For cluster: which hosts and work, comma separated: unequal (the default), equal, stalls, "
+            "text; and with --simulated decay, workers-4, workers-8, workers-16, workers-32. For fidelity: "
+            "which of unequal, equal and slow_first; default all."
         ),
-    ] = "unequal",
+    ] = "",
     seeds: Annotated[int, typer.Option(min=1, help="For cluster: so many seeds, from --seed on.")] = 1,
     rates: Annotated[
         str,
@@ -80,8 +81,8 @@ def bench(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="For cluster and papers: keep what each run gives in this file, and do not run again what "
-            "is in it.",
+            help="For cluster, fidelity and papers: keep what each run gives in this file, and do not run "
+            "again what is in it.",
         ),
     ] = None,
 ) -> None:

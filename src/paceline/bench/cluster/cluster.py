@@ -18,7 +18,7 @@ from paceline.bench.cluster import cifar
 from paceline.bench.cluster.ddp import NAME as DDP
 from paceline.bench.cluster.entries import Entry, entries, every_entry
 from paceline.bench.cluster.results import Results
-from paceline.bench.cluster.scene import QUICK, SCENES, Scene
+from paceline.bench.cluster.scene import QUICK, SCENES, UNEQUAL, Scene
 from paceline.bench.cluster.series import Series, run_all
 from paceline.bench.cluster.table import rows_of, told
 from paceline.bench.cluster.testbed import RealHosts
@@ -60,12 +60,13 @@ def scenes_of(plan: BenchPlan) -> list[Scene]:
     """The scenes to run them in."""
     if plan.quick:
         return [QUICK]
-    for name in plan.scenes:
+    names = plan.scenes or (UNEQUAL.name,)
+    for name in names:
         if name not in SCENES:
             raise unknown("scene", name, SCENES)
         if SCENES[name].virtual and not plan.simulated:
             raise ConfigError(f"scene {name!r} is for virtual time only. Add --simulated.")
-    return [_with_targets(SCENES[name], plan.targets) for name in plan.scenes]
+    return [_with_targets(SCENES[name], plan.targets) for name in names]
 
 
 def _with_targets(scene: Scene, targets: tuple[float, ...]) -> Scene:

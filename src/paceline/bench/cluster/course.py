@@ -28,6 +28,9 @@ from paceline.trace.events import AnyEvent, Decided, Evaluated, RunStarted, Work
 LATE = 1.1
 """A compute time of so many times the emulated one means that the emulation did not hold."""
 
+WARM = 3
+"""Pushes of a worker after which its pace is counted."""
+
 Judge = Callable[[Path], float]
 
 
@@ -63,10 +66,34 @@ class Figures(msgspec.Struct, frozen=True):
     """Workers that did not stay."""
     correct: str = NONE
     """What was done about stale gradients."""
+    steady_per_s: float = 0.0
+    """Samples/s without the beginning: every worker's own, from its third push to its last within the limit,
+    added up. So it makes no difference where in a round the time was up."""
 
     def to(self, target: float) -> Reached | None:
         """When an accuracy was reached."""
         return next((each for each in self.reached if each.target == target), None)
+
+
+class _Pace:
+    """One worker's pushes, once it is warm."""
+
+    def __init__(self) -> None:
+        self.pushes, self.samples, self.first, self.last = 0, 0, 0.0, 0.0
+
+    def push(self, t: float, samples: int) -> None:
+        """One more."""
+        self.pushes += 1
+        if self.pushes <= WARM:
+            self.first = t
+        else:
+            self.samples += samples
+        self.last = t
+
+    @property
+    def per_s(self) -> float:
+        """Samples."""
+        return self.samples / (self.last - self.first) if self.last > self.first else 0.0
 
 
 class AccuracyCourse:
@@ -79,6 +106,7 @@ class AccuracyCourse:
         self._began, self._now = math.inf, -math.inf
         self._samples, self._compute_s, self._pushes, self._late = 0, 0.0, 0, 0
         self._ranks: set[int] = set()
+        self._paces: dict[int, _Pace] = {}
         self._latest: deque[float] = deque(maxlen=SMOOTHED)
         self._judged: list[tuple[float, int, float]] = []
         self._lost: list[str] = []
@@ -127,6 +155,7 @@ class AccuracyCourse:
             ranks=frozenset(self._ranks),
             lost=tuple(self._lost),
             correct=self._correct,
+            steady_per_s=sum(pace.per_s for pace in self._paces.values()),
         )
 
     def _reached(self, target: float) -> list[Reached]:
@@ -150,7 +179,10 @@ class AccuracyCourse:
         self._ranks.add(event.pushed)
         self._began = min(self._began, event.t - event.compute_s)
         self._now = max(self._now, event.t)
-        self._samples += event.samples if event.fate != "drop" else 0
+        used = event.samples if event.fate != "drop" else 0
+        self._samples += used
+        if event.t - self._began <= self._scene.limit_s:
+            self._paces.setdefault(event.pushed, _Pace()).push(event.t, used)
         self._compute_s += event.compute_s
         self._pushes += 1
         self._late += not first and event.compute_s > LATE * self._scene.takes_s(event.pushed, event.samples)

@@ -86,4 +86,4 @@ class Results:
 
 def job_of(scene: Scene, entry: Entry, lr: float, seed: int, simulated: bool, version: str) -> Job:
     """The run of an entry in a scene."""
-    return Job(scene.name, entry.title, lr, seed, simulated, scene.fingerprint, version, scene.targets)
+    return Job(scene.name, entry.title, lr, seed, simulated, scene.setup(simulated), version, scene.targets)

@@ -7,10 +7,13 @@ import hashlib
 import msgspec
 
 from paceline.sim.cluster import Stall
+from paceline.sim.network.links import Fabric
 from paceline.testbed import HostSpec, Testbed
 
 MODEL_BYTES = 1_007_424
 """Of the CNN; the transformer has one hundredth more."""
+PAYLOAD = 1448 / 1514
+"""Of what a link carries, the share that is not headers of Ethernet, IP and TCP."""
 
 
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +65,13 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
         course = msgspec.structs.replace(self, targets=())
         return hashlib.sha256(msgspec.json.encode(course)).hexdigest()[:12]
 
+    def setup(self, simulated: bool) -> str:
+        """The fingerprint, and in virtual time how hosts are simulated."""
+        if not simulated:
+            return self.fingerprint
+        models = self.cluster("star") + self.cluster("ring")
+        return self.fingerprint + "-" + hashlib.sha256(models.encode()).hexdigest()[:12]
+
     def takes_s(self, rank: int, samples: int) -> float:
         """What a rank's device takes for so many samples."""
         return self.device_s * samples / self.batch * self.slow.get(rank, 1.0)
@@ -70,12 +80,13 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
         """Its hosts."""
         return Testbed.up({name: HostSpec(link_mbit=mbit) for name, mbit in self.links_mbit.items()})
 
-    def cluster(self) -> str:
+    def cluster(self, fabric: Fabric = "star") -> str:
         """The same for the simulator: the text of a cluster file."""
-        lines = [f"workers = {self.workers}", f"model_bytes = {MODEL_BYTES}"]
+        lines = [f"model_bytes = {MODEL_BYTES}", f'fabric = "{fabric}"']
         lines += ["[compute]", 'kind = "fixed"', f"mean_s = {self.device_s}"]
-        for rank, mbit in enumerate(self.links_mbit.values()):
-            lines += [f"[links.{rank}]", f"bandwidth_bytes_per_s = {mbit * 1e6 / 8}"] if mbit else []
+        for mbit in self.links_mbit.values():
+            lines.append("[[host]]")
+            lines += [f"bandwidth_bytes_per_s = {mbit * 1e6 / 8 * PAYLOAD:.0f}"] if mbit else []
         lines += ["[slow]", *(f"{rank} = {factor}" for rank, factor in self.slow.items())]
         if self.stall is not None:
             lines += ["[stall]", f"every_s = {self.stall.every_s}", f"length_s = {self.stall.length_s}"]

@@ -64,6 +64,7 @@ def train(pace: Any, told: argparse.Namespace) -> None:
     model, optimizer, loader, scheduler = pace.prepare(model, optimizer, loader, scheduler)
     look = measurer(told) if told.copies is None else keeper(told.copies)
     due, seen = told.every, deque[float](maxlen=SMOOTHED)
+    due = due if told.copies is not None else min(due, told.limit or due)
     for _ in pace.epochs(told.epochs or EPOCHS):
         for batch in loader:
             task.loss(model, batch).backward()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
 """What the benchmark of a small cluster trains: a CNN on images with SGD, a transformer on text with AdamW.
 
-Both models have 1.0 MB, which is less than DDP's first bucket holds. Accuracy is the share of right answers:
-of classes, or of next bytes.
+And one that has nothing to learn, where only times are looked at. All models have 1.0 MB, which is less than
+DDP's first bucket holds. Accuracy is the share of right answers: of classes, or of next bytes.
 """
 
 from __future__ import annotations
@@ -76,6 +76,25 @@ class Transformer(nn.Module):
         return F.linear(self.norm(hidden), self.embedding.weight)
 
 
+class Wide(nn.Module):
+    """Many weights and next to no work: for what is about times alone."""
+
+    def __init__(self, width: int = 250, out: int = 1000) -> None:
+        super().__init__()
+        self.wide = nn.Linear(width, out)
+
+    def forward(self, read: Tensor) -> Tensor:
+        """One number per sample, repeated."""
+        weighted: Tensor = self.wide(read.expand(-1, self.wide.in_features))
+        return weighted
+
+
+def wide(seed: int) -> Wide:
+    """The same for the same seed."""
+    torch.manual_seed(seed)
+    return Wide()
+
+
 def transformer(seed: int) -> Transformer:
     """The same for the same seed."""
     torch.manual_seed(seed)
@@ -121,5 +140,12 @@ TASKS = {
         lambda folder: TensorDataset(text.training_set()),
         _text_loss,
         _text_measure,
+    ),
+    "times": Task(
+        wide,
+        lambda model, lr: SGD(model.parameters(), lr=lr, momentum=0.9),
+        lambda folder: TensorDataset(torch.linspace(-1.0, 1.0, 256_000).unsqueeze(1)),
+        lambda model, batch: model(batch[0]).square().mean(),
+        lambda folder, count: lambda model: 0.0,
     ),
 }

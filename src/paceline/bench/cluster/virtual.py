@@ -1,7 +1,8 @@
 """Runs of the benchmark of a small cluster in virtual time: real gradients, simulated hosts.
 
-The load of the machine does not matter, and the same command gives the same figures. DDP is simulated as the
-protocol `allreduce`: everybody computes, then all do a ring all-reduce over the slowest link.
+The load of the machine does not matter, and the same command gives the same figures. Hosts share their links,
+as those of a testbed do. DDP is simulated as the protocol `allreduce` with vectors that go around: everybody
+computes, then all do a ring all-reduce.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from paceline.config import RunConfig
 from paceline.engines.control import Ended
 from paceline.engines.local import LocalEngine
 from paceline.errors import EngineLost, RunError
+from paceline.sim.network.links import Fabric
 from paceline.sim.request import ClusterRequest
 
 LOOK_S = 0.2
@@ -36,8 +38,11 @@ class VirtualHosts:
     def __init__(self, scene: Scene, data: Path, folder: Path) -> None:
         self._scene, self._data, self._folder = scene, data, folder
         self._judge = judge_of(scene, data)
-        self._cluster = folder / f"{scene.name}.toml"
-        self._cluster.write_text(scene.cluster())
+        self._clusters: dict[Fabric, Path] = {
+            fabric: folder / f"{scene.name}-{fabric}.toml" for fabric in ("star", "ring")
+        }
+        for fabric, path in self._clusters.items():
+            path.write_text(scene.cluster(fabric))
         self._engine: LocalEngine | None = None
         self._number = 0
 
@@ -53,7 +58,8 @@ class VirtualHosts:
     def run(self, job: Job, entry: Entry, bar: Bar) -> Outcome:
         """One run, to its end."""
         self._number += 1
-        config = self._config(job, STAND_IN if entry.protocol == DDP else entry)
+        ddp = entry.protocol == DDP
+        config = self._config(job, STAND_IN if ddp else entry, self._clusters["ring" if ddp else "star"])
         course = AccuracyCourse(self._scene, Path(config.folder), self._judge, limit_s=float("inf"))
         began, trouble = time.monotonic(), ""
         try:
@@ -90,7 +96,7 @@ class VirtualHosts:
             raise RunError(f"the run left no {weights}.")
         return self._judge(weights)
 
-    def _config(self, job: Job, entry: Entry) -> RunConfig:
+    def _config(self, job: Job, entry: Entry, cluster: Path) -> RunConfig:
         folder = self._folder / f"{job.scene}-{self._number}"
         folder.mkdir()
         config = RunConfig(
@@ -104,7 +110,7 @@ class VirtualHosts:
             balance=entry.balance,
             correct=entry.correct,
             seed=job.seed,
-            cluster=msgspec.to_builtins(ClusterRequest(file=str(self._cluster)), str_keys=True),
+            cluster=msgspec.to_builtins(ClusterRequest(file=str(cluster)), str_keys=True),
         )
         (folder / "config.json").write_bytes(msgspec.json.encode(config))
         return config

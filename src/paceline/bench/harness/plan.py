@@ -17,13 +17,13 @@ class BenchPlan(msgspec.Struct, frozen=True):
     data: str | None = None
     """Folder with CIFAR-10, for `cluster`."""
     protocols: tuple[str, ...] = ()
-    """What `cluster` runs; empty: everything."""
+    """What `cluster` and `fidelity` run; empty: everything."""
     torchrec: str | None = None
     """Folder into which TorchRec was installed, for `embedding`; None: where Python finds it."""
     simulated: bool = False
     """Whether `cluster` runs in virtual time."""
-    scenes: tuple[str, ...] = ("unequal",)
-    """Which hosts and work `cluster` has."""
+    scenes: tuple[str, ...] = ()
+    """Which hosts and work `cluster` has, and which testbeds `fidelity`; none: the unequal ones, and all."""
     seeds: int = 1
     """How many seeds, from `seed` on, `cluster` runs with."""
     rates: tuple[float, ...] = ()
@@ -31,7 +31,7 @@ class BenchPlan(msgspec.Struct, frozen=True):
     targets: tuple[float, ...] = ()
     """Accuracies that `cluster` waits for; none: the scene's."""
     results: str | None = None
-    """Where `cluster` and `papers` keep what each run gave, and find what need not run again."""
+    """Where `cluster`, `fidelity` and `papers` keep what each run gave, and find what need not run again."""
     recipes: tuple[str, ...] = ()
     """What `papers` tries; empty: everything."""
 

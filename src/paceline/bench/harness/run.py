@@ -12,6 +12,8 @@ import msgspec
 from paceline.bench.cluster.cluster import check as check_cluster
 from paceline.bench.cluster.cluster import cluster
 from paceline.bench.embedding import embedding
+from paceline.bench.fidelity.fidelity import check as check_fidelity
+from paceline.bench.fidelity.fidelity import fidelity
 from paceline.bench.harness.machine import copy_bandwidth, look_around
 from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.harness.record import BenchRecord, BenchRow, today
@@ -95,6 +97,17 @@ BENCHMARKS = {
         cluster,
         check_cluster,
     ),
+    "fidelity": Benchmark(
+        "Samples/s of every protocol as simulated (exact simulation: the same script, virtual time) and as "
+        "measured on the hosts of a testbed with one worker each: four hosts, devices that take 150 ms for a "
+        "batch of 64, a model of 1 MB. *unequal*: links of 1 Gbit/s, but 100 Mbit/s to the last host; the "
+        "third device takes 300 ms. *equal*: four alike. *slow_first*: 100 Mbit/s to the first host, which "
+        "has the store and the place where peers meet, so everything crosses that link. Nothing is "
+        "evaluated. Samples/s are every worker's own, from its third push to its last, added up. The "
+        "figure is how far the simulated ones are from those measured.",
+        fidelity,
+        check_fidelity,
+    ),
     "pipeline": Benchmark(
         "Seconds per batch of four equal blocks on four workers with emulated devices, forward one unit of "
         "time (60 ms) and backward two: pipelines whose stages do not wait, against what theory allows, and "
@@ -145,8 +158,9 @@ BENCHMARKS = {
 
 
 def chosen(names: Iterable[str], plan: BenchPlan) -> list[str]:
-    """The benchmarks asked for, checked; without a name all, but for what the plan has no data for."""
-    names = list(names) or [name for name in BENCHMARKS if name != "cluster" or plan.data is not None]
+    """The benchmarks asked for, checked; without a name all, but fidelity, and cluster without data."""
+    usual = (name for name in BENCHMARKS if name != "fidelity")
+    names = list(names) or [name for name in usual if name != "cluster" or plan.data is not None]
     if plan.simulated and names != ["cluster"]:
         raise ConfigError(f"--simulated is for cluster alone, got {', '.join(names)}. Use bench cluster.")
     for name in names:

@@ -16,7 +16,10 @@ from math import inf
 from typing import NamedTuple
 
 TINY = 1e-9
-"""Of a bandwidth, or of a transfer: what is left over by rounding."""
+"""Of a bandwidth: what is left over by rounding."""
+MANY, GRAIN = 64, 0.01
+"""A pipe that remembers more stretches of time than so many joins those that differ by so little of its
+bandwidth. Else thousands of transfers at once, none of which it slows down, would each be looked through."""
 
 
 class Pipe:
@@ -53,14 +56,25 @@ class Pipe:
         for index in range(first, last):
             self._taken[index] += rate
         for index in range(min(last, len(self._times) - 1), max(first, 1) - 1, -1):
-            if abs(self._taken[index] - self._taken[index - 1]) <= TINY * self.rate:
-                del self._times[index], self._taken[index]
+            self._merge(index)
 
     def forget(self, before: float) -> None:
         """What was before then is of no use any more."""
         index = bisect_right(self._times, before) - 1
         if index > 0:
             del self._times[:index], self._taken[:index]
+
+    def _merge(self, index: int) -> None:
+        """Let two stretches be one if they are nearly the same. All bytes stay on record."""
+        times, taken = self._times, self._taken
+        last = index == len(times) - 1
+        grain = TINY if last or len(times) <= MANY else GRAIN
+        if abs(taken[index] - taken[index - 1]) > grain * self.rate:
+            return
+        if not last:
+            before, after = times[index] - times[index - 1], times[index + 1] - times[index]
+            taken[index - 1] = (before * taken[index - 1] + after * taken[index]) / (before + after)
+        del times[index], taken[index]
 
     def _cut(self, at: float) -> int:
         index = bisect_left(self._times, at)
