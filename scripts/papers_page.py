@@ -1,8 +1,9 @@
-"""Writes docs/papers.md from the newest record of `paceline bench papers` in benchmarks/.
+"""Writes docs/papers.md from the records of `paceline bench papers` in benchmarks/ and the list of recipes.
 
     paceline bench papers --record && .venv/bin/python scripts/papers_page.py
 
-Nothing in the page is written by hand but its opening.
+Every recipe is shown as the newest record has it whose set-up and rule are still the recipe's; a record may
+hold some recipes only. Nothing in the page is written by hand but its opening.
 """
 
 from __future__ import annotations
@@ -14,83 +15,120 @@ from pathlib import Path
 import msgspec
 
 from paceline.bench.harness.record import BenchRecord, BenchRow
+from paceline.bench.papers.papers import OPEN, TRIED
+from paceline.bench.papers.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, RECORDS = ROOT / "docs" / "papers.md", ROOT / "benchmarks"
 OPENING = """# The papers' claims, tried here
 
-Made by `scripts/papers_page.py` from [{record}](../benchmarks/{record}), not written by hand.
-`paceline bench papers` tries all of them again, and with the name of a recipe behind it one of them. The rule
-of each verdict stood in its recipe before it ran (`src/paceline/bench/papers/`). What is simulated, predicted
-or computed by a formula is called so. Accuracy is that of small models with real gradients: it shows whether
-an effect exists and where it comes from, not how large it is for the published models. Differences of
-accuracies are in points of a hundred. What is not tried is in the last table, with what it would take.
+Made by `scripts/papers_page.py` from the records of `paceline bench papers`, not written by hand. The command
+tries all of them again, and with the name of a recipe behind it one of them. The rule of each verdict stood
+in its recipe before it ran (`src/paceline/bench/papers/`). What is simulated, predicted or computed by a
+formula is called so. Accuracy is that of small models with real gradients: it shows whether an effect exists
+and where it comes from, not how large it is for the published models. Differences of accuracies are in points
+of a hundred. What is not tried is in the last tables, with what it would take.
 
-- command: `{command}`
-- machine: {cpu}, {cores} cores; load before the run {load:.1f}; {date}
-- verdicts: {verdicts}
+Verdicts: {verdicts}.
+
+{records}
 """
 
+Found = dict[str, tuple[Path, list[BenchRow]]]
+"""By recipe: the record, and its rows there."""
 
-def newest() -> Path:
-    """The last record of the benchmark: by date, then by number."""
+
+def in_order() -> list[Path]:
+    """All records of the benchmark: by date, then by number."""
 
     def order(path: Path) -> tuple[str, int]:
         date, number = re.fullmatch(r"(\d+-\d+-\d+)-papers(?:-(\d+))?", path.stem).groups()  # type: ignore[union-attr]
         return date, int(number or 1)
 
-    return max(RECORDS.glob("*-papers*.json"), key=order)
+    return sorted(RECORDS.glob("*-papers*.json"), key=order)
 
 
-def page(path: Path) -> str:
-    """The whole page from one record."""
-    record = msgspec.json.decode(path.read_bytes(), type=BenchRecord)
-    tried = [row for row in record.rows if row.value is not None]
-    untried = [row for row in record.rows if row.value is None]
-    verdicts = Counter(row.notes["verdict"] for row in tried if row.notes)
-    verdicts["cannot be judged here"] += len(untried)
-    machine = record.machine
+def read(path: Path) -> BenchRecord:
+    """One record."""
+    return msgspec.json.decode(path.read_bytes(), type=BenchRecord)
+
+
+def found(records: dict[Path, BenchRecord]) -> Found:
+    """Each recipe in the newest record that fits it."""
+    newest: Found = {}
+    for path, record in records.items():
+        for name, recipe in TRIED.items():
+            rows = [row for row in record.rows if row.case["recipe"] == name and row.value is not None]
+            if rows and fits(recipe, rows[0]):
+                newest[name] = path, rows
+    return newest
+
+
+def fits(recipe: Recipe, first: BenchRow) -> bool:
+    """Whether what was recorded is what the recipe would try now."""
+    return (first.notes["set-up"], first.notes["rule"]) == (recipe.setup, recipe.rule)
+
+
+def page() -> str:
+    """The whole page."""
+    records = {path: read(path) for path in in_order()}
+    tried = found(records)
+    verdicts = Counter(rows[0].notes["verdict"] for _, rows in tried.values())
+    verdicts["not tried"] = len(OPEN) + len(TRIED) - len(tried)
+    used = [path for path in records if any(path == other for other, _ in tried.values())]
     opening = OPENING.format(
-        record=path.with_suffix(".md").name,
-        command=record.command,
-        cpu=machine.cpu,
-        cores=machine.cores,
-        load=machine.load,
-        date=record.date,
         verdicts=", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items())),
+        records="\n".join(told(path, records[path]) for path in used),
     )
-    sections = [section(row, tried) for row in tried if row.notes]
-    return "\n".join([opening, *sections, *_untried(untried), ""])
+    sections = [section(name, *tried[name]) for name in TRIED if name in tried]
+    return "\n".join([opening, *sections, *_missing(tried), *_open(), ""])
 
 
-def section(first: BenchRow, rows: list[BenchRow]) -> str:
-    """One recipe."""
-    name, notes = str(first.case["recipe"]), first.notes
-    lines = [f"## {name}: {notes['verdict']}", "", f"{first.case['paper']}. {notes[name]}", ""]
+def told(path: Path, record: BenchRecord) -> str:
+    """Where a record comes from."""
+    name, machine = path.with_suffix(".md").name, record.machine
+    return (
+        f"- [{name}](../benchmarks/{name}): `{record.command}`; {machine.cpu}, {machine.cores} cores, load "
+        f"before the run {machine.load:.1f}, {record.date}"
+    )
+
+
+def section(name: str, path: Path, rows: list[BenchRow]) -> str:
+    """One recipe. Explanations are today's."""
+    first, notes, recipe = rows[0], rows[0].notes, TRIED[name]
+    lines = [f"## {name}: {notes['verdict']}", "", f"{recipe.paper}. {recipe.claim}", ""]
     lines += ["| figure | published | here | over seeds | verdict |", "|---|---|---|---|---|"]
     for row in rows:
-        if row.case["recipe"] == name:
-            cells = ("claimed", "published", "", "over seeds", "verdict")
-            shown = [str(row.case.get(cell, "")) if cell else row.shown for cell in cells]
-            lines.append(f"| {' | '.join(shown)} |")
+        cells = ("claimed", "published", "", "over seeds", "verdict")
+        shown = [str(row.case.get(cell, "")) if cell else row.shown for cell in cells]
+        lines.append(f"| {' | '.join(shown)} |")
     lines += ["", f"*{first.case['how']}.* {notes['set-up']} Published: {notes['source']}.", ""]
-    return "\n".join([*lines, f"Rule: {notes['rule']}.", "", notes["explained"], ""])
+    return "\n".join([*lines, f"Rule: {notes['rule']}.", "", recipe.explained, "", f"From {path.stem}.", ""])
 
 
-def _untried(rows: list[BenchRow]) -> list[str]:
+def _missing(tried: Found) -> list[str]:
+    """Recipes that are written and were not run, or not as they are now."""
+    missing = [recipe for name, recipe in TRIED.items() if name not in tried]
+    head = ["## Written and not run yet", "", "| recipe | paper | claim | set-up |", "|---|---|---|---|"]
+    lines = [f"| `{each.name}` | {each.paper} | {each.claim} | {each.setup} |" for each in missing]
+    return [*head, *lines, ""] if missing else []
+
+
+def _open() -> list[str]:
     head = [
         "## Cannot be judged here yet",
         "",
-        "| recipe | paper | claim | published | why, and what it takes |",
+        "| claim | paper | published | why, and what it takes |",
+        "|---|---|---|---|",
     ]
     lines = [
-        f"| `{row.case['recipe']}` | {row.case['paper']} | {row.case['claimed']} | {row.case['published']} "
-        f"| {row.remark} |"
-        for row in rows
+        f"| `{name}`: {claim.claim} | {claim.paper} | {claim.source} | {claim.reason}. It would take: "
+        f"{claim.takes}. |"
+        for name, claim in OPEN.items()
     ]
-    return [*head, "|---|---|---|---|---|", *lines]
+    return [*head, *lines]
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(newest()))
-    print(f"wrote {PAGE.relative_to(ROOT)} from {newest().relative_to(ROOT)}")
+    PAGE.write_text(page())
+    print(f"wrote {PAGE.relative_to(ROOT)}")

@@ -1,9 +1,11 @@
-"""The page of the papers' claims is what its script makes of the newest record."""
+"""The page of the papers' claims is what its script makes of the records and the recipes."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+
+import msgspec
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -11,5 +13,14 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import papers_page  # noqa: E402
 
 
-def test_the_page_is_what_the_newest_record_gives() -> None:
-    assert papers_page.page(papers_page.newest()) == papers_page.PAGE.read_text()
+def test_the_page_is_what_records_and_recipes_give() -> None:
+    assert papers_page.page() == papers_page.PAGE.read_text()
+
+
+def test_a_record_of_another_set_up_or_rule_is_not_shown_as_the_recipes() -> None:
+    records = {path: papers_page.read(path) for path in papers_page.in_order()}
+    _, rows = papers_page.found(records)["ssp"]
+    for note in ("set-up", "rule"):
+        other = msgspec.structs.replace(rows[0], notes=rows[0].notes | {note: "another"})
+        assert papers_page.fits(papers_page.TRIED["ssp"], rows[0])
+        assert not papers_page.fits(papers_page.TRIED["ssp"], other)

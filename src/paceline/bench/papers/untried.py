@@ -18,14 +18,6 @@ UNTRIED = (
         takes="`bench strategies`, which compares them in real processes; about 15 minutes",
     ),
     Open(
-        name="ds_sync",
-        paper="DS-Sync (Wang et al., 2022)",
-        claim="up to 94 % faster than existing ways",
-        source="abstract of the second version; its tables could not be read",
-        reason="the gain comes from shared uplinks, which the simulator has not",
-        takes="a testbed of two racks with a throttled uplink (root); about 15 minutes",
-    ),
-    Open(
         name="dsp_throughput",
         paper="Dynamic sequence parallelism (Zhao et al., 2024)",
         claim="32.2 % to 10 times the throughput of the embedded methods",
