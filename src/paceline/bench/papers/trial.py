@@ -93,7 +93,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         """On digits or clicks, whatever else is there; a quick one has two workers."""
         images, epochs = (64, 1) if plan.quick else (self.images, side.epochs or self.epochs)
         if plan.quick:
-            side = msgspec.structs.replace(side, mesh=dict.fromkeys(side.mesh, 1) | {[*side.mesh][-1]: 2})
+            mesh = dict.fromkeys(side.mesh, 1) | {[*side.mesh][-1]: 2}
+            side = msgspec.structs.replace(side, mesh=mesh, args=side.args[:1])
         words: dict[str, float] = {
             "images": images,
             "epochs": epochs,
