@@ -121,7 +121,7 @@ def test_final_accuracy_is_compared_in_points_and_time_as_a_ratio() -> None:
     scene = msgspec.structs.replace(SCENE, targets=(), epochs=1)
     results, what = Results(None), series("asp", scene=scene)
     for entry, seconds, accuracy in (("ddp", 40.0, 0.58), ("asp", 20.0, 0.57)):
-        job = job_of(scene, parse_entry(entry), 0.06, 0, False, "1")
+        job = job_of(scene, parse_entry(entry).title, 0.06, 0, False, "1")
         figures = msgspec.structs.replace(FIGURES, seconds=seconds, accuracy=accuracy, reached=())
         results.add(Outcome(job=job, figures=figures))
     row = rows_of(what, results)[1]
@@ -129,7 +129,7 @@ def test_final_accuracy_is_compared_in_points_and_time_as_a_ratio() -> None:
 
 
 def test_a_rank_that_took_no_part_is_missed() -> None:
-    results, job = Results(None), job_of(SCENE, parse_entry("ddp"), 0.06, 0, False, "1")
+    results, job = Results(None), job_of(SCENE, "ddp", 0.06, 0, False, "1")
     results.add(Outcome(job=job, figures=msgspec.structs.replace(FIGURES, ranks=frozenset({0}))))
     assert "only ranks [0] took part" in rows_of(series("ddp"), results)[0].remark
 

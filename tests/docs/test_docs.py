@@ -26,10 +26,11 @@ BIN = Path(sys.executable).parent
 RUN_ELSEWHERE = (
     "make ",
     "paceline bench cluster --quick --protocols bsp",
+    "paceline bench peers --quick",
     "paceline bench cluster --simulated --quick --protocols asp,bsp",
 )
 """`make test` is what runs this file; `make demo` is tried from a fresh clone; the benchmarks take long, and
-tests/bench/test_cluster.py runs them and looks at what they find."""
+tests/bench/test_cluster.py and test_peers.py run them and look at what they find."""
 
 TESTBED = "lab"
 """The one that the pages make."""

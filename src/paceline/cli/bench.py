@@ -17,9 +17,9 @@ def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="exchange, allreduce, store, network, hiding, cluster, fidelity, pipeline, plans, "
-            "sequence, embedding, papers, death, lone, trace, simulator. Default: all of them but fidelity; "
-            "cluster only with --data. After papers: which recipes, for instance papers dssp osp."
+            help="exchange, allreduce, store, network, hiding, cluster, fidelity, peers, pipeline, plans, "
+            "sequence, embedding, papers, death, lone, trace, simulator. Default: all of them but fidelity "
+            "and peers; cluster only with --data. After papers: which recipes, for instance papers dssp osp."
         ),
     ] = None,
     json: o.Json = False,
@@ -35,8 +35,8 @@ def bench(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="For cluster: CIFAR-10 in its binary version (data_batch_1.bin, ...). For papers: train on "
-            "it, and not on the digits.",
+            help="For cluster and peers: CIFAR-10 in its binary version (data_batch_1.bin, ...). For papers: "
+            "train on it. Without it, peers and papers train on the digits.",
         ),
     ] = None,
     protocols: Annotated[
@@ -44,7 +44,8 @@ def bench(
         typer.Option(
             help="For cluster and fidelity: which, comma separated, settings after colons, for instance "
             "bsp,bsp+balance,asp@0.06,asp+dana+gap,ssp:staleness=5 (@: learning rate; +: balanced batches or "
-            "a correction). DDP is always among them. Default: all."
+            "a correction). DDP is always among them. Default: all. For peers: these, and ddp, "
+            "post_local_sgd, fsdp2, rpc, ray, torchft, torchft_diloco, hivemind, deepspeed, horovod, byteps."
         ),
     ] = "",
     torchrec: Annotated[
@@ -53,6 +54,14 @@ def bench(
             metavar="DIR",
             help="For embedding: where TorchRec was installed with pip install --no-deps --target. Without "
             "it, it is looked for where Python looks, and left out if it is not there.",
+        ),
+    ] = None,
+    rivals: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="For peers: a folder that scripts/rivals has filled, with an interpreter for each rival "
+            "that is no part of torch. Without it, they are looked for where Python looks.",
         ),
     ] = None,
     simulated: Annotated[
@@ -66,23 +75,25 @@ def bench(
             "which of unequal, equal and slow_first; default all."
         ),
     ] = "",
-    seeds: Annotated[int, typer.Option(min=1, help="For cluster: so many seeds, from --seed on.")] = 1,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="For cluster and peers: so many seeds, from --seed on.")
+    ] = 1,
     rates: Annotated[
         str,
         typer.Option(
-            help="For cluster: learning rates to try, comma separated. The first seed decides which is an "
-            "entry's best. DDP keeps its own."
+            help="For cluster and peers: learning rates to try, comma separated. The first seed decides "
+            "which is an entry's best. In cluster, DDP keeps its own."
         ),
     ] = "",
     targets: Annotated[
-        str, typer.Option(help="For cluster: accuracies to reach, for instance 0.42,0.5.")
+        str, typer.Option(help="For cluster and peers: accuracies to reach, for instance 0.42,0.5.")
     ] = "",
     results: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="For cluster, fidelity and papers: keep what each run gives in this file, and do not run "
-            "again what is in it.",
+            help="For cluster, peers, fidelity and papers: keep what each run gives in this file, and do not "
+            "run again what is in it.",
         ),
     ] = None,
 ) -> None:
@@ -115,6 +126,7 @@ def bench(
             rates=_numbers(rates, "--rates"),
             targets=_numbers(targets, "--targets"),
             torchrec=None if torchrec is None else str(torchrec),
+            rivals=None if rivals is None else str(rivals),
             results=None if results is None else str(results),
         )
         records = []

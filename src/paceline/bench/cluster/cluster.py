@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from paceline.bench.cluster import cifar
-from paceline.bench.cluster.ddp import NAME as DDP
 from paceline.bench.cluster.entries import Entry, entries, every_entry
+from paceline.bench.cluster.other import NAME as DDP
 from paceline.bench.cluster.results import Results
 from paceline.bench.cluster.scene import QUICK, SCENES, UNEQUAL, Scene
 from paceline.bench.cluster.series import Series, run_all

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from paceline.bench.cluster.ddp import NAME as DDP
+from paceline.bench.cluster.other import NAME as DDP
 from paceline.corrections import AUTO, NONE, parse_correction
 from paceline.errors import ConfigError
 from paceline.protocols import PACED, PEERS

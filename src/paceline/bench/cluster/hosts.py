@@ -20,9 +20,8 @@ from types import TracebackType
 from typing import Any
 
 from paceline.bench.cluster import script as cluster_script
-from paceline.bench.cluster.ddp import NAME as DDP
-from paceline.bench.cluster.ddp import trace_of
 from paceline.bench.cluster.entries import Entry
+from paceline.bench.cluster.other import trace_of
 from paceline.bench.cluster.scene import Scene
 from paceline.errors import RunError
 from paceline.testbed import BedHost, Testbed
@@ -32,21 +31,18 @@ SEATED_S = 120.0
 """How long a host may take until it has its rank."""
 LAST_WORDS_S = 5.0
 """When a host has ended, how long the first one has to say why."""
+INTERFACES = {"GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"}
 STOPPED_S = 20.0
 """How long a run may take to save itself when it is stopped."""
 
 
-class StartedProcesses:
+class HostProcesses:
     """The processes of one run; what they say is in files beside its traces."""
 
-    def __init__(
-        self, scene: Scene, bed: Testbed, entry: Entry, words: list[str], folder: Path, port: int
-    ) -> None:
+    def __init__(self, scene: Scene, bed: Testbed, words: list[str], folder: Path, port: int) -> None:
         """`words` are the body's, which gets the folder for its copies along with them."""
-        self.entry = entry
         self._scene, self._bed, self._folder = scene, bed, folder
         self._address = f"{next(iter(bed.values())).address}:{port}"
-        self._secret = secrets.token_hex(32)
         self.copies = folder / "copies"
         self.copies.mkdir(parents=True)
         self._words = [*words, "--copies", str(self.copies)]
@@ -54,44 +50,78 @@ class StartedProcesses:
 
     def start(self) -> None:
         """Start all."""
-        if self.entry.protocol == DDP:
-            self._start_ddp()
-        else:
-            self._start_ours()
+        raise NotImplementedError
 
     @property
     def traces(self) -> list[Path]:
         """Files in which the run tells of itself, as far as they are there."""
-        if self.entry.protocol != DDP:
-            return [self._folder / "runs" / "latest" / "trace.jsonl"]
-        return [trace_of(self._folder, rank) for rank in range(self._scene.workers)]
+        raise NotImplementedError
+
+    @property
+    def statuses(self) -> dict[str, int | None]:
+        """How the process of each host has ended; None: not yet. What serves them does not count."""
+        return {name: process.poll() for name, process in self._processes.items() if name in self._bed}
 
     def failure(self) -> str | None:
         """What was said by a process that has ended, the first host's rather than another's; or None."""
-        ended = [host for host, process in self._processes.items() if process.poll() is not None]
+        ended = [name for name, process in self._processes.items() if process.poll() is not None]
         if not ended:
             return None
         first = next(iter(self._processes))
         _wait([self._processes[first]], LAST_WORDS_S)
-        host = first if self._processes[first].poll() is not None else ended[0]
-        return self._last_words(host) or f"host {host} ended with {self._processes[host].returncode}"
+        name = first if self._processes[first].poll() is not None else ended[0]
+        return self.last_words(name) or f"host {name} ended with {self._processes[name].returncode}"
 
     def stop(self) -> None:
-        """End it: ours is asked to, so that nothing is cut off; then whatever is left is killed."""
-        running = [process for process in self._processes.values() if process.poll() is None]
-        if self.entry.protocol != DDP and running:
-            running[0].send_signal(signal.SIGINT)
-            _wait(running, STOPPED_S)
+        """End whatever is left of it."""
         for host in self._bed.values():
             host.kill()
 
-    def _start_ours(self) -> None:
+    def last_words(self, name: str) -> str:
+        """Of a process, about what went wrong rather than anything else."""
+        lines = [line for line in self._said(name).read_text().splitlines() if line.strip()]
+        mistakes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        return (mistakes or lines or [""])[-1]
+
+    def _popen(
+        self, host: str, command: list[str], environment: dict[str, str], name: str | None = None
+    ) -> None:
+        name = host if name is None else name
+        with self._said(name).open("w") as said:
+            process = self._bed[host].popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                env=os.environ | environment,
+                cwd=self._folder,
+            )
+        self._processes[name] = process
+
+    def _said(self, name: str) -> Path:
+        return self._folder / f"{name}.txt"
+
+    @property
+    def _slow(self) -> list[str]:
+        return [word for rank, factor in self._scene.slow.items() for word in ("--slow", f"{rank}:{factor}")]
+
+
+class OurProcesses(HostProcesses):
+    """`paceline train` on the first host, `paceline host` on the others."""
+
+    def __init__(
+        self, scene: Scene, bed: Testbed, entry: Entry, words: list[str], folder: Path, port: int
+    ) -> None:
+        super().__init__(scene, bed, words, folder, port)
+        self._entry, self._secret = entry, secrets.token_hex(32)
+
+    def start(self) -> None:
+        """One after the other, so that ranks are those of hosts."""
         scene, first = self._scene, next(iter(self._bed))
-        slow = [word for rank, factor in scene.slow.items() for word in ("--slow", f"{rank}:{factor}")]
-        emulated = ["--device-time", str(scene.device_s), *slow]
+        emulated = ["--device-time", str(scene.device_s), *self._slow]
         team = ["--workers", str(scene.workers), "--here", "1", "--listen", self._address]
-        team.append("--plain")  # as DDP is, which this is compared with
-        flags = [*self.entry.flags, *team, *emulated, "--seed", _seed_of(self._words)]
+        team.append("--plain")  # as the others are, with which this is compared
+        flags = [*self._entry.flags, *team, *emulated, "--seed", _seed_of(self._words)]
         runs = ["--runs", str(self._folder / "runs")]
         self._paceline(first, ["train", cluster_script.__file__, *flags, *runs, "--", *self._words])
         for rank, host in list(enumerate(self._bed))[1:]:
@@ -101,30 +131,21 @@ class StartedProcesses:
             if not self._seated(host, rank):
                 return
 
+    @property
+    def traces(self) -> list[Path]:
+        """The store's."""
+        return [self._folder / "runs" / "latest" / "trace.jsonl"]
+
+    def stop(self) -> None:
+        """It is asked to, so that nothing is cut off; then whatever is left is killed."""
+        running = [process for process in self._processes.values() if process.poll() is None]
+        if running:
+            running[0].send_signal(signal.SIGINT)
+            _wait(running, STOPPED_S)
+        super().stop()
+
     def _paceline(self, host: str, words: list[str]) -> None:
-        self._popen(host, ["-m", "paceline", *words], {"PACELINE_SECRET": self._secret})
-
-    def _start_ddp(self) -> None:
-        scene = self._scene
-        master, _, port = self._address.rpartition(":")
-        slow = [word for rank, factor in scene.slow.items() for word in ("--slow", f"{rank}:{factor}")]
-        mine = ["--folder", str(self._folder), "--device-time", str(scene.device_s), *slow]
-        for rank, host in enumerate(self._bed):
-            place = {"RANK": str(rank), "WORLD_SIZE": str(scene.workers)}
-            meeting = {"MASTER_ADDR": master, "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "eth0"}
-            self._popen(host, ["-m", "paceline.bench.cluster.ddp", *mine, *self._words], place | meeting)
-
-    def _popen(self, host: str, words: list[str], environment: dict[str, str]) -> None:
-        with self._said(host).open("w") as said:
-            process = self._bed[host].popen(
-                [sys.executable, *words],
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                env=os.environ | environment,
-                cwd=self._folder,
-            )
-        self._processes[host] = process
+        self._popen(host, [sys.executable, "-m", "paceline", *words], {"PACELINE_SECRET": self._secret})
 
     def _seated(self, host: str, rank: int) -> bool:
         """Wait until a host has its rank; False when something has ended first."""
@@ -135,17 +156,38 @@ class StartedProcesses:
                 assert int(seat[1]) == rank, "hosts are called one by one"
                 return True
             if time.monotonic() > deadline:
-                raise RunError(f"host {host} had no rank within {SEATED_S:g} s: {self._last_words(host)}")
+                raise RunError(f"host {host} had no rank within {SEATED_S:g} s: {self.last_words(host)}")
             time.sleep(0.02)
         return False
 
-    def _said(self, host: str) -> Path:
-        return self._folder / f"{host}.txt"
 
-    def _last_words(self, host: str) -> str:
-        lines = [line for line in self._said(host).read_text().splitlines() if line.strip()]
-        mistakes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        return (mistakes or lines or [""])[-1]
+class OtherProcesses(HostProcesses):
+    """A module of somebody else's, one process per host."""
+
+    module = "paceline.bench.rivals.workers.ddp"
+
+    def start(self) -> None:
+        """As torchrun would."""
+        for rank, host in enumerate(self._bed):
+            self._popen(host, self._command(), self._place(rank))
+
+    @property
+    def traces(self) -> list[Path]:
+        """One per rank."""
+        return [trace_of(self._folder, rank) for rank in range(self._scene.workers)]
+
+    def _command(self) -> list[str]:
+        return [sys.executable, "-m", self.module, *self._mine, *self._words]
+
+    @property
+    def _mine(self) -> list[str]:
+        return ["--folder", str(self._folder), "--device-time", str(self._scene.device_s), *self._slow]
+
+    def _place(self, rank: int) -> dict[str, str]:
+        master, _, port = self._address.rpartition(":")
+        workers = str(self._scene.workers)
+        place = {"RANK": str(rank), "WORLD_SIZE": workers, "PEERS": workers, "LOCAL_RANK": "0"}
+        return place | {"MASTER_ADDR": master, "MASTER_PORT": port} | INTERFACES
 
 
 class Stalls:

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 
 from paceline.bench.cluster.course import Figures, Reached
-from paceline.bench.cluster.entries import Entry
 from paceline.bench.cluster.scene import Scene
 from paceline.bench.kept import keep, read_kept
+from paceline.bench.rivals.killed import Killed
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -52,6 +52,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Real time."""
     slow_link_bytes: int = 0
     trouble: str = ""
+    killed: Killed | None = None
+    """What became of it when a worker was killed, where one was."""
+    about: str = ""
+    """Which version of a rival this was."""
 
     def to(self, target: float) -> Reached | None:
         """When it had an accuracy."""
@@ -84,6 +88,6 @@ class Results:
             keep(self._path, outcome)
 
 
-def job_of(scene: Scene, entry: Entry, lr: float, seed: int, simulated: bool, version: str) -> Job:
-    """The run of an entry in a scene."""
-    return Job(scene.name, entry.title, lr, seed, simulated, scene.setup(simulated), version, scene.targets)
+def job_of(scene: Scene, title: str, lr: float, seed: int, simulated: bool, version: str) -> Job:
+    """The run of an entry, by its title, in a scene."""
+    return Job(scene.name, title, lr, seed, simulated, scene.setup(simulated), version, scene.targets)

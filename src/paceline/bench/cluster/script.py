@@ -1,7 +1,7 @@
 """The body of the benchmark of a small cluster: an ordinary loop that trains a task until somebody stops it.
 
 The same body runs under `paceline train`, in virtual time, and, with another pace, under
-DistributedDataParallel. In real time the lead never evaluates: it keeps copies of the weights for somebody
+whatever else is compared. In real time the lead never evaluates: it keeps copies of the weights for somebody
 else to measure, at the same counts of samples under every protocol, so that measuring takes nobody's time.
 In virtual time measuring takes none, so the lead does it, and ends the run when it has seen enough.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
@@ -54,6 +55,8 @@ def options(words: Sequence[str] | None = None) -> argparse.Namespace:
 def train(pace: Any, told: argparse.Namespace) -> None:
     """The body: an ordinary loop."""
     torch.set_num_threads(1)
+    if told.copies is not None:
+        pid_of(told.copies, pace.rank).write_text(str(os.getpid()))
     task = TASKS[told.task]
     model = task.model(told.seed)
     optimizer = task.optimizer(model, told.lr)
@@ -63,11 +66,12 @@ def train(pace: Any, told: argparse.Namespace) -> None:
     scheduler = LambdaLR(optimizer, lambda done: warmed(done, round_, told.warmup) * decayed(done, rounds))
     model, optimizer, loader, scheduler = pace.prepare(model, optimizer, loader, scheduler)
     look = measurer(told) if told.copies is None else keeper(told.copies)
+    backward = getattr(pace, "backward", Tensor.backward)  # rivals that have their own way
     due, seen = told.every, deque[float](maxlen=SMOOTHED)
     due = due if told.copies is not None else min(due, told.limit or due)
     for _ in pace.epochs(told.epochs or EPOCHS):
         for batch in loader:
-            task.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+            backward(task.loss(model, batch))
             optimizer.step()
             optimizer.zero_grad()
             scheduler.step()
@@ -112,6 +116,11 @@ def keeper(folder: Path) -> Look:
         return {"copy": number}
 
     return keep
+
+
+def pid_of(folder: Path, rank: int) -> Path:
+    """Where a worker says which process it is, for somebody who wants to kill it."""
+    return folder / f"{rank}.pid"
 
 
 def copy_of(folder: Path, number: int) -> Path:

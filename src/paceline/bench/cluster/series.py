@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager
 from math import inf
 from typing import NamedTuple, Protocol
 
-from paceline.bench.cluster.ddp import NAME as DDP
 from paceline.bench.cluster.entries import Entry
+from paceline.bench.cluster.other import NAME as DDP
 from paceline.bench.cluster.results import Job, Outcome, Results, job_of
 from paceline.bench.cluster.scene import Scene
 from paceline.bench.harness.bar import Bar
@@ -55,7 +55,7 @@ class Series(NamedTuple):
         return [self._job(entry, best_of(self.scene, tried, results).lr, seed)]
 
     def _job(self, entry: Entry, lr: float, seed: int) -> Job:
-        return job_of(self.scene, entry, lr, seed, self.simulated, self.version)
+        return job_of(self.scene, entry.title, lr, seed, self.simulated, self.version)
 
 
 def best_of(scene: Scene, jobs: list[Job], results: Results) -> Job:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from statistics import fmean, median
 
 from paceline.bench.cluster.course import Figures
-from paceline.bench.cluster.ddp import NAME as DDP
 from paceline.bench.cluster.entries import WANTED, WANTED_EQUAL, Entry
+from paceline.bench.cluster.other import NAME as DDP
 from paceline.bench.cluster.results import Job, Outcome, Results
 from paceline.bench.cluster.scene import Scene
 from paceline.bench.cluster.series import Series, best_of

@@ -1,4 +1,5 @@
-"""What the benchmark of a small cluster trains: a CNN on images with SGD, a transformer on text with AdamW.
+"""What the benchmark of a small cluster trains: a CNN on images with SGD, a transformer on text with AdamW,
+and a perceptron on digits (for `bench peers`).
 
 And one that has nothing to learn, where only times are looked at. All models have 1.0 MB, which is less than
 DDP's first bucket holds. Accuracy is the share of right answers: of classes, or of next bytes.
@@ -17,6 +18,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import TensorDataset
 
 from paceline.bench.cluster import cifar, text
+from paceline.bench.rivals import digits
 
 Measure = Callable[[nn.Module], float]
 
@@ -147,5 +149,12 @@ TASKS = {
         lambda folder: TensorDataset(torch.linspace(-1.0, 1.0, 256_000).unsqueeze(1)),
         lambda model, batch: model(batch[0]).square().mean(),
         lambda folder, count: lambda model: 0.0,
+    ),
+    "digits": Task(
+        digits.network,
+        lambda model, lr: SGD(model.parameters(), lr=lr, momentum=0.9),
+        digits.training_set,
+        digits.loss,
+        digits.measure,
     ),
 }

@@ -8,7 +8,15 @@ from types import TracebackType
 
 from paceline.bench.cluster.course import AccuracyCourse, judge_of
 from paceline.bench.cluster.entries import Entry
-from paceline.bench.cluster.hosts import FIRST_PORT, Stalls, StartedProcesses, bytes_over
+from paceline.bench.cluster.hosts import (
+    FIRST_PORT,
+    HostProcesses,
+    OtherProcesses,
+    OurProcesses,
+    Stalls,
+    bytes_over,
+)
+from paceline.bench.cluster.other import NAME as DDP
 from paceline.bench.cluster.results import Job, Outcome
 from paceline.bench.cluster.scene import Scene
 from paceline.bench.harness.bar import Bar
@@ -44,12 +52,17 @@ class RealHosts:
         assert self._bed is not None
         scene, link, began = self._scene, self._bed[self._scene.slow_link], time.monotonic()
         words, folder = job.words(scene, self._data), self._folder / str(self._number)
-        run = StartedProcesses(scene, self._bed, entry, words, folder, FIRST_PORT + self._number)
+        place = (words, folder, FIRST_PORT + self._number)
+        run: HostProcesses
+        if entry.protocol == DDP:
+            run = OtherProcesses(scene, self._bed, *place)
+        else:
+            run = OurProcesses(scene, self._bed, entry, *place)
         self._number += 1
         before, course = bytes_over(link), AccuracyCourse(scene, run.copies, self._judge)
         try:
             run.start()
-            trouble = _watch(scene, run, course, bar, Stalls(scene, self._bed))
+            trouble = watch(scene, run, course, bar, Stalls(scene, self._bed))
         except RunError as error:  # one that fails does not end the others
             trouble = str(error)
         finally:
@@ -60,7 +73,7 @@ class RealHosts:
         return Outcome(job=job, figures=figures, took_s=took_s, slow_link_bytes=moved, trouble=trouble)
 
 
-def _watch(scene: Scene, run: StartedProcesses, course: AccuracyCourse, bar: Bar, stalls: Stalls) -> str:
+def watch(scene: Scene, run: HostProcesses, course: AccuracyCourse, bar: Bar, stalls: Stalls) -> str:
     """Until the last target, the limit, or trouble, which is returned."""
     seconds, heard = 0.0, time.monotonic()
     with stalls:

@@ -15,8 +15,8 @@ import msgspec
 
 from paceline.bench.cluster import script as cluster_script
 from paceline.bench.cluster.course import AccuracyCourse, judge_of
-from paceline.bench.cluster.ddp import NAME as DDP
 from paceline.bench.cluster.entries import Entry
+from paceline.bench.cluster.other import NAME as DDP
 from paceline.bench.cluster.results import Job, Outcome
 from paceline.bench.cluster.scene import Scene
 from paceline.bench.harness.bar import Bar

@@ -15,23 +15,27 @@ class BenchPlan(msgspec.Struct, frozen=True):
     quick: bool = False
     seed: int = 0
     data: str | None = None
-    """Folder with CIFAR-10, for `cluster`."""
+    """Folder with CIFAR-10, for `cluster` and `peers`."""
     protocols: tuple[str, ...] = ()
-    """What `cluster` and `fidelity` run; empty: everything."""
+    """What `cluster`, `peers` and `fidelity` run; empty: everything."""
     torchrec: str | None = None
     """Folder into which TorchRec was installed, for `embedding`; None: where Python finds it."""
+    rivals: str | None = None
+    """Folder with an interpreter for each rival of `peers` that needs one of its own."""
     simulated: bool = False
     """Whether `cluster` runs in virtual time."""
     scenes: tuple[str, ...] = ()
     """Which hosts and work `cluster` has, and which testbeds `fidelity`; none: the unequal ones, and all."""
     seeds: int = 1
-    """How many seeds, from `seed` on, `cluster` runs with."""
+    """How many seeds, from `seed` on, `cluster` and `peers` run with."""
     rates: tuple[float, ...] = ()
-    """Learning rates of which `cluster` takes each entry's best; none: what is sensible for each."""
+    """Learning rates of which `cluster` and `peers` take each entry's best; none: what is
+    sensible for each."""
     targets: tuple[float, ...] = ()
-    """Accuracies that `cluster` waits for; none: the scene's."""
+    """Accuracies that `cluster` and `peers` wait for; none: the scene's."""
     results: str | None = None
-    """Where `cluster`, `fidelity` and `papers` keep what each run gave, and find what need not run again."""
+    """Where `cluster`, `peers`, `fidelity` and `papers` keep what each run gave, and find what need not run
+    again."""
     recipes: tuple[str, ...] = ()
     """What `papers` tries; empty: everything."""
 

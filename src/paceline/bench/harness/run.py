@@ -29,6 +29,8 @@ from paceline.bench.micro.trace import trace
 from paceline.bench.papers.papers import check_recipes, papers
 from paceline.bench.pipeline import pipelines
 from paceline.bench.plans.plans import plans
+from paceline.bench.rivals.peers import check_peers, peers
+from paceline.bench.rivals.plot import plots_of_peers
 from paceline.bench.sequence import sequences
 from paceline.errors import ConfigError, unknown
 
@@ -108,6 +110,24 @@ BENCHMARKS = {
         fidelity,
         check_fidelity,
     ),
+    "peers": Benchmark(
+        "What a user would run instead of Paceline, each as its documentation has it, beside some of ours: "
+        "the same body, model, data, order of data, batch, optimizer, rule of the learning rate, hosts, "
+        "links and straggler. Four hosts of a testbed as in *cluster, unequal* (1 Gbit/s, but 100 Mbit/s to "
+        "the last), devices of 60 ms a batch (the third: 120 ms); a perceptron of 1 MB on scikit-learn's "
+        "digits, or with --data the CNN and devices of *cluster* on CIFAR-10. Everybody tries the same "
+        "number of learning rates; who steps along stale gradients without a correction gets half the usual "
+        "one. *time*: to the accuracy, from the first iteration on; the figure is DDP's median over it. "
+        "*slow link*: both ways, as its kernel counts, from the start of the processes to the end. Then the "
+        "same sides do three epochs of the digits, and the worker of the second host gets SIGKILL when half "
+        "of the samples are done: *others go on* and after how long (the longest gap between two steps of a "
+        "worker, less the usual one; if nobody goes on, seconds until all have ended or were ended after 60 "
+        "s), the exit status on the first host, samples that the last weights have not seen, and samples "
+        "computed in vain.",
+        peers,
+        check_peers,
+        plots_of_peers,
+    ),
     "pipeline": Benchmark(
         "Seconds per batch of four equal blocks on four workers with emulated devices, forward one unit of "
         "time (60 ms) and backward two: pipelines whose stages do not wait, against what theory allows, and "
@@ -158,9 +178,8 @@ BENCHMARKS = {
 
 
 def chosen(names: Iterable[str], plan: BenchPlan) -> list[str]:
-    """The benchmarks asked for, checked; without a name all, but fidelity, and cluster without data."""
-    usual = (name for name in BENCHMARKS if name != "fidelity")
-    names = list(names) or [name for name in usual if name != "cluster" or plan.data is not None]
+    """The benchmarks asked for, checked; without a name all that need neither root nor data of one's own."""
+    names = list(names) or [name for name in BENCHMARKS if _is_usual(name, plan)]
     if plan.simulated and names != ["cluster"]:
         raise ConfigError(f"--simulated is for cluster alone, got {', '.join(names)}. Use bench cluster.")
     for name in names:
@@ -168,6 +187,11 @@ def chosen(names: Iterable[str], plan: BenchPlan) -> list[str]:
             raise unknown("benchmark", name, BENCHMARKS)
         BENCHMARKS[name].check(plan)
     return names
+
+
+def _is_usual(name: str, plan: BenchPlan) -> bool:
+    """Whether it is run without being named: `fidelity` and `peers` want root and much time."""
+    return name not in ("fidelity", "peers") and (name != "cluster" or plan.data is not None)
 
 
 def apart(names: Iterable[str]) -> tuple[list[str], tuple[str, ...]]:

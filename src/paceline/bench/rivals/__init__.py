@@ -1,0 +1,1 @@
+"""What a user would run instead of Paceline, measured on the same hosts."""

@@ -1,0 +1,149 @@
+"""Runs of rivals and of ours on a testbed: to an accuracy, or with a worker killed in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from types import TracebackType
+
+from paceline.bench.cluster.course import AccuracyCourse, Figures, Judge, judge_of
+from paceline.bench.cluster.hosts import FIRST_PORT, HostProcesses, OurProcesses, Stalls, bytes_over
+from paceline.bench.cluster.results import Job, Outcome
+from paceline.bench.cluster.scene import Scene
+from paceline.bench.cluster.script import pid_of
+from paceline.bench.cluster.tasks import TASKS
+from paceline.bench.cluster.testbed import watch
+from paceline.bench.harness.bar import Bar
+from paceline.bench.rivals.killed import Killed, applied, steps_of, stood_still_s
+from paceline.bench.rivals.launch import ATTEMPTS, RivalProcesses
+from paceline.bench.rivals.roster import Found, Rival, Side
+from paceline.bench.rivals.scene import VICTIM
+from paceline.errors import RunError
+from paceline.testbed import Testbed
+
+LOOK_S = 0.05
+SILENT_S = 180.0
+"""How long a job may take until its first step."""
+
+
+class PeerHosts:
+    """The hosts of a scene; every run is started anew on them."""
+
+    def __init__(self, scene: Scene, data: Path, folder: Path) -> None:
+        self._scene, self._data, self._folder = scene, data, folder
+        self._judge: Judge = judge_of(scene, data)
+        self._number = 0
+        self._bed: Testbed | None = None
+
+    def __enter__(self) -> PeerHosts:
+        self._bed = self._scene.testbed()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._bed is not None
+        self._bed.down()
+
+    def run(self, job: Job, side: Side, found: Found, bar: Bar) -> Outcome:
+        """One run, to its end."""
+        assert self._bed is not None
+        began, link = time.monotonic(), self._bed[self._scene.slow_link]
+        run = self._processes(job, side, found)
+        course, before = AccuracyCourse(self._scene, run.copies, self._judge), bytes_over(link)
+        trouble, killed = "", None
+        try:
+            run.start()
+            if self._scene.epochs:
+                killed = self._kill(run, course, bar, self._planned())
+            else:
+                trouble = watch(self._scene, run, course, bar, Stalls(self._scene, self._bed))
+        except RunError as error:  # one that fails does not end the others
+            trouble = str(error)
+        finally:
+            moved = bytes_over(link) - before
+            run.stop()
+        return Outcome(
+            job=job,
+            figures=_figures(course),
+            took_s=time.monotonic() - began,
+            slow_link_bytes=moved,
+            trouble=trouble,
+            killed=killed,
+            about=found.version,
+        )
+
+    def _processes(self, job: Job, side: Side, found: Found) -> HostProcesses:
+        assert self._bed is not None
+        self._number += 1
+        place = job.words(self._scene, self._data), self._folder / str(self._number)
+        port = FIRST_PORT + self._number
+        if isinstance(side, Rival):
+            return RivalProcesses(self._scene, self._bed, side, found, *place, port)
+        return OurProcesses(self._scene, self._bed, side, *place, port)
+
+    def _kill(self, run: HostProcesses, course: AccuracyCourse, bar: Bar, planned: int) -> Killed:
+        """Kill a worker when half of the work is done, and see what the others do."""
+        self._await_half(run, course, bar, planned)
+        os.kill(int(pid_of(run.copies, VICTIM).read_text()), signal.SIGKILL)
+        at = time.monotonic()
+        while None in run.statuses.values() and time.monotonic() - at < self._scene.limit_s:
+            course.look(_there(run))
+            bar.show(min(course.seconds, self._scene.limit_s), None)
+            time.sleep(LOOK_S)
+        return self._fate(run, planned, time.monotonic() - at)
+
+    def _await_half(self, run: HostProcesses, course: AccuracyCourse, bar: Bar, planned: int) -> None:
+        deadline = time.monotonic() + SILENT_S
+        while course.samples < planned / 2:
+            trouble = run.failure()
+            if trouble is not None:
+                raise RunError(f"ended before anybody was killed: {trouble}")
+            if time.monotonic() > deadline:
+                raise RunError(f"not half done within {SILENT_S:g} s, so nobody was killed")
+            course.look(_there(run))
+            bar.show(min(course.seconds, self._scene.limit_s), None)
+            time.sleep(LOOK_S)
+
+    def _fate(self, run: HostProcesses, planned: int, waited_s: float) -> Killed:
+        statuses = run.statuses
+        workers, batch = self._scene.workers, self._scene.batch
+        attempts = [
+            [step for path in run.traces[at * workers : (at + 1) * workers] for step in steps_of(path)]
+            for at in range(ATTEMPTS)
+        ]
+        steps = [step for attempt in attempts for step in attempt]
+        still_s = stood_still_s(steps, VICTIM)
+        finished = self._ended_well(statuses)
+        return Killed(
+            finished=finished,
+            words="" if finished else run.last_words(next(iter(statuses))),
+            went_on=still_s is not None,
+            still_s=waited_s if still_s is None else still_s,
+            ended=None not in statuses.values(),
+            statuses=statuses,
+            planned=planned,
+            applied=applied(attempts, batch),
+            computed=sum(step.samples for step in steps),
+        )
+
+    def _ended_well(self, statuses: dict[str, int | None]) -> bool:
+        """Everybody but the host of the one that was killed, whose process may be that worker itself."""
+        victim = list(self._scene.links_mbit)[VICTIM]
+        return all(status == 0 for name, status in statuses.items() if name != victim)
+
+    def _planned(self) -> int:
+        """Samples in so many epochs."""
+        samples = len(TASKS[self._scene.task].training(self._data))
+        assert samples % (self._scene.batch * self._scene.workers) == 0, "all do the same, so no round is cut"
+        return self._scene.epochs * samples
+
+
+def _there(run: HostProcesses) -> list[Path]:
+    return [path for path in run.traces if path.exists()]
+
+
+def _figures(course: AccuracyCourse) -> Figures | None:
+    return course.figures() if course.seconds > 0 else None

@@ -1,0 +1,104 @@
+"""A parameter server behind torch.distributed.rpc, and its workers."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.distributed import rpc
+
+from paceline.bench.cluster.other import config_of, parser, run
+from paceline.bench.cluster.script import options
+from paceline.bench.rivals.workers.serving import ParameterServer, ServedPace
+from paceline.config import RunConfig
+
+NAME = "rpc"
+SERVER = "server"
+MEET_S = 60.0
+LEAVE_S = 10
+"""How long a worker waits for the others before it goes without them."""
+
+_server: ParameterServer | None = None
+
+
+def _push(rank: int, gradient: Tensor) -> tuple[Tensor, int]:
+    assert _server is not None
+    return _server.push(rank, gradient)
+
+
+def _greet(rank: int) -> int:
+    assert _server is not None
+    return _server.greet(rank)
+
+
+class RpcPace(ServedPace):
+    """Pushes by `rpc_sync`."""
+
+    def __init__(self, config: RunConfig, snapshots: Path | None, told: argparse.Namespace) -> None:
+        rank = int(os.environ["RANK"])
+        _meet(f"worker{rank}", rank, config.workers)
+        super().__init__(NAME, config, snapshots, rank, _present(rank, config.workers))
+
+    def exchange(self, gradient: Tensor) -> tuple[Tensor, int]:
+        """Push and pull."""
+        answer: tuple[Tensor, int] = rpc.rpc_sync(SERVER, _push, (self.rank, gradient))
+        return answer
+
+    def close(self) -> None:
+        """Leave when all do, as the documentation has it."""
+        _leave()
+
+
+def _present(rank: int, workers: int) -> int:
+    deadline = time.monotonic() + MEET_S
+    while (seen := int(rpc.rpc_sync(SERVER, _greet, (rank,)))) < workers and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return seen
+
+
+def _meet(name: str, rank: int, workers: int) -> None:
+    where = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    threads = max(8, workers)
+    # held to TCP: hosts of a testbed share memory, over which it would go round the links otherwise
+    pipe = rpc.TensorPipeRpcBackendOptions(
+        init_method=where,
+        rpc_timeout=60,
+        num_worker_threads=threads,
+        _transports=["uv"],
+        _channels=["basic"],
+    )
+    init: Any = rpc.init_rpc
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, about its own use of a process group
+        init(name, rank=rank, world_size=workers + 1, rpc_backend_options=pipe)
+
+
+def _leave() -> None:
+    """Together; when that fails it has left all the same, so that somebody's death is no failure here."""
+    try:
+        rpc.shutdown(timeout=LEAVE_S)
+    except RuntimeError as error:
+        print(f"left without the others: {error}", flush=True)
+
+
+def serve() -> None:
+    """The server's process; ends when all workers have left."""
+    global _server
+    mine, words = parser().parse_known_args()
+    told = options(words)
+    workers = config_of(mine, told.seed, NAME).workers
+    _server = ParameterServer(told, workers)
+    _meet(SERVER, workers, workers)
+    _leave()
+
+
+if __name__ == "__main__":
+    # the module as others see it: functions that travel are found by its name
+    from paceline.bench.rivals.workers import rpc as named
+
+    named.serve() if os.environ.get("RIVAL_ROLE") == "server" else run(named.RpcPace, NAME)

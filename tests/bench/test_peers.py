@@ -1,0 +1,238 @@
+"""Rivals on the same hosts: who takes part, what is counted when a worker is killed, what the table says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from paceline.bench.cluster.course import Figures, Reached
+from paceline.bench.cluster.entries import Entry
+from paceline.bench.cluster.results import Outcome, Results
+from paceline.bench.harness.plan import BenchPlan
+from paceline.bench.harness.record import BenchRecord
+from paceline.bench.harness.run import BENCHMARKS, chosen
+from paceline.bench.rivals import digits, roster
+from paceline.bench.rivals.killed import Killed, Step, applied, steps_of, stood_still_s
+from paceline.bench.rivals.peers import check_peers
+from paceline.bench.rivals.plot import plots_of_peers
+from paceline.bench.rivals.roster import OURS, RIVALS, Found, Rival, find, sides
+from paceline.bench.rivals.scene import DIGITS, KILL, VICTIM, scenes
+from paceline.bench.rivals.series import Contest
+from paceline.bench.rivals.table import rows_of
+from paceline.errors import ConfigError
+from paceline.testbed import why_not
+from support.command import run_command
+
+needs_hosts = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+FIGURES = Figures(
+    seconds=20.0,
+    samples_per_s=100.0,
+    waiting=0.25,
+    accuracy=0.95,
+    best=0.95,
+    reached=(Reached(0.93, 20.0, 2000),),
+    late=0.0,
+    ranks=frozenset(range(4)),
+)
+KILLED = Killed(
+    finished=True,
+    went_on=True,
+    still_s=2.0,
+    ended=True,
+    statuses={"a": 0, "b": -9},
+    planned=4000,
+    applied=3900,
+    computed=4200,
+)
+
+
+def contest(*names: str, rates: tuple[float, ...] = (), seeds: tuple[int, ...] = (0,)) -> Contest:
+    return Contest(DIGITS, KILL, sides(names), {}, rates, seeds, "1")
+
+
+def played(what: Contest, seconds: dict[tuple[str, float, int], float]) -> Results:
+    """Everybody in the dictionary has reached the target; nobody else has run."""
+    results = Results(None)
+    for side in what.sides:
+        for (title, lr, seed), taken in seconds.items():
+            if title == side.title:
+                figures = msgspec.structs.replace(FIGURES, reached=(Reached(0.93, taken, 2000),))
+                job = what.job(DIGITS, side, lr, seed)
+                results.add(Outcome(job=job, figures=figures, slow_link_bytes=4_000_000))
+    return results
+
+
+@needs_hosts
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_rivals_and_ours_train_with_all_workers_and_lose_one(tmp_path: Path) -> None:
+    """By the command of the documentation."""
+    done = run_command("bench", "peers", "--quick", "--json", cwd=tmp_path, timeout_s=580.0)
+    assert done.returncode == 0, done.stderr
+    [record] = msgspec.json.decode(done.stdout, type=list[BenchRecord])
+    rows = {str(row.case["side"]): row for row in record.rows}
+    assert list(rows) == ["ddp", "rpc", "bsp"]
+    for row in rows.values():
+        assert row.value is not None, row.remark
+        assert "took part" not in row.remark
+        assert float(str(row.case["slow link, MB"])) > 1
+    assert rows["bsp"].case["killed: job finishes"] == "yes"
+    assert rows["bsp"].case["samples lost"] == "0.0 %"
+    assert record.load_after is not None
+
+
+def test_every_rival_and_some_of_ours_take_part_unless_named() -> None:
+    assert [side.title for side in sides(())] == [*RIVALS, *OURS]
+    rival, ours = sides(("rpc", "ssp:staleness=5"))
+    assert isinstance(rival, Rival)
+    assert isinstance(ours, Entry)
+    with pytest.raises(ConfigError, match="Did you mean"):
+        sides(("bspp",))
+
+
+def test_everybody_tries_the_same_number_of_learning_rates() -> None:
+    assert {len(contest().tried(side)) for side in sides(())} == {1}
+    three = contest(rates=(0.1, 0.2, 0.3))
+    assert {tuple(job.lr for job in three.tried(side)) for side in sides(())} == {(0.1, 0.2, 0.3)}
+
+
+def test_only_stale_gradients_that_nothing_corrects_get_half_the_learning_rate() -> None:
+    rates = {side.title: side.rate(1.0) for side in sides(())}
+    assert {title for title, rate in rates.items() if rate == 0.5} == {"rpc", "ray"}
+    assert set(rates.values()) == {0.5, 1.0}
+
+
+def test_the_best_rate_of_the_first_seed_is_used_by_the_others_and_when_a_worker_is_killed() -> None:
+    what = contest("ddp", "asp", rates=(0.1, 0.2), seeds=(0, 1))
+    results = played(what, {("ddp", 0.1, 0): 9.0, ("ddp", 0.2, 0): 8.0, ("asp", 0.1, 0): 3.0})
+    ddp, asp = what.sides
+    assert [job.lr for job in what.jobs(DIGITS, ddp, 1, results)] == [0.2]
+    assert [job.lr for job in what.jobs(DIGITS, asp, 1, results)] == [0.1]
+    assert [job.lr for job in what.jobs(KILL, ddp, 0, results)] == [0.2]
+
+
+def test_one_that_did_not_run_is_a_row_with_the_reason() -> None:
+    what = contest("ddp", "horovod")
+    results = played(what, {("ddp", 0.05, 0): 9.0})
+    _, horovod = what.sides
+    for scene in what.scenes:
+        [job] = what.jobs(scene, horovod, 0, results)
+        results.add(Outcome(job=job, figures=None, trouble="cmake failed"))
+    rows = rows_of(what, results)
+    assert (rows[0].value, rows[1].value) == (1.0, None)
+    assert (rows[1].case["time"], rows[1].remark) == ("did not run", "cmake failed")
+    assert rows[1].case["killed: job finishes"] == "did not run"
+
+
+def test_the_table_has_medians_ranges_and_what_a_death_costs() -> None:
+    what = contest("ddp", "bsp", seeds=(0, 1, 2))
+    times = {("ddp", 0.05, n): 10.0 + n for n in range(3)} | {("bsp", 0.05, n): 5.0 for n in range(3)}
+    results = played(what, times)
+    for seed in what.seeds:
+        [job] = what.jobs(KILL, what.sides[1], seed, results)
+        results.add(Outcome(job=job, figures=FIGURES, killed=KILLED))
+    ddp, bsp = rows_of(what, results)
+    assert ddp.case["time"] == "11.0 s (10.0-12.0)"
+    assert (bsp.value, bsp.case["seeds"]) == (2.2, 3)
+    assert bsp.case["slow link, kB a sample"] == "2.0 (2.0-2.0)"
+    assert bsp.case["stood still or until the end"] == "2.0 s (2.0-2.0)"
+    assert (bsp.case["samples lost"], bsp.case["computed in vain"]) == ("2.5 % (2.5-2.5)", "7.5 % (7.5-7.5)")
+
+
+def test_the_plot_has_every_side_and_no_bar_for_a_job_that_did_not_finish() -> None:
+    what = contest("ddp", "bsp")
+    results = played(what, {("ddp", 0.05, 0): 9.0, ("bsp", 0.05, 0): 5.0})
+    for side, finished in zip(what.sides, (False, True), strict=True):
+        [job] = what.jobs(KILL, side, 0, results)
+        killed = msgspec.structs.replace(KILLED, finished=finished)
+        results.add(Outcome(job=job, figures=FIGURES, killed=killed))
+    drawn = plots_of_peers(rows_of(what, results))["bars"]
+    assert drawn.startswith("<svg")
+    assert drawn.count("<rect") == 1 + 2 * 5 - 1
+    assert "did not finish" in drawn
+
+
+def step(t: float, rank: int, clock: int = 0) -> Step:
+    return Step(t, rank, clock, 16, True)
+
+
+def test_a_worker_stands_still_for_its_longest_gap_after_the_death_less_the_usual_one() -> None:
+    before = [step(float(t), rank) for t in range(5) for rank in (0, VICTIM)]
+    after = [step(t, 0) for t in (5.0, 15.0, 16.0, 17.0)]
+    assert stood_still_s([*before, *after], VICTIM) == pytest.approx(9.0)
+
+
+def test_nobody_has_gone_on_by_finishing_what_was_under_way() -> None:
+    before = [step(float(t), rank) for t in range(5) for rank in (0, 2, VICTIM)]
+    under_way = [step(t, rank) for t in (4.5, 5.0) for rank in (0, 2)]
+    assert stood_still_s([*before, *under_way], VICTIM) is None
+
+
+def test_after_a_restart_only_what_the_snapshot_and_the_second_attempt_have_is_in_the_weights() -> None:
+    first = [step(0.1 * clock, rank, clock) for clock in range(1, 8) for rank in range(2)]
+    second = [step(5 + 0.1 * clock, rank, clock) for clock in range(5, 11) for rank in range(2)]
+    assert applied([first, second], 16) == 2 * 10 * 16
+    assert applied([first, []], 16) == 2 * 7 * 16
+    assert applied([[], []], 16) == 0
+
+
+def test_a_trace_that_is_not_there_has_no_steps(tmp_path: Path) -> None:
+    assert steps_of(tmp_path / "rank0.jsonl") == []
+
+
+def test_a_rival_without_an_interpreter_says_what_to_do_or_why_installing_it_failed(tmp_path: Path) -> None:
+    rival = Rival("nobody", "", "ddp", "no_such_package_at_all")
+    assert "scripts/rivals DIR" in find(rival, None).reason
+    (tmp_path / "no_such_package_at_all.txt").write_text("its build wants CUDA\n")
+    assert find(rival, tmp_path).reason == "its build wants CUDA"
+    (tmp_path / "no_such_package_at_all.txt").unlink()
+    assert "cannot be imported" in find(rival, tmp_path).reason
+    assert find(RIVALS["ddp"], None) == Found()
+
+
+def test_an_interpreter_that_hangs_is_a_reason_and_not_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(roster, "ASKED_S", 0.01)
+    assert "within" in find(Rival("slow", "", "ddp", "torch"), tmp_path).reason
+
+
+@needs_hosts
+def test_a_folder_that_is_not_there_and_targets_that_fall_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="scripts/rivals"):
+        check_peers(BenchPlan(rivals=str(tmp_path / "none")))
+    with pytest.raises(ConfigError, match="targets rise"):
+        check_peers(BenchPlan(targets=(0.9, 0.5)))
+
+
+def test_it_has_to_be_named() -> None:
+    assert "peers" in BENCHMARKS
+    assert "peers" not in chosen([], BenchPlan())
+
+
+def test_digits_are_split_the_same_way_for_everybody_and_the_model_fits_into_one_bucket(
+    tmp_path: Path,
+) -> None:
+    digits.write(tmp_path)
+    training = digits.training_set(tmp_path)
+    shown = digits.measure(tmp_path, 360)(digits.network(0))
+    assert len(training) == 1408
+    assert 0.0 <= shown <= 0.4
+    size = sum(4 * value.numel() for value in digits.network(0).parameters())
+    assert 1_000_000 < size < 1 << 20
+
+
+def test_images_are_trained_on_where_they_are_and_deaths_are_those_of_digits() -> None:
+    assert [scene.task for scene in scenes(False, True, ())] == ["images", "digits"]
+    assert scenes(False, False, (0.5, 0.9))[0].targets == (0.5, 0.9)
+
+
+def test_one_that_goes_round_the_slow_link_is_found_out() -> None:
+    what = contest("ddp")
+    results = played(what, {("ddp", 0.05, 0): 9.0})
+    [job] = what.tried(what.sides[0])
+    assert "way round" not in rows_of(what, results)[0].remark
+    results.add(Outcome(job=job, figures=FIGURES, slow_link_bytes=1000))
+    assert "way round" in rows_of(what, results)[0].remark
