@@ -128,6 +128,8 @@ def test_simulator_runs_every_registered_protocol() -> None:
 
 
 def test_no_name_means_all_that_there_are_data_for_and_a_wrong_one_is_named() -> None:
-    assert chosen([], BenchPlan()) == [name for name in BENCHMARKS if name not in ("cluster", "peers")]
+    assert chosen([], BenchPlan()) == [
+        name for name in BENCHMARKS if name not in ("cluster", "fidelity", "peers")
+    ]
     with pytest.raises(ConfigError, match="Did you mean 'exchange'"):
         chosen(["exchnge"], BenchPlan())
