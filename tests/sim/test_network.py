@@ -94,8 +94,14 @@ def test_with_a_store_all_weights_leave_over_its_hosts_link_and_all_gradients_co
     ways = StoreWays(cluster(alike(count)))
     begins = ways.pull(range(count), 0.0, once=True)
     assert begins == pytest.approx({0: 0.0} | dict.fromkeys(range(1, count), (count - 1) * SIZE / RATE))
-    arrivals = [ways.push(rank, 100.0, 0.0) for rank in range(count)]
-    assert max(arrivals) == pytest.approx(100.0 + (count - 1) * SIZE / RATE)
+    arrivals = ways.push(range(count), 100.0)
+    assert max(arrivals.values()) == pytest.approx(100.0 + (count - 1) * SIZE / RATE)
+
+
+def test_workers_alike_that_push_at_the_same_moment_share_the_link_and_stay_in_step() -> None:
+    """Each of three takes 3 s there, 1 s of computing, 3 s back; the one beside the store, 1 s."""
+    result = simulate(ASP(), cluster(alike(4)), iterations=100, until_s=70.0).result()
+    assert result.iterations == pytest.approx(70 + 3 * 70 / 7, abs=4)
 
 
 def test_weights_travel_once_per_host_in_lockstep_and_once_per_worker_otherwise() -> None:

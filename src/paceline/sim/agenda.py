@@ -15,8 +15,8 @@ from heapq import heappop, heappush
 from itertools import chain
 
 # Priorities within one moment: losses first, pushes before the timer that would give them up. What
-# happens at the very moment a run is stopped still counts.
-KILL, JOIN, STORE_FREE, ARRIVAL, TIMER, LOOK, STOP = range(7)
+# happens at the very moment a run is stopped still counts. What is sent at one moment leaves together.
+KILL, JOIN, STORE_FREE, ARRIVAL, TIMER, LOOK, SEND, STOP = range(8)
 
 Event = tuple[float, int, int, int, float, int]
 """Time, priority, sequence number, worker; of an arrival also its compute seconds and position."""

@@ -45,6 +45,10 @@ class Costs:
             return ring_s(links, size)
         return max((len(links) - 1) * link.seconds(size) for link in set(links))
 
+    def ask(self, rank: int, now: float) -> float:
+        """How long it takes to ask whether something has arrived: everybody sees its own end of its link."""
+        return 0.0
+
     def exchange(self, rank: int, size_bytes: int, now: float) -> float:
         """There and back, and nobody else is needed."""
         return 2 * self._links[rank].seconds(round(self._scale * size_bytes))

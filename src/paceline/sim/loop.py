@@ -18,7 +18,7 @@ from math import inf
 from paceline.errors import RunError
 from paceline.protocols import PACED, Decision, Pacer, Pacing, own
 from paceline.protocols.paced.psp_distributed import PeerBarrier, own_barrier
-from paceline.sim.agenda import ARRIVAL, JOIN, KILL, LOOK, STOP, STORE_FREE, TIMER, Agenda, Event
+from paceline.sim.agenda import ARRIVAL, JOIN, KILL, LOOK, SEND, STOP, STORE_FREE, TIMER, Agenda, Event
 from paceline.sim.cluster import Cluster
 from paceline.sim.network.paced import StoreWays, store_ways
 from paceline.sim.record import Reason, SimulationRecord
@@ -27,6 +27,8 @@ from paceline.sim.work import Work
 
 _EVENTS_PER_REPORT = 8192
 _MOST_IDLE_TIMERS = 10_000
+_WEIGHTS = -1.0
+"""In the place of compute seconds: weights are sent, and no gradient yet."""
 
 
 def name_of(protocol: Pacing) -> str:
@@ -59,6 +61,7 @@ class Loop:
         self._measures = work.measures
         self._apply_s = cluster.apply_s
         self._ways = store_ways(cluster)
+        self._sending: dict[float, list[Event]] = {}  # what leaves at which moment, where links are shared
         self._exchange_s = exchange_s
         self._pull_s = [timing.pull_s(worker) for worker in workers]
         self._push_s = [timing.push_s(worker) for worker in workers]
@@ -120,6 +123,9 @@ class Loop:
             self._serve_next(time)
         elif kind == STOP:
             self._stop(time)
+        elif kind == SEND:
+            if self._ways is not None:
+                self._send_off(time, self._ways)
         elif kind == LOOK:
             if self._under_way[worker] is event:
                 self._now = time
@@ -204,7 +210,7 @@ class Loop:
         """
         at = self._free_at if self._free_at > self._now else self._now
         if self._ways is not None:
-            self._begin_on_hosts(workers, at, self._ways)
+            self._begin_on_hosts(workers, at)
             return
         for worker in workers if len(workers) == 1 else sorted(workers):
             position = self._draw(worker)
@@ -219,18 +225,37 @@ class Loop:
             self._under_way[worker] = event
             self._add(event)
 
-    def _begin_on_hosts(self, workers: tuple[int, ...], at: float, ways: StoreWays) -> None:
+    def _begin_on_hosts(self, workers: tuple[int, ...], at: float) -> None:
         """The same where links are shared: when who has its weights depends on who else is sent some."""
-        drawn = {worker: self._draw(worker) for worker in sorted(workers)}
-        self._leaving.extend(worker for worker, position in drawn.items() if position is None)
-        going = {worker: position for worker, position in drawn.items() if position is not None}
-        begins = ways.pull(list(going), at, once=self._pacer.in_lockstep)
-        for worker, position in going.items():
+        for worker in sorted(workers):
+            position = self._draw(worker)
+            if position is None:
+                self._leaving.append(worker)
+            else:
+                self._send(at, worker, _WEIGHTS, position)
+
+    def _send(self, at: float, worker: int, compute_s: float, position: int) -> None:
+        """Plan to send weights to a worker, or the gradient that it has computed for so long."""
+        event = (at, SEND, self._number(), worker, compute_s, position)
+        self._under_way[worker] = event
+        self._sending.setdefault(at, []).append(event)
+        self._add(event)
+
+    def _send_off(self, now: float, ways: StoreWays) -> None:
+        """All that is to be sent at this moment."""
+        due = [event for event in self._sending.pop(now, ()) if self._under_way[event[3]] is event]
+        there = [event for event in due if event[4] == _WEIGHTS]
+        back = [event for event in due if event[4] != _WEIGHTS]
+        begins = ways.pull([event[3] for event in there], now, once=self._pacer.in_lockstep)
+        for _, _, _, worker, _, position in there:
             batches = self._samples[worker] / self._batch if self._measures else 1.0
             compute_s = self._compute_s(worker, begins[worker], batches)
-            arrives = ways.push(worker, begins[worker] + compute_s, self._now)
-            self._exchange_s[worker] = arrives - at - compute_s + self._apply_s
-            event = (arrives, ARRIVAL, self._number(), worker, compute_s, position)
+            self._exchange_s[worker] = begins[worker] - now
+            self._send(begins[worker] + compute_s, worker, compute_s, position)
+        arrives = ways.push([event[3] for event in back], now)
+        for _, _, _, worker, compute_s, position in back:
+            self._exchange_s[worker] += arrives[worker] - now + self._apply_s
+            event = (arrives[worker], ARRIVAL, self._number(), worker, compute_s, position)
             self._under_way[worker] = event
             self._add(event)
 

@@ -205,7 +205,10 @@ class PeerLoop:
                 case Start():
                     answer = self._start(worker, operation.operation)
                 case Test():
-                    answer = worker.there_at.get(operation.handle.lane, inf) <= self._now
+                    lane, asking_s = operation.handle.lane, self._costs.ask(worker.me.rank, self._now)
+                    answer = worker.there_at.get(lane, inf) <= self._now + asking_s
+                    if asking_s:
+                        return self._hear_back(worker.me.rank, answer, asking_s)
                 case Done() if worker.compute_s is not None:
                     self._book(worker, {worker.me.rank})
 
@@ -242,6 +245,11 @@ class PeerLoop:
             self._emit(Exchanged(self._now, "exchange", (rank,), size_bytes, spent))
         self._book(worker, {rank})
         self._plan(self._now + spent, WAKE, rank, worker.me.parameters)
+
+    def _hear_back(self, rank: int, answer: bool, asking_s: float) -> None:
+        self._asleep.came(rank, self._now, pushes=False)
+        self._asleep.travels(rank, asking_s)
+        self._plan(self._now + asking_s, WAKE, rank, answer)
 
     def _start(self, worker: _Worker, operation: Joint) -> Handle:
         worker.started += 1

@@ -33,12 +33,21 @@ from paceline.runtime.owner.owner import Owner
 from paceline.runtime.run.member import Member
 from paceline.sim.cluster import Cluster
 from paceline.sim.costs import Costs, costs_of
-from paceline.sim.network.paced import store_ways
+from paceline.sim.network.paced import StoreWays, store_ways
 from paceline.sim.network.peers import HostCosts
 from paceline.sim.timing import Timing
 
-Kind = Literal["look", "kill", "push", "wake", "ask", "timer", "nap"]
-PRIORITY: dict[Kind, int] = {"look": 0, "kill": 1, "push": 2, "wake": 2, "timer": 3, "nap": 3, "ask": 4}
+Kind = Literal["look", "kill", "push", "wake", "ask", "timer", "nap", "send"]
+PRIORITY: dict[Kind, int] = {
+    "look": 0,
+    "kill": 1,
+    "push": 2,
+    "wake": 2,
+    "timer": 3,
+    "nap": 3,
+    "ask": 4,
+    "send": 5,
+}
 """Whose gradient was added looks at the others as they are then: nothing comes before that."""
 
 
@@ -122,6 +131,8 @@ class VirtualLoop:
             self._kill(member)
         elif kind == "ask" and not member.gone:
             self._ask(member)
+        elif kind == "send" and isinstance(what, m.Push) and self._ways is not None:
+            self._send_off(rank, what, self._ways)
         elif kind == "look" and not member.gone:
             self._hear(member)
         elif kind == "nap" and not member.gone:
@@ -175,13 +186,24 @@ class VirtualLoop:
     def _under_way(self, rank: int, push: m.Push) -> None:
         begin = self._has_weights(rank)
         compute_s = self._timing.compute_s(rank, begin, self._owner.batches(push.samples))
-        ready = begin + compute_s
+        computed = msgspec.structs.replace(push, compute_s=compute_s)
         if self._ways is None:
-            arrival = ready + self._timing.push_s(rank)
-        else:
-            arrival = self._ways.push(rank, ready, self.now)
-            self._took_s[rank] = arrival - self.now - compute_s
-        self._at(arrival, "push", rank, msgspec.structs.replace(push, compute_s=compute_s))
+            self._at(begin + compute_s + self._timing.push_s(rank), "push", rank, computed)
+            return
+        self._took_s[rank] = begin - self.now
+        self._at(begin + compute_s, "send", rank, computed)
+
+    def _send_off(self, rank: int, push: m.Push, ways: StoreWays) -> None:
+        """Gradients that are ready at this moment leave together."""
+        leaving = {rank: push}
+        while self._heap and self._heap[0][0] == self.now and self._heap[0][3] == "send":
+            *_, other, theirs = heapq.heappop(self._heap)
+            assert isinstance(theirs, m.Push)
+            leaving[other] = theirs
+        arrives = ways.push(list(leaving), self.now)
+        for each, gradient in leaving.items():
+            self._took_s[each] += arrives[each] - self.now
+            self._at(arrives[each], "push", each, gradient)
 
     def _has_weights(self, rank: int) -> float:
         """When a released worker has them. On shared links, those released with it set out with it."""

@@ -77,7 +77,11 @@ class VirtualMeeting(MeetingPlace):
 
     def _started_before(self, rank: int, message: m.Meet) -> dict[int, m.Met]:
         if message.test:
-            there = self._there_at.get((rank, message.wait), inf) <= self._owner.now()
+            asking_s = self._costs.ask(rank, self._owner.now())
+            there = self._there_at.get((rank, message.wait), inf) <= self._owner.now() + asking_s
+            if asking_s:
+                self._under_way(rank, asking_s)
+                self._asleep.travels(rank, asking_s)
             return {rank: m.Met(there)}
         answers = super()._started_before(rank, message)
         if answers and message.wait:

@@ -34,12 +34,13 @@ class Network:
         self._rack_out = {name: Pipe(link.bandwidth_bytes_per_s) for name, link in cluster.racks.items()}
         self._rack_in = {name: Pipe(link.bandwidth_bytes_per_s) for name, link in cluster.racks.items()}
 
-    def move(self, parcels: Sequence[Parcel], start: float, now: float) -> list[float]:
-        """When each of them arrives, if all leave at `start`. Later calls ask for nothing before `now`."""
+    def move(self, parcels: Sequence[Parcel], start: float, now: float | None = None) -> list[float]:
+        """When each of them arrives, if all leave at `start`. Later calls ask for nothing before `now`, which
+        is the start unless it is told."""
         going = [Transfer(self._route(each), each.size_bytes) for each in parcels]
         for transfer in going:
             for pipe in transfer.route:
-                pipe.forget(now)
+                pipe.forget(start if now is None else now)
         return [
             end + self.latency_s(each.source, each.target)
             for each, end in zip(parcels, carry(going, start), strict=True)

@@ -26,16 +26,17 @@ class StoreWays:
         """When workers that are released together have their weights; `once`: a host gets one copy."""
         hosts = [self._network.host_of[worker] for worker in workers]
         targets = list(dict.fromkeys(hosts)) if once else hosts
-        ends = self._network.move([Parcel(STORE, host, self._size_bytes) for host in targets], at, at)
+        ends = self._network.move([Parcel(STORE, host, self._size_bytes) for host in targets], at)
         if not once:
             return dict(zip(workers, ends, strict=True))
         there = dict(zip(targets, ends, strict=True))
         return {worker: there[host] for worker, host in zip(workers, hosts, strict=True)}
 
-    def push(self, worker: int, at: float, now: float) -> float:
-        """When a gradient that is ready at a time has reached the store."""
-        [end] = self._network.move([Parcel(self._network.host_of[worker], STORE, self._size_bytes)], at, now)
-        return end
+    def push(self, workers: Sequence[int], at: float) -> dict[int, float]:
+        """When gradients that are ready at the same time have reached the store."""
+        hosts = [self._network.host_of[worker] for worker in workers]
+        ends = self._network.move([Parcel(host, STORE, self._size_bytes) for host in hosts], at)
+        return dict(zip(workers, ends, strict=True))
 
 
 def store_ways(cluster: Cluster) -> StoreWays | None:

@@ -10,14 +10,15 @@ host.
 next; if it is compressed in a way that does not add up, m-1 whole ones. Nobody is done before all are. A
 mixture goes to each neighbour directly.
 
-An exchange with a cell goes to the first host and back in either case: that is where cells are.
+An exchange with a cell goes to the first host and back in either case: that is where cells are. So does, in a
+star, the question whether something has arrived, and it queues behind the vectors that are under way.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-from paceline.protocols.core.meeting import Gathered
+from paceline.protocols.core.meeting import VOTE_BYTES, Gathered
 from paceline.protocols.rules.compression import Compression
 from paceline.sim.cluster import Cluster
 from paceline.sim.network.network import Network, Parcel
@@ -55,7 +56,14 @@ class HostCosts:
 
     def exchange(self, rank: int, size_bytes: int, now: float) -> float:
         """How long it takes there and back; nobody else is needed."""
-        host, size = self._network.host_of[rank], self._scale * size_bytes
+        return self._there_and_back(rank, self._scale * size_bytes, now)
+
+    def ask(self, rank: int, now: float) -> float:
+        """How long it takes to ask whether something has arrived: behind what is under way already."""
+        return 0.0 if self._ring else self._there_and_back(rank, VOTE_BYTES, now)
+
+    def _there_and_back(self, rank: int, size: float, now: float) -> float:
+        host = self._network.host_of[rank]
         [there] = self._network.move([Parcel(host, MEETING, size)], now, now)
         [back] = self._network.move([Parcel(MEETING, host, size)], there, now)
         return back - now
