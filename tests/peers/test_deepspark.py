@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -58,6 +59,27 @@ def test_with_the_loss_halved_the_period_doubles(period: int) -> None:
     gaps = [b - a for a, b in pairwise(exchanges(crew))]
     assert gaps
     assert set(gaps) == {2 * period + 1}
+
+
+@given(p=st.integers(2, 6))
+def test_recalibrated_after_two_exchanges_the_period_is_that_of_the_loss_there_is_now(p: int) -> None:
+    """Twice as long with half of the loss, until the threshold is set anew, and again after two more."""
+    crew = with_losses(deepspark(p, recalibrate=2), 1, lambda rank, t: 1.0 if t <= p else 0.5).run(9 * p)
+    assert exchanges(crew)[:6] == [p, 3 * p + 1, 4 * p + 1, 5 * p + 2, 6 * p + 2, 7 * p + 3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"adaptive": True, "recalibrate": -1}, "got -1"),
+        ({"recalibrate": 2}, "adaptive=false"),
+        ({"adaptive": True, "recalibrate": 2, "shortest": 20}, "within shortest=20"),
+        ({"adaptive": True, "recalibrate": 2, "longest": 5}, "longest=5"),
+    ],
+)
+def test_a_recalibration_that_cannot_be_is_refused(settings: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        EASGD(mode="asynchronous", **settings)
 
 
 def test_a_worker_whose_loss_rises_talks_more_often() -> None:

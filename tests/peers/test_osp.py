@@ -56,14 +56,13 @@ def test_with_nothing_put_off_it_is_allreduce_bit_for_bit(
 
 
 @every_optimizer
-@given(seed=seeds, share=shares, cut=CUTS, every=st.integers(1, 4))
+@given(seed=seeds, share=shares, cut=CUTS, every=st.integers(1, 4), preview=st.sampled_from(["local", "ema"]))
 def test_one_worker_trains_as_plain_pytorch_bit_for_bit_for_any_split(
-    optimizer: MakeOptimizer, seed: int, share: float, cut: Sequence[int], every: int
+    optimizer: MakeOptimizer, seed: int, share: float, cut: Sequence[int], every: int, preview: str
 ) -> None:
     """Also the optimizer's memory: were a step remembered twice, momentum and Adam would tell."""
-    crew = Crew(
-        osp(share, rank_every=every), 1, noisy(seed), seed=seed, optimizer=optimizer, tensors=cut
-    ).run(11)
+    protocol = osp(share, rank_every=every, preview=preview)
+    crew = Crew(protocol, 1, noisy(seed), seed=seed, optimizer=optimizer, tensors=cut).run(11)
     assert torch.equal(crew.parameters()[0], large_batch(1, 11, noisy(seed), optimizer))
     assert torch.equal(crew.settle().models()[0], large_batch(1, 11, noisy(seed), optimizer))
 
@@ -239,6 +238,35 @@ def test_what_comes_too_late_is_put_off_less() -> None:
     assert alone.living[0].me.agreed.room == 1.0
 
 
+@given(seed=seeds, decay=st.sampled_from([0.0, 0.5, 0.9]))
+def test_the_guess_of_ema_is_the_own_gradient_moved_by_the_running_difference_to_the_mean(
+    seed: int, decay: float
+) -> None:
+    """Everything is put off, and gradients are given in advance: the replica is the agreed model, which has
+    the means of all iterations but the last, and the guess of the last."""
+
+    def given_in_advance(rank: int, iteration: int, x: Tensor) -> Tensor:
+        return noisy(seed)(rank, iteration, torch.zeros_like(x))
+
+    crew = Crew(osp(1.0, preview="ema", ema_decay=decay), 3, given_in_advance, seed=seed).run(7)
+    zero = torch.zeros(SIZE, dtype=torch.float64)
+    drawn = [torch.stack([given_in_advance(rank, t, zero) for rank in range(3)]) for t in range(7)]
+    apart = torch.zeros(3, SIZE, dtype=torch.float64)
+    for t in range(1, 6):  # the first iteration is not put off, the last is still under way
+        apart = decay * apart + (1 - decay) * (drawn[t].mean(0) - drawn[t])
+    for rank, (x, model) in enumerate(zip(crew.parameters(), crew.models(), strict=True)):
+        close(x, model - 0.1 * (drawn[6][rank] + apart[rank]))
+
+
+def test_where_gradients_differ_by_a_constant_the_guess_of_ema_comes_to_the_mean() -> None:
+    def steady(rank: int, iteration: int, x: Tensor) -> Tensor:
+        return torch.full_like(x, float(rank))
+
+    crew = Crew(osp(1.0, preview="ema", ema_decay=0.5), 3, steady).run(40)
+    for x in crew.parameters():
+        close(x, crew.mean(), rtol=0, atol=1e-9)
+
+
 @given(seed=seeds)
 def test_the_preview_ends_where_it_is_told_to(seed: int) -> None:
     crew = Crew(osp(1.0, preview_until=3), 2, noisy(seed), seed=seed).run(7)
@@ -278,6 +306,7 @@ def test_float_buffers_are_averaged_at_the_end() -> None:
         ({"overlap": -0.1}, "got -0.1"),
         ({"rank_every": 0}, "200 and 0"),
         ({"small_bytes": -1}, "0 and -1"),
+        ({"ema_decay": 1.0}, "ema_decay .* got 1"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], words: str) -> None:

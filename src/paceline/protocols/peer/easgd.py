@@ -17,6 +17,8 @@ after the step with which the training loss it has added up since its last excha
 added up in its first `period` iterations. So the period grows to about period x first loss / loss, and a
 worker whose loss rises talks more often. What is left at the end is exchanged then. Unlike DeepSpark's, the
 distance of two exchanges is clamped (`shortest`, `longest`). The loss is what the script reported last.
+With `recalibrate` the threshold is set anew from time to time, by the loss of the next `period` iterations:
+then the period follows how the loss falls since, not since the start.
 Its alpha is given directly, and may decay; so may the factor by which its server's alpha differs. With such
 a factor s a gap shrinks to 1 - alpha - alpha s of what it was, and the sum is conserved only for s = 1. Both
 decay with the iterations of the worker that exchanges (DeepSpark's server counts exchanges instead).
@@ -64,6 +66,8 @@ class EASGD(Peer):
     """Adaptive only: at least so many iterations between two exchanges."""
     longest: int = 0
     """Adaptive only: at most so many iterations between two exchanges; 0: ten periods."""
+    recalibrate: int = 0
+    """Adaptive only: exchanges after which the threshold is calibrated anew; 0: once, at the start."""
     alpha: float | None = None
     """How far a replica goes to the centre in an exchange. null: beta/workers."""
     decay_rate: float = 1.0
@@ -92,10 +96,20 @@ class EASGD(Peer):
                 "EASGD with an adaptive period is asynchronous: workers differ in when they exchange. "
                 "Set mode=asynchronous."
             )
+        if self.recalibrate < 0 or (self.recalibrate and not self.adaptive):
+            raise ConfigError(
+                f"EASGD recalibrate is a number of exchanges >= 0 with adaptive=true, got {self.recalibrate} "
+                f"with adaptive={str(self.adaptive).lower()}."
+            )
         if not 1 <= self.shortest <= self.most:
             raise ConfigError(
                 f"EASGD needs 1 <= shortest <= longest iterations between exchanges, got {self.shortest} and "
                 f"{self.most}."
+            )
+        if self.recalibrate and not self.shortest <= self.period <= self.most:
+            raise ConfigError(
+                f"EASGD recalibrate={self.recalibrate} exchanges after period={self.period} iterations each "
+                f"time, which has to lie within shortest={self.shortest} and longest={self.most}."
             )
         self._check_rates()
 
@@ -130,6 +144,7 @@ class EASGD(Peer):
         begin(me)
         me.private.last, me.private.added, me.private.told = 0, 0.0, 0
         me.private.loss, me.private.threshold = None, None
+        me.private.exchanges = 0
         if self.mode == "downpour":
             me.private.fetched = me.parameters.clone()
 
@@ -165,16 +180,16 @@ class EASGD(Peer):
         me.parameters[:] = me.parameters + (springs / workers) * stretch
 
     def due(self, me: Me) -> bool:
-        """Whether an exchange follows this iteration; the first one sets the threshold."""
+        """Whether an exchange follows this iteration; one without a threshold sets it."""
         memory, done = me.private, me.count + 1
         memory.loss = memory.loss if me.loss is None else me.loss
         memory.added += memory.loss or 0.0
         memory.told += memory.loss is not None
-        if memory.threshold is None:
-            if done == self.period:
-                memory.threshold = self.calibrate(memory.added, memory.told)
-            return done == self.period
         since: int = done - memory.last
+        if memory.threshold is None:
+            if since == self.period:
+                memory.threshold = self.calibrate(memory.added, memory.told)
+            return since == self.period
         enough: bool = memory.added > memory.threshold > 0
         return since >= self.most or (since >= self.shortest and enough)
 
@@ -192,7 +207,11 @@ class EASGD(Peer):
         """Both ends of the spring give way."""
         pull = yield self.pull(me)
         self.give_way(me, pull)
-        me.private.last, me.private.added = me.count + 1, 0.0
+        memory = me.private
+        memory.last, memory.added, memory.told = me.count + 1, 0.0, 0
+        memory.exchanges += 1
+        if self.recalibrate and memory.exchanges % self.recalibrate == 0:
+            memory.threshold = None
 
     def pull(self, me: Me) -> Exchange:
         """The spring, seen from the centre's end."""

@@ -18,6 +18,8 @@ Where this differs from the paper, of which only the abstract could be read: the
 importance is the mean of |parameter x mean gradient| over its elements; tensors of few bytes always go at
 once; the budget is a share of the model, grown by iterations or by the reported loss, and cut down while
 what was put off comes too late. A step that was put off uses the learning rates of its own iteration.
+With `preview=ema` (which the paper is said to have weighed and left) the worker's own gradient is moved by
+the running mean of how far the mean gradient was from it before; that takes two more vectors.
 """
 
 from __future__ import annotations
@@ -60,8 +62,11 @@ class OSP(Peer):
     """Iterations until the whole share is used (linear), or between two looks at the loss."""
     rank_every: int = 50
     """Iterations between two rankings of the tensors by their importance."""
-    preview: Literal["local", "none"] = "local"
-    """What stands for a step that was put off: that of the worker's own gradient, or nothing."""
+    preview: Literal["local", "ema", "none"] = "local"
+    """What stands for a step that was put off: that of the worker's own gradient, that of its own moved by
+    how far the mean was from it lately, or nothing."""
+    ema_decay: float = 0.9
+    """Only with preview=ema: how much of that running difference is left with every new one."""
     preview_until: int = 0
     """The iteration from which on nothing does, since it biases where training ends; 0: never."""
     small_bytes: int = 4096
@@ -81,6 +86,9 @@ class OSP(Peer):
                 f"and {self.small_bytes}."
             )
 
+        if not 0 <= self.ema_decay < 1:
+            raise ConfigError(f"OSP ema_decay is a share in [0, 1), got {self.ema_decay:g}.")
+
     @property
     def sends_ahead(self) -> bool:
         return True
@@ -91,7 +99,7 @@ class OSP(Peer):
 
     @property
     def plain_alone(self) -> bool:
-        return self.preview == "local" and not self.preview_until
+        return self.preview != "none" and not self.preview_until
 
     @property
     def in_parts(self) -> bool:
@@ -108,6 +116,8 @@ class OSP(Peer):
         me.private.split = False
         me.private.under_way = None
         me.private.late, me.private.losses = 0, []
+        if self.preview == "ema":
+            me.private.apart, me.private.own = me.parameters * 0.0, me.parameters * 0.0
         me.agreed.room, me.agreed.grown, me.agreed.first_loss = 1.0, 0.0, None
         me.agreed.scores = {}
         me.agreed.later, me.agreed.now = _parts(me, ())
@@ -136,6 +146,9 @@ class OSP(Peer):
             arrived = yield Test(handle)
             me.private.late += not arrived
         mean = yield Wait(handle)
+        if self.preview == "ema":
+            memory, new = me.private, (1 - self.ema_decay) * (mean - me.private.own)
+            me.tensors.copy(self.ema_decay * memory.apart + new, memory.apart, part)
         me.tensors.copy(me.private.base, me.parameters, part)
         if ranks:
             me.agreed.scores |= me.tensors.scores(me.parameters, mean, part)
@@ -156,8 +169,17 @@ class OSP(Peer):
         part = me.agreed.later
         handle = yield Start(Average(gradient, weight=me.samples, part=part))
         me.private.under_way = handle, part, me.rates
-        if self.preview == "local" and (me.count < self.preview_until or not self.preview_until):
-            yield Preview(gradient, part)
+        if self.preview != "none" and (me.count < self.preview_until or not self.preview_until):
+            yield Preview(self.stand_in(me, gradient), part)
+
+    def stand_in(self, me: Me, gradient: Vector) -> Vector:
+        """What is taken for the mean gradient until that is here."""
+        if self.preview != "ema":
+            return gradient
+        me.private.own[:] = gradient
+        guess = gradient.clone()  # which parameters have none is the gradient's to say
+        guess[:] = gradient + me.private.apart
+        return guess
 
     # -- what is put off ----------------------------------------------------------------------
 
