@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
 from paceline.protocols import ASP, BSP, PEERS
-from paceline.protocols.core.meeting import Gathered
+from paceline.protocols.core.meeting import Call, Gathered
 from paceline.protocols.rules.compression import Compression
 from paceline.sim import Cluster, Fixed, Host, Link, load_cluster, simulate, simulate_peers
 from paceline.sim.network.paced import StoreWays
@@ -34,7 +34,7 @@ def average(ranks: range, sent: int = SIZE, size: int = SIZE) -> Gathered:
 
 def meet(costs: HostCosts, gathered: Gathered, now: float = 0.0) -> dict[int, float]:
     for rank in gathered.receivers:
-        costs.came(rank, 0, gathered.given_bytes, now)
+        costs.came(rank, Call("average", sent_bytes=gathered.given_bytes), now)
     return costs.joint(gathered, now)
 
 
@@ -71,9 +71,10 @@ def test_what_travels_while_others_compute_is_not_waited_for() -> None:
     """A slow link that had time enough adds nothing to the others' wait, and delays only its own host."""
     hosts = [*alike(2), Host(bandwidth_bytes_per_s=RATE / 10)]
     costs = HostCosts(cluster(hosts), Compression())
-    costs.came(2, 0, SIZE, 0.0)
-    costs.came(0, 0, SIZE, 20.0)
-    costs.came(1, 0, SIZE, 20.0)
+    call = Call("average", sent_bytes=SIZE)
+    costs.came(2, call, 0.0)
+    costs.came(0, call, 20.0)
+    costs.came(1, call, 20.0)
     spent = costs.joint(average(range(3)), 20.0)
     assert spent[0] == pytest.approx(1.0)
     assert spent[1] == pytest.approx(1.0 + 1 / 0.9)

@@ -10,7 +10,7 @@ share theirs (`[[host]]` in a cluster file) it is counted who sends what to whom
 
 from __future__ import annotations
 
-from paceline.protocols.core.meeting import Gathered
+from paceline.protocols.core.meeting import Call, Gathered
 from paceline.protocols.rules.compression import Compression
 from paceline.sim.cluster import Cluster
 from paceline.sim.network.links import Link
@@ -25,7 +25,7 @@ class Costs:
         self._links = [profile.link for profile in cluster.profiles()]
         self._adds_up, self._scale = compress.adds_up, scale
 
-    def came(self, rank: int, lane: int, sent_bytes: int, now: float) -> None:
+    def came(self, rank: int, call: Call, now: float) -> None:
         """A worker comes to a joint operation: all that it costs is counted when the last has come."""
 
     def joint(self, gathered: Gathered, now: float) -> dict[int, float]:

@@ -230,7 +230,7 @@ class PeerLoop:
         call = call_of(operation, lane, self._sent_bytes(worker.me, operation))
         if lane <= 0:
             self._sleep(worker)
-        self._costs.came(worker.me.rank, lane, call.given_bytes, self._now)
+        self._costs.came(worker.me.rank, call, self._now)
         gathered = self._meeting.arrive(worker.me.rank, call)
         self._carry_out(gathered, worker if lane <= 0 else None)
 
@@ -249,6 +249,7 @@ class PeerLoop:
     def _hear_back(self, rank: int, answer: bool, asking_s: float) -> None:
         self._asleep.came(rank, self._now, pushes=False)
         self._asleep.travels(rank, asking_s)
+        self._exchange_s[rank] = asking_s
         self._plan(self._now + asking_s, WAKE, rank, answer)
 
     def _start(self, worker: _Worker, operation: Joint) -> Handle:

@@ -42,7 +42,7 @@ class VirtualMeeting(MeetingPlace):
         """A worker has come, and what it brings is under way."""
         call = message.call
         if call is not None:
-            self._costs.came(member.rank, call.lane, call.given_bytes, self._owner.now())
+            self._costs.came(member.rank, call, self._owner.now())
         super().meet(member, message, fds)
 
     def leave(self, member: Member) -> None:

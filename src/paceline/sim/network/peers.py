@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from paceline.protocols.core.meeting import VOTE_BYTES, Gathered
+from paceline.protocols.core.meeting import VOTE_BYTES, Call, Gathered
 from paceline.protocols.rules.compression import Compression
 from paceline.sim.cluster import Cluster
 from paceline.sim.network.network import Network, Parcel
@@ -37,11 +37,12 @@ class HostCosts:
         self._there_at: dict[tuple[int, int], float] = {}
         """When what a worker has brought is at the meeting place, by rank and lane."""
 
-    def came(self, rank: int, lane: int, sent_bytes: int, now: float) -> None:
-        """A worker comes to a joint operation, and brings so much."""
+    def came(self, rank: int, call: Call, now: float) -> None:
+        """A worker comes to a joint operation, with what it brings."""
         if not self._ring:
-            parcel = Parcel(self._network.host_of[rank], MEETING, self._scale * sent_bytes)
-            [self._there_at[rank, lane]] = self._network.move([parcel], now, now)
+            size = call.given_bytes * (1.0 if call.kind == "agree" else self._scale)
+            parcel = Parcel(self._network.host_of[rank], MEETING, size)
+            [self._there_at[rank, call.lane]] = self._network.move([parcel], now)
 
     def joint(self, gathered: Gathered, now: float) -> dict[int, float]:
         """How long it takes until each has its answer, now that the last has come."""
