@@ -129,7 +129,7 @@ def test_simulator_runs_every_registered_protocol() -> None:
 
 def test_no_name_means_all_that_there_are_data_for_and_a_wrong_one_is_named() -> None:
     assert chosen([], BenchPlan()) == [
-        name for name in BENCHMARKS if name not in ("cluster", "fidelity", "peers")
+        name for name in BENCHMARKS if name not in ("cluster", "fidelity", "peers", "strategies")
     ]
     with pytest.raises(ConfigError, match="Did you mean 'exchange'"):
         chosen(["exchnge"], BenchPlan())

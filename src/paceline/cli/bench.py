@@ -18,8 +18,9 @@ def bench(
         list[str] | None,
         typer.Argument(
             help="exchange, allreduce, store, network, hiding, cluster, fidelity, peers, pipeline, plans, "
-            "sequence, embedding, papers, death, lone, trace, simulator. Default: all of them but fidelity "
-            "and peers; cluster only with --data. After papers: which recipes, for instance papers dssp osp."
+            "sequence, embedding, papers, strategies, death, lone, trace, simulator. Default: all of them "
+            "but fidelity, peers and strategies; cluster only with --data. After papers: which recipes, for "
+            "instance papers dssp osp."
         ),
     ] = None,
     json: o.Json = False,
@@ -35,8 +36,8 @@ def bench(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="For cluster and peers: CIFAR-10 in its binary version (data_batch_1.bin, ...). For papers: "
-            "train on it. Without it, peers and papers train on the digits.",
+            help="For cluster and peers: CIFAR-10 in its binary version (data_batch_1.bin, ...). For papers "
+            "and strategies: train on it. Without it, peers, papers and strategies train on the digits.",
         ),
     ] = None,
     protocols: Annotated[
@@ -45,7 +46,9 @@ def bench(
             help="For cluster and fidelity: which, comma separated, settings after colons, for instance "
             "bsp,bsp+balance,asp@0.06,asp+dana+gap,ssp:staleness=5 (@: learning rate; +: balanced batches or "
             "a correction). DDP is always among them. Default: all. For peers: these, and ddp, "
-            "post_local_sgd, fsdp2, rpc, ray, torchft, torchft_diloco, hivemind, deepspeed, horovod, byteps."
+            "post_local_sgd, fsdp2, rpc, ray, torchft, torchft_diloco, hivemind, deepspeed, horovod, byteps. "
+            "For strategies: single, ddp, fsdp, ps-sync, ps-async, ps-async-sum, ps-async-mod, allreduce, "
+            "bsp+balance, backup_bsp, dssp, asp."
         ),
     ] = "",
     torchrec: Annotated[
@@ -75,14 +78,21 @@ def bench(
             "which of unequal, equal and slow_first; default all."
         ),
     ] = "",
+    cells: Annotated[
+        str,
+        typer.Option(
+            help="For strategies: which cells, comma separated, MODEL-WORKERS-LINK-STRAGGLER, for instance "
+            "resnet-4-native-x2 or 'vgg-*-throttled-*'. Default: some of all kinds."
+        ),
+    ] = "",
     seeds: Annotated[
-        int, typer.Option(min=1, help="For cluster and peers: so many seeds, from --seed on.")
+        int, typer.Option(min=1, help="For cluster, peers and strategies: so many seeds, from --seed on.")
     ] = 1,
     rates: Annotated[
         str,
         typer.Option(
-            help="For cluster and peers: learning rates to try, comma separated. The first seed decides "
-            "which is an entry's best. In cluster, DDP keeps its own."
+            help="For cluster, peers and strategies: learning rates to try, comma separated. The first "
+            "seed decides which is an entry's best. In cluster, DDP keeps its own."
         ),
     ] = "",
     targets: Annotated[
@@ -92,8 +102,8 @@ def bench(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="For cluster, peers, fidelity and papers: keep what each run gives in this file, and do not "
-            "run again what is in it.",
+            help="For cluster, peers, fidelity, papers and strategies: keep what each run gives in this "
+            "file, and do not run again what is in it.",
         ),
     ] = None,
 ) -> None:
@@ -112,16 +122,16 @@ def bench(
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything started is ended
         if quick and record:
             raise ConfigError("--quick measures nothing worth keeping. Leave out --record, or --quick.")
-        named = tuple(name for name in protocols.split(",") if name.strip())
         benchmarks, recipes = apart(names or [])
         plan = BenchPlan(
             recipes=recipes,
             quick=quick,
             seed=seed,
             data=None if data is None else str(data),
-            protocols=named,
+            protocols=_words(protocols),
             simulated=simulated,
-            scenes=tuple(name.strip() for name in scenes.split(",") if name.strip()),
+            scenes=_words(scenes),
+            cells=_words(cells),
             seeds=seeds,
             rates=_numbers(rates, "--rates"),
             targets=_numbers(targets, "--targets"),
@@ -138,6 +148,10 @@ def bench(
                 print(f"{name}\n\n" + "\n".join(as_tables(records[-1].rows)) + "\n", flush=True)
         if json:
             print_json(records)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def _numbers(text: str, flag: str) -> tuple[float, ...]:

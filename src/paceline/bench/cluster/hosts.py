@@ -17,10 +17,9 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from paceline.bench.cluster import script as cluster_script
-from paceline.bench.cluster.entries import Entry
 from paceline.bench.cluster.other import trace_of
 from paceline.bench.cluster.scene import Scene
 from paceline.errors import RunError
@@ -106,30 +105,51 @@ class HostProcesses:
         return [word for rank, factor in self._scene.slow.items() for word in ("--slow", f"{rank}:{factor}")]
 
 
+class Flagged(Protocol):
+    """What is trained, as flags of `paceline train`."""
+
+    @property
+    def flags(self) -> list[str]:
+        """In order."""
+
+
+class Script(NamedTuple):
+    """A script for `paceline train`."""
+
+    file: str
+    flags: list[str]
+    """Of the command,"""
+    words: list[str]
+    """and of the script."""
+
+
 class OurProcesses(HostProcesses):
     """`paceline train` on the first host, `paceline host` on the others."""
 
     def __init__(
-        self, scene: Scene, bed: Testbed, entry: Entry, words: list[str], folder: Path, port: int
+        self, scene: Scene, bed: Testbed, entry: Flagged, words: list[str], folder: Path, port: int
     ) -> None:
         super().__init__(scene, bed, words, folder, port)
         self._entry, self._secret = entry, secrets.token_hex(32)
 
     def start(self) -> None:
         """One after the other, so that ranks are those of hosts."""
-        scene, first = self._scene, next(iter(self._bed))
-        emulated = ["--device-time", str(scene.device_s), *self._slow]
-        team = ["--workers", str(scene.workers), "--here", "1", "--listen", self._address]
+        first, script = next(iter(self._bed)), self._script()
+        team = ["--workers", str(self._scene.workers), "--here", "1", "--listen", self._address]
         team.append("--plain")  # as the others are, with which this is compared
-        flags = [*self._entry.flags, *team, *emulated, "--seed", _seed_of(self._words)]
-        runs = ["--runs", str(self._folder / "runs")]
-        self._paceline(first, ["train", cluster_script.__file__, *flags, *runs, "--", *self._words])
+        flags = [*self._entry.flags, *team, *script.flags, "--runs", str(self._folder / "runs")]
+        self._paceline(first, ["train", script.file, *flags, "--", *script.words])
         for rank, host in list(enumerate(self._bed))[1:]:
             self._paceline(
                 host, ["host", self._address, "--plain", "--runs", str(self._folder / f"runs-{host}")]
             )
             if not self._seated(host, rank):
                 return
+
+    def _script(self) -> Script:
+        """What all workers run."""
+        emulated = ["--device-time", str(self._scene.device_s), *self._slow]
+        return Script(cluster_script.__file__, [*emulated, "--seed", _seed_of(self._words)], self._words)
 
     @property
     def traces(self) -> list[Path]:

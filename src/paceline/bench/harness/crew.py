@@ -92,6 +92,7 @@ class BenchCrew:
     ) -> None:
         self.name = name
         self.workers = len(stations)
+        self.patience_s = ROUND_TIMEOUT_S
         self._world = len(stations) if world is None else world
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOAD)
@@ -166,7 +167,7 @@ class BenchCrew:
 
     def hear(self, rank: int) -> CrewDone:
         """The answer to what one station was told."""
-        answer = self._receive(rank, ROUND_TIMEOUT_S)
+        answer = self._receive(rank, self.patience_s)
         assert isinstance(answer, CrewDone)
         return answer
 

@@ -15,9 +15,9 @@ class BenchPlan(msgspec.Struct, frozen=True):
     quick: bool = False
     seed: int = 0
     data: str | None = None
-    """Folder with CIFAR-10, for `cluster` and `peers`."""
+    """Folder with CIFAR-10, for `cluster`, `peers` and `strategies`."""
     protocols: tuple[str, ...] = ()
-    """What `cluster`, `peers` and `fidelity` run; empty: everything."""
+    """What `cluster`, `peers`, `fidelity` and `strategies` run; empty: everything."""
     torchrec: str | None = None
     """Folder into which TorchRec was installed, for `embedding`; None: where Python finds it."""
     rivals: str | None = None
@@ -27,15 +27,17 @@ class BenchPlan(msgspec.Struct, frozen=True):
     scenes: tuple[str, ...] = ()
     """Which hosts and work `cluster` has, and which testbeds `fidelity`; none: the unequal ones, and all."""
     seeds: int = 1
-    """How many seeds, from `seed` on, `cluster` and `peers` run with."""
+    """How many seeds, from `seed` on, `cluster`, `peers` and `strategies` run with."""
     rates: tuple[float, ...] = ()
-    """Learning rates of which `cluster` and `peers` take each entry's best; none: what is
+    """Learning rates of which `cluster`, `peers` and `strategies` take each entry's best; none: what is
     sensible for each."""
     targets: tuple[float, ...] = ()
     """Accuracies that `cluster` and `peers` wait for; none: the scene's."""
     results: str | None = None
-    """Where `cluster`, `peers`, `fidelity` and `papers` keep what each run gave, and find what need not run
-    again."""
+    """Where `cluster`, `peers`, `fidelity`, `papers` and `strategies` keep what each run gave, and find what
+    need not run again."""
+    cells: tuple[str, ...] = ()
+    """Patterns of what `strategies` runs; empty: some of all kinds."""
     recipes: tuple[str, ...] = ()
     """What `papers` tries; empty: everything."""
 

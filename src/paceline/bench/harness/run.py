@@ -32,6 +32,9 @@ from paceline.bench.plans.plans import plans
 from paceline.bench.rivals.peers import check_peers, peers
 from paceline.bench.rivals.plot import plots_of_peers
 from paceline.bench.sequence import sequences
+from paceline.bench.strategies.strategies import check as check_strategies
+from paceline.bench.strategies.strategies import strategies
+from paceline.bench.strategies.told.plots import plots as plot_strategies
 from paceline.errors import ConfigError, unknown
 
 
@@ -170,6 +173,22 @@ BENCHMARKS = {
         papers,
         check_recipes,
     ),
+    "strategies": Benchmark(
+        "DDP, FSDP2 and parameter servers (Ovi, arXiv 2505.12832), with the best of ours beside them: "
+        "samples per second, memory, accuracy and bytes in cells of model, workers, link and straggler. All "
+        "strategies train the same samples in the same order from the same weights with the same global "
+        "batch, in real processes whose number each of them has told; all tried equally many learning "
+        "rates. Models are small stand-ins. *Emulated* devices take 160 ms for a global batch of 64, a "
+        "worker its part, so that the cores of this machine do not decide; units of a model take equal "
+        "parts of it. *real*: the cores compute. Native: gloo over loopback for DDP and FSDP2, shared "
+        "memory for the others; throttled: hosts of a testbed with 100 Mbit/s each, the store beside the "
+        "first worker. x2: the last worker's device takes twice as long; paused: its process stands still "
+        "for 1.5 s. ps-async weighs a push 1/N, ps-async-sum 1; ps-async-mod is our reading (bound 2, a new "
+        "start every 10 steps per worker). Accuracy is that of the last weights.",
+        strategies,
+        check_strategies,
+        plot_strategies,
+    ),
     "death": Benchmark("From SIGKILL of a worker to the store's `worker_left` event.", death),
     "lone": Benchmark("Training with one worker under the engine against plain PyTorch.", lone),
     "trace": Benchmark("Time spent inside the trace's writer, of the time a run takes.", trace),
@@ -190,8 +209,8 @@ def chosen(names: Iterable[str], plan: BenchPlan) -> list[str]:
 
 
 def _is_usual(name: str, plan: BenchPlan) -> bool:
-    """Whether it is run without being named: `fidelity` and `peers` want root and much time."""
-    return name not in ("fidelity", "peers") and (name != "cluster" or plan.data is not None)
+    """Whether it is run without being named: some want root or much time."""
+    return name not in ("fidelity", "peers", "strategies") and (name != "cluster" or plan.data is not None)
 
 
 def apart(names: Iterable[str]) -> tuple[list[str], tuple[str, ...]]:

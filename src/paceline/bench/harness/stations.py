@@ -7,10 +7,11 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -98,12 +99,18 @@ def paceline_crew(
     station: Callable[..., Station] = PacelineStation,
     serve: Callable[..., object] = serve,
     fabric: Literal["shared", "gloo"] = "shared",
+    dials: Mapping[str, Any] = MappingProxyType({}),
 ) -> BenchCrew:
-    """Our side: workers, and the owner of the store as every run has it. `folder`: keep the run there."""
+    """Our side: workers, and the owner of the store as every run has it. `folder`: keep the run there;
+    `dials`: whatever else of the run's configuration."""
     kept = folder or tempfile.mkdtemp(prefix="paceline-bench-")
-    config = RunConfig(
-        run="bench", folder=kept, workers=load.workers, protocol=protocol, seed=load.seed, fabric=fabric
-    )
+    usual: dict[str, Any] = {
+        "workers": load.workers,
+        "protocol": protocol,
+        "seed": load.seed,
+        "fabric": fabric,
+    }
+    config = RunConfig(run="bench", folder=kept, **(usual | dict(dials)))
     pairs = [Channel.pair() for _ in range(load.workers)]
     builds = [partial(station, load, config, rank, mine) for rank, (mine, _) in enumerate(pairs)]
     crew = BenchCrew("paceline", builds)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 import paceline.bench.harness.stations
+import paceline.bench.strategies.runs.places
 import paceline.runtime.serve  # noqa: F401
 
 torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).zero_grad()

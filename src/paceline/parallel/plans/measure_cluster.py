@@ -40,7 +40,7 @@ def measure_cluster(workers: int, slow: dict[int, float] | None = None) -> Clust
         for rank, answer in enumerate(answers)
     )
     lines = msgspec.convert(answers[0]["lines"], dict[Kind, Line])
-    link = _link(lines, workers)
+    link = link_of(lines, workers)
     return ClusterProfile(
         devices=devices,
         link=link,
@@ -52,7 +52,7 @@ def measure_cluster(workers: int, slow: dict[int, float] | None = None) -> Clust
     )
 
 
-def _link(lines: dict[Kind, Line], workers: int) -> Line:
+def link_of(lines: dict[Kind, Line], workers: int) -> Line:
     """The latency and rate of one link that a ring would need to take as long as all-gather and scatter
     did."""
     if workers == 1:

@@ -25,6 +25,8 @@ class Toil:
         self._per_flop = None if config.device_time_s is None else config.device_time_s / max(flops, 1.0)
         self._factor, self._jitter = config.slow.get(rank, 1.0), config.jitter
         self._random = random.Random(f"{config.seed}/{rank}")
+        self.waits = self.overruns = 0
+        """How often something was timed, and how often it really took longer than the device would."""
 
     def spend(self, flops: float, inputs: list[Tensor], work: Callable[[list[Tensor]], Tensor]) -> Tensor:
         """Carry an operation out in the device's time, and its backward pass as well."""
@@ -43,6 +45,8 @@ class Toil:
         real = time.perf_counter() - began
         spread = 1.0 + self._jitter * self._random.uniform(-1, 1) if self._jitter else 1.0
         usual = real if self._per_flop is None else flops * self._per_flop
+        self.waits += 1
+        self.overruns += usual * self._factor * spread < real
         if (missing := usual * self._factor * spread - real) > 0:
             time.sleep(missing)
 

@@ -1,0 +1,82 @@
+"""What a worker of any strategy is told, and what it tells in the end: plain JSON in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """A worker's process stands still, as if its host had been taken away for a while."""
+
+    rank: int
+    after: int
+    """Iterations of its own."""
+    seconds: float
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One run, the same words for every strategy."""
+
+    folder: str
+    """Where answers and weights go."""
+    data: str
+    """File with the samples, in the order of the run."""
+    model: str
+    width: int
+    batch: int
+    """Of one worker."""
+    lr: float
+    seed: int
+    workers: int
+    device_s: float | None = None
+    """What an emulated device takes for `of` samples; None: the processor computes, as fast as it is."""
+    of: int = 1
+    slow: dict[int, float] = {}
+    pause: Pause | None = None
+
+    def save(self) -> Path:
+        """For processes that are started with a command."""
+        path = Path(self.folder) / "request.json"
+        path.write_bytes(msgspec.json.encode(self))
+        return path
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker has seen."""
+
+    rank: int
+    world: int
+    """How many workers there were, as its own system says."""
+    began: float
+    """When its first batch came; all workers read the same clock."""
+    ends: list[float]
+    """When each of its iterations was over."""
+    samples: list[int]
+    """Of each."""
+    losses: list[float]
+    held_bytes: int
+    """Parameters, gradients and optimizer state in its own memory, after a step."""
+    peak_bytes: int
+    """The most memory its process had at a time, beyond what was there before the model."""
+    late: float
+    """Share of timed parts that really took longer than the emulated device."""
+
+
+def read_request(path: Path) -> Request:
+    """The other end of `save`."""
+    return msgspec.json.decode(path.read_bytes(), type=Request)
+
+
+def write_answer(folder: Path, answer: Answer) -> None:
+    """Complete, or not there."""
+    unfinished = folder / f"answer-{answer.rank}.unfinished"
+    unfinished.write_bytes(msgspec.json.encode(answer))
+    unfinished.rename(folder / f"answer-{answer.rank}.json")
+
+
+def read_answers(folder: Path, workers: int) -> list[Answer]:
+    """Of all ranks that have answered."""
+    paths = [folder / f"answer-{rank}.json" for rank in range(workers)]
+    return [msgspec.json.decode(path.read_bytes(), type=Answer) for path in paths if path.exists()]

@@ -1,0 +1,1 @@
+"""What the benchmark of strategies tells: tables, findings, the score of the advice, pictures."""
