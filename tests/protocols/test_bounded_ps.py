@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from paceline.errors import ConfigError
 from paceline.protocols import Fate, Flush, Pacer
@@ -171,3 +172,51 @@ def test_settings_can_be_typed() -> None:
 def test_negative_settings_are_refused_with_their_value(setting: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"{setting} must be >= 0, got {value}"):
         BoundedPS(**{setting: value})
+
+
+@given(
+    schedule=schedules(),
+    staleness=st.sampled_from([None, 0, 1, 2]),
+    resync=st.integers(0, 3),
+    buffered=st.booleans(),
+)
+def test_waits_for_the_bound_and_for_the_meeting_are_all_the_waiting_there_is(
+    schedule: Schedule, staleness: int | None, resync: int, buffered: bool
+) -> None:
+    """Against a count of our own, event by event; and nothing is decided otherwise because of it."""
+    protocol = BoundedPS(staleness, resync, buffered, tell_waits=True)
+    waited, asleep, before, notes = 0.0, frozenset[int](), 0.0, []
+    for step, plain in zip(
+        drive(protocol, schedule), drive(BoundedPS(staleness, resync, buffered), schedule), strict=True
+    ):
+        waited += len(asleep) * (step.now - before)
+        asleep, before = step.waiting, step.now
+        notes += [step.decision.note] * bool(step.decision.note)
+        assert replace(step.decision, note="") == plain.decision
+    assert sum(protocol.waited_s.values()) == pytest.approx(waited)
+    if not resync:
+        assert "meeting" not in protocol.waited_s
+    if staleness is None:
+        assert "bound" not in protocol.waited_s
+    assert notes[-1].startswith("all workers together waited ")
+
+
+def test_a_wait_is_for_the_bound_until_the_slowest_moves_and_for_the_meeting_then() -> None:
+    protocol = BoundedPS(staleness=0, resync=2, tell_waits=True)
+    pacer = Pacer(protocol)
+    pacer.join(0, 0.0)
+    pacer.join(1, 0.0)
+    pacer.push(0, 1.0)
+    assert pacer.push(1, 4.0).release == (0, 1)  # 0 waited 3 s for the bound
+    pacer.push(0, 5.0)
+    assert pacer.push(1, 7.0).release == (0, 1)  # and 2 s more; four steps: all wait, so all start
+    assert protocol.waited_s == {"bound": 5.0}
+    free = BoundedPS(staleness=None, resync=1, tell_waits=True)
+    pacer = Pacer(free)
+    pacer.join(0, 0.0)
+    pacer.join(1, 0.0)
+    assert pacer.push(0, 1.0).release == (0,)
+    assert pacer.push(0, 2.0).release == ()
+    assert sorted(pacer.push(1, 5.0).release) == [0, 1]
+    pacer.leave(0, 6.0)
+    assert pacer.leave(1, 6.0).note == "all workers together waited 0 s for the bound and 3 s to meet"

@@ -16,6 +16,9 @@ Where we differ: the period counts steps per active worker, so that it means the
 number of workers. When all wait, the slowest have pushed once more, so that nobody is beyond
 the bound any longer and SSP's rule lets all go. With `buffered` a step is made each time the slowest
 clock ticks, of all gradients that came since the last one.
+
+With `tell_waits` the run's trace ends with a note of how long workers waited for either reason. A wait is
+for the bound as long as SSP's rule holds its worker back, and for the meeting from then on.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from sys import maxsize
 from typing import ClassVar
+
+from msgspec.structs import replace
 
 from paceline.errors import ConfigError
 from paceline.protocols.core.base import Fate, Flush, Verdict
@@ -48,9 +53,14 @@ class BoundedPS:
     """Steps per active worker after which all wait for all and start together. 0: never."""
     buffered: bool = False
     """Whether the gradients of a round make one step together, instead of one each on arrival."""
+    tell_waits: bool = False
+    """Whether a note at the end tells how long workers waited for the bound, and how long to meet."""
 
     round: int = field(init=False, default=0)
     synced: int = field(init=False, default=0)
+    waits: dict[int, str] = field(init=False, default_factory=dict)
+    waited_s: dict[str, float] = field(init=False, default_factory=dict)
+    looked_s: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         _bound(self.staleness)
@@ -58,6 +68,10 @@ class BoundedPS:
             raise ConfigError(f"BoundedPS resync must be >= 0, got {self.resync}. Use 0 to never resync.")
 
     def decide(self, clocks: Clocks, pushed: int | None) -> Verdict:
+        verdict = self._decided(clocks, pushed)
+        return self._timed(clocks, verdict) if self.tell_waits else verdict
+
+    def _decided(self, clocks: Clocks, pushed: int | None) -> Verdict:
         active = len(clocks.active)
         all_wait = clocks.waiting_count == active
         round_ends = all_wait or clocks.slowest != self.round
@@ -73,3 +87,17 @@ class BoundedPS:
             self.synced = steps
         release = _bound(self.staleness).decide(clocks, pushed).release
         return Verdict(fate=fate, flush=flush, release=release)
+
+    def _timed(self, clocks: Clocks, verdict: Verdict) -> Verdict:
+        """Book the time since the last event for who waited then, and why who waits now does."""
+        for cause in self.waits.values():
+            self.waited_s[cause] = self.waited_s.get(cause, 0.0) + clocks.now - self.looked_s
+        asleep = sorted(set(clocks.waiting()).difference(verdict.release))
+        free = set(clocks.waiting(up_to=clocks.slowest + _bound(self.staleness).staleness))
+        self.waits = {worker: "meeting" if worker in free else "bound" for worker in asleep}
+        self.looked_s = clocks.now
+        if clocks.active:
+            return verdict
+        bound, meeting = (self.waited_s.get(cause, 0.0) for cause in ("bound", "meeting"))
+        note = f"all workers together waited {bound:.3g} s for the bound and {meeting:.3g} s to meet"
+        return replace(verdict, note=note)
