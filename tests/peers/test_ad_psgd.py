@@ -133,3 +133,24 @@ def test_nobody_waits_for_the_centre() -> None:
     while crew.workers[0].runnable:
         crew.workers[0].turn()
     assert [worker.me.count for worker in crew.workers] == [5, 0]
+
+
+@given(seed=seeds, workers=st.integers(2, 5))
+def test_in_lockstep_and_with_weak_springs_it_is_the_synchronous_one(seed: int, workers: int) -> None:
+    """Who comes second finds a centre that has moved by one spring already. What that changes is of second
+    order in alpha: half the springs, a quarter of the difference. One worker alone has none at all."""
+
+    def apart(alpha: float, workers: int) -> float:
+        runs = []
+        for mode in ("asynchronous", "synchronous"):
+            made = EASGD(period=1, alpha=alpha, mode=mode)  # type: ignore[arg-type]
+            crew = Crew(made, workers, noisy(seed), seed=seed)
+            for _ in range(4):
+                crew.run(1)
+            runs.append(torch.stack([*crew.parameters(), crew.models()[0]]))
+        return float((runs[0] - runs[1]).norm())
+
+    assert apart(0.9, 1) < 1e-12
+    weak = apart(0.0005, workers)
+    assert 0 < weak < 1e-4
+    assert apart(0.001, workers) == pytest.approx(4 * weak, rel=0.1)

@@ -169,6 +169,35 @@ def test_mixing_beside_the_gradient_changes_no_bit(
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("overlap", [None, False])
+@given(kind=kinds, workers=st.integers(2, 6), seed=seeds)
+def test_a_step_is_taken_at_ones_own_weights_and_added_to_the_mixture(
+    overlap: Any, kind: Any, workers: int, seed: int
+) -> None:
+    """Weight decay sees where it is taken: at the mixture it would pull another way."""
+
+    def decaying(views: list[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(views, lr=0.1, weight_decay=0.5)
+
+    made = DPSGD(topology=kind, overlap=overlap)
+    crew = Crew(made, workers, noisy(seed), seed=seed, optimizer=decaying, initial=scattered)
+    for step in range(3):
+        before, w = crew.parameters(), matrix(Topology(kind, seed), list(range(workers)), step)
+        after = crew.run(1).parameters()
+        for rank, x in enumerate(before):
+            mixed = sum(share * other for share, other in zip(w[rank], before, strict=True))
+            close(after[rank], mixed - 0.1 * (noisy(seed)(rank, step, x) + 0.5 * x))
+
+
+@given(workers=st.integers(2, 5), seed=seeds)
+def test_the_default_is_the_form_of_the_paper(workers: int, seed: int) -> None:
+    """Gradient at one's own weights while they are mixed; the mixture less the step is what comes next."""
+    crew = Crew(DPSGD(), workers, noisy(seed), seed=seed).run(1)
+    for worker in crew.workers:
+        mine = [operation for rank, _, operation in crew.log if rank == worker.me.rank]
+        assert mine == ["Start", "Compute", "Wait", "Step"]
+
+
 def test_what_is_mixed_along_cannot_be_mixed_before() -> None:
     with pytest.raises(ConfigError, match="Leave overlap out"):
         DPSGD(order="adapt_then_combine", overlap=True)

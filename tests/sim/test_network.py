@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +36,9 @@ def average(ranks: range, sent: int = SIZE, size: int = SIZE) -> Gathered:
 
 def meet(costs: HostCosts, gathered: Gathered, now: float = 0.0) -> dict[int, float]:
     for rank in gathered.receivers:
-        costs.came(rank, Call("average", sent_bytes=gathered.given_bytes), now)
+        costs.came(
+            rank, Call("average", size_bytes=gathered.size_bytes, sent_bytes=gathered.given_bytes), now
+        )
     return costs.joint(gathered, now)
 
 
@@ -71,7 +75,7 @@ def test_what_travels_while_others_compute_is_not_waited_for() -> None:
     """A slow link that had time enough adds nothing to the others' wait, and delays only its own host."""
     hosts = [*alike(2), Host(bandwidth_bytes_per_s=RATE / 10)]
     costs = HostCosts(cluster(hosts), Compression())
-    call = Call("average", sent_bytes=SIZE)
+    call = Call("average", size_bytes=SIZE, sent_bytes=SIZE)
     costs.came(2, call, 0.0)
     costs.came(0, call, 20.0)
     costs.came(1, call, 20.0)
@@ -79,6 +83,23 @@ def test_what_travels_while_others_compute_is_not_waited_for() -> None:
     assert spent[0] == pytest.approx(1.0)
     assert spent[1] == pytest.approx(1.0 + 1 / 0.9)
     assert spent[2] == pytest.approx(1.0 + 10.0)
+
+
+def test_what_a_neighbour_has_brought_is_under_way_for_all_who_take_of_it() -> None:
+    """Rank 2's vector takes ten seconds. Who takes it second waits for it too; one that rank 2 brings to the
+    next step meanwhile is another."""
+    costs = HostCosts(cluster([*alike(2), Host(bandwidth_bytes_per_s=RATE / 10)]), Compression())
+    sizes: dict[str, Any] = {"size_bytes": SIZE, "sent_bytes": SIZE, "step": 4}
+    first, second = (
+        Gathered("mix", (rank,), {rank: {rank: 0.5, 2: 0.5}}, **sizes, last=rank == 1) for rank in (0, 1)
+    )
+    brought, later = (Call("mix", **sizes | {"step": step}) for step in (4, 5))
+    costs.came(2, brought, 0.0)
+    costs.came(0, brought, 0.0)
+    assert costs.joint(first, 0.0)[0] == pytest.approx(10.0)
+    costs.came(2, later, 1.0)
+    costs.came(1, brought, 5.0)
+    assert costs.joint(second, 5.0)[1] == pytest.approx(5.0 + 1.0)
 
 
 def test_nothing_of_workers_on_the_first_host_travels() -> None:

@@ -67,11 +67,15 @@ def test_averaging_seldom_absorbs_slowness_that_comes_and_goes() -> None:
     assert seldom < 0.8 * often
 
 
+STAR = {"topology": "graph", "graph": "0-1,0-2,0-3,0-4,0-5"}
+"""Who takes from the middle waits while that sends to all."""
+
+
 def test_mixing_costs_a_message_per_neighbour() -> None:
-    ring = simulate_peers(make_peer("dpsgd"), cluster(6), iterations=5).now
-    assert ring == pytest.approx(5 * (1 + 2 * LINK.seconds(100_000)))
-    matched = simulate_peers(make_peer("dpsgd", {"topology": "matching"}), cluster(6), iterations=5).now
-    assert matched == pytest.approx(5 * (1 + LINK.seconds(100_000)))
+    for settings, messages in (({}, 2), ({"topology": "matching"}, 1), (STAR, 5)):
+        protocol = make_peer("dpsgd", {"overlap": False, **settings})
+        took = simulate_peers(protocol, cluster(6), iterations=5).now
+        assert took == pytest.approx(5 * (1 + messages * LINK.seconds(100_000)))
 
 
 @pytest.mark.parametrize(("size", "took"), [(250_000, 1.0), (1_000_000, 2.002)])
@@ -84,9 +88,10 @@ def test_mixing_beside_computing_costs_what_does_not_fit_beside_it(size: int, to
 
 def test_a_pair_does_not_wait_for_the_others() -> None:
     """In the first step those who are not matched with the slow one go on at once."""
-    events = trace(make_peer("dpsgd", {"topology": "matching"}), cluster(4, slow={0: 9.0}), iterations=1)
+    settings = {"topology": "matching", "overlap": False}
+    events = trace(make_peer("dpsgd", settings), cluster(4, slow={0: 9.0}), iterations=1)
     pairs = [event for event in events if isinstance(event, Exchanged)]
-    assert sorted(event.t for event in pairs) == [1.0, 9.0]
+    assert sorted(event.t for event in pairs) == [1.0, 1.0, 9.0, 9.0]
 
 
 @pytest.mark.parametrize("name", TIMED)

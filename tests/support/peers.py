@@ -21,12 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.protocols.core.meeting import SETTLING, Gathered, Meeting, call_of
+from paceline.protocols.core.meeting import SETTLING, Gathered, Meeting, Turn, call_of
 from paceline.protocols.core.operations import (
     Agree,
     Compute,
     Exchange,
     Handle,
+    Mix,
     Preview,
     Probe,
     Recall,
@@ -159,8 +160,8 @@ class Crew:
     def carry_out(self, gathered: Gathered) -> None:
         """Give every receiver its answer."""
         self.counts[gathered.kind] += 1
-        lane = gathered.lane
-        brought = {rank: self.workers[rank].brought[lane] for row in gathered.rows.values() for rank in row}
+        lane, turn = gathered.lane, gathered.turn
+        brought = {rank: self.workers[rank].brought[turn] for row in gathered.rows.values() for rank in row}
         answers = {}
         for rank in gathered.receivers:
             answers[rank] = gathered.outcome
@@ -219,7 +220,7 @@ class _Worker:
         self.place: Tensor | None = None
         self.blocking = 0
         """The lane of what it sleeps for."""
-        self.brought: dict[int, Any] = {}
+        self.brought: dict[Turn, Any] = {}
         self.lanes = 0
         self.ready: dict[int, Any] = {}
         self.reaches: dict[int, int] = {}
@@ -365,10 +366,12 @@ class _Worker:
             sent_bytes, self.opening[lane] = packed.size_bytes, packed.opened
             self.crew.sent[self.me.rank] += sent_bytes
             # what becomes of a vector later on is nobody else's business
-            vector = packed.vector if lane <= 0 else packed.vector.clone()
+            lasts = lane > 0 or (isinstance(operation, Mix) and operation.ahead is not None)
+            vector = packed.vector.clone() if lasts else packed.vector
             operation = replace(operation, vector=vector)
-        self.brought[lane] = operation
-        for gathered in self.crew.meeting.arrive(self.me.rank, call_of(operation, lane, sent_bytes)):
+        call = call_of(operation, lane, sent_bytes)
+        self.brought[call.turn] = operation
+        for gathered in self.crew.meeting.arrive(self.me.rank, call):
             self.crew.carry_out(gathered)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,13 +22,16 @@ from paceline.protocols.core.operations import (
     Agree,
     Average,
     Compute,
+    Handle,
     How,
     Mix,
     Operation,
     Recall,
     Remember,
     Reset,
+    Start,
     Step,
+    Wait,
 )
 from paceline.protocols.core.peer import Done, Me, Peer, life
 from paceline.protocols.grid import Grid
@@ -82,6 +86,8 @@ class Along:
         )
         self._memory = OptimizerMemory(optimizer, self._parameters)
         self._life = life(protocol, self._me)
+        self._put_off: Mix | None = None
+        """A mixture that was started: copies send to each other when they wait for it."""
         self._advance(None)
 
     def update(self, samples: int) -> None:
@@ -121,6 +127,11 @@ class Along:
                 return self._average(operation)
             case Mix():
                 return self._mix(operation)
+            case Start() if isinstance(operation.operation, Mix):
+                self._put_off = replace(operation.operation, vector=operation.operation.vector.clone())
+                return Handle(1)
+            case Wait() if self._put_off is not None:
+                return self._mix(self._put_off)
             case Agree():
                 return self._agree(operation)
             case Reset():

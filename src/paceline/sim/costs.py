@@ -2,10 +2,10 @@
 
 An average among m workers costs what a ring all-reduce does, 2(m-1) messages of an m-th of the vector on
 the slowest link among them; if it is compressed in a way that does not add up, m-1 messages of the whole
-compressed vector, since each has to reach everybody. A mixture costs a worker one message per neighbour,
-and the slowest link in its part counts; a vote costs an all-reduce of a few bytes, an exchange one message
-each way. That is where every worker has a link of its own, and all links are always free. On hosts that
-share theirs (`[[host]]` in a cluster file) it is counted who sends what to whom: `network/peers.py`.
+compressed vector, since each has to reach everybody. A mixture costs one message per neighbour, and of those
+whose vectors go into it, the slowest counts; a vote costs an all-reduce of a few bytes, an exchange one
+message each way. That is where every worker has a link of its own, and all links are always free. On hosts
+that share theirs (`[[host]]` in a cluster file) it is counted who sends what to whom: `network/peers.py`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Costs:
             return ring_s([self._links[rank] for rank in gathered.receivers], gathered.given_bytes)
         size = round(self._scale * gathered.given_bytes)
         if gathered.kind == "mix":
-            rows = gathered.rows
-            return max((len(rows[rank]) - 1) * self._links[rank].seconds(size) for rank in gathered.receivers)
+            each = gathered.messages.items()
+            return max(messages * self._links[rank].seconds(size) for rank, messages in each)
         links = [self._links[rank] for rank in gathered.receivers]
         if self._adds_up:
             return ring_s(links, size)

@@ -110,6 +110,7 @@ class _Worker:
         self.position = 0
         """Of that iteration, in the work of all."""
         self.alive = True
+        self.begun = False
         self.lane = 0
         self.started = 0
         self.there_at: dict[int, float] = {}
@@ -182,6 +183,9 @@ class PeerLoop:
     def _go_on(self, worker: _Worker, answer: Any) -> None:
         """Up to where it computes, meets, waits or is done."""
         self._asleep.woke(worker.me.rank, self._now)
+        if not worker.begun and self._protocol.apart and not self._draw(worker):
+            return self._finish(worker)
+        worker.begun = True
         while True:
             try:
                 operation = worker.life.send(answer)
@@ -209,22 +213,36 @@ class PeerLoop:
                     answer = worker.there_at.get(lane, inf) <= self._now + asking_s
                     if asking_s:
                         return self._hear_back(worker.me.rank, answer, asking_s)
-                case Done() if worker.compute_s is not None:
-                    self._book(worker, {worker.me.rank})
+                case Done():
+                    if worker.compute_s is not None:
+                        self._book(worker, {worker.me.rank})
+                    if self._protocol.apart and not self._draw(worker):
+                        return self._finish(worker)
+
+    def _draw(self, worker: _Worker) -> bool:
+        """Whether there is work for it. Where workers are apart, that is known before an iteration begins:
+        nobody brings a vector to one that it does not do."""
+        position = self._work.draw(worker.me.rank)
+        worker.position = worker.position if position is None else position
+        return position is not None
 
     def _compute(self, worker: _Worker) -> None:
         rank = worker.me.rank
-        position = self._work.draw(rank)
-        if position is not None:
-            worker.position = position
+        if self._protocol.apart or self._draw(worker):
             worker.compute_s = self._timing.compute_s(rank, self._now)
             self._plan(self._now + worker.compute_s, WAKE, rank, worker.me.parameters.clone())
-        elif self._protocol.settles:
-            worker.life, worker.lane = self._protocol.settle(worker.me), SETTLING
-            self._carry_out(self._meeting.retire(rank), None)
-            self._plan(self._now, WAKE, rank)
         else:
-            self._leave(rank, "finished")
+            self._finish(worker)
+
+    def _finish(self, worker: _Worker) -> None:
+        """No more work: bring to an end what is under way."""
+        rank = worker.me.rank
+        if not self._protocol.settles:
+            return self._leave(rank, "finished")
+        worker.life, worker.lane = self._protocol.settle(worker.me), SETTLING
+        self._carry_out(self._meeting.retire(rank), None)
+        self._plan(self._now, WAKE, rank)
+        return None
 
     def _meet(self, worker: _Worker, operation: Joint, lane: int) -> None:
         call = call_of(operation, lane, self._sent_bytes(worker.me, operation))

@@ -8,7 +8,7 @@ chunk by chunk while a chunk is in cache, so they repeat bit for bit, and their 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import starmap
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import RunError
+from paceline.protocols.core.meeting import Turn
 from paceline.store.lanes import Lanes
 from paceline.store.layout import Layout
 from paceline.store.parameters import CHUNK, MANY_THREADS_BYTES
@@ -76,7 +77,9 @@ class Replica:
         ]
         self._answers = answer_parts(layout, answers)
         self._lent: list[Tensor] = []
-        self._brought: dict[int, Brought] = {}
+        self._brought: dict[Turn, Brought] = {}
+        self._stood: dict[int, int] = {}
+        """Where that lies what it was after so many iterations."""
         self.model = PARAMETERS
         """Where that lies which stands for it."""
         self.stage = 0
@@ -95,21 +98,39 @@ class Replica:
             raise RunError(f"place {place} is not one that is lent.")
         return self._lent[(place - LENT) // 2]
 
-    def bring(self, lane: int, brought: Brought) -> None:
-        """It has come to an operation on a lane."""
-        self._brought[lane] = brought
+    def bring(self, turn: Turn, brought: Brought) -> None:
+        """It has come to an operation."""
+        self._brought[turn] = brought
 
-    def brought(self, lane: int) -> Brought:
+    def brought(self, turn: Turn) -> Brought:
         """What it came with."""
-        return self._brought[lane]
+        return self._brought[turn]
 
-    def forget(self, lane: int) -> None:
+    def forget(self, turn: Turn) -> None:
         """What it came with was used, and nobody asks for it again."""
-        self._brought.pop(lane, None)
+        self._brought.pop(turn, None)
 
-    def vector(self, lane: int) -> Parts:
+    def vector(self, turn: Turn) -> Parts:
         """The vector it came with."""
-        return self._places[self._brought[lane].place]
+        return self._places[self._brought[turn].place]
+
+    def stood(self, stage: int, place: int) -> None:
+        """That lies there what it was after so many iterations."""
+        self._stood[stage] = place
+
+    def needed_from(self, stage: int) -> None:
+        """What it was after fewer iterations, nobody asks for."""
+        self._stood = {each: place for each, place in self._stood.items() if each >= stage}
+
+    def place_at(self, stage: int) -> int:
+        """Where that lies what it was after so many iterations, or after its last if it did fewer."""
+        known = [each for each in self._stood if each <= stage]
+        return self._stood[max(known)] if known else PARAMETERS
+
+    def at(self, stage: int) -> tuple[Parts, Parts]:
+        """What it was then: parameters, and buffers."""
+        place = self.place_at(stage)
+        return self._places[place], self._places[BUFFERS if place == PARAMETERS else place + 1]
 
     @property
     def standing(self) -> Parts:
@@ -120,9 +141,9 @@ class Replica:
         """What lies in a place."""
         return self._places[place]
 
-    def answer(self, lane: int) -> Parts:
+    def answer(self, turn: Turn) -> Parts:
         """Where the answer to what it came for goes: where it asked, else where all its answers go."""
-        came = self._brought[lane]
+        came = self._brought[turn]
         return self._places[came.into] if came.into else self.answer_like(came.place)
 
     def answer_like(self, place: int) -> Parts:
@@ -165,11 +186,9 @@ class Summing:
         return math.sqrt(total / len(vectors))
 
 
-def mean_of(replicas: Mapping[int, Replica], place: int | None = None) -> list[tuple[Parts, float]]:
-    """What stands for each of them (or a place of theirs), in equal shares and rank order."""
-    share = 1.0 / len(replicas)
-    ordered = [replicas[rank] for rank in sorted(replicas)]
-    return [(each.standing if place is None else each.parts(place), share) for each in ordered]
+def in_equal_shares(vectors: Sequence[Parts]) -> list[tuple[Parts, float]]:
+    """Summands of a mean."""
+    return [(vector, 1.0 / len(vectors)) for vector in vectors]
 
 
 def add_in_turn(vectors: Iterable[tuple[Parts, float]], into: Parts) -> None:

@@ -5,9 +5,8 @@ who joins and who leaves, and answers what is complete. Somebody who came and th
 counts with what it brought; somebody who did not come is not waited for. There is one such place
 per run, so all who take part in an operation see it carried out with the same members, or not at all.
 
-Mixing is carried out by connected parts of the topology, some earlier than others. With the first of
-them the parts of that step are settled: whoever is lost later on is missing in its own part only, which
-is mixed among those who are left of it. Drawn anew, the parts would ask for workers that are long past.
+Mixing is carried out for one worker at a time, as soon as its neighbours have come (`mixing.py`): what it
+brought may be needed by others long after it has gone on.
 """
 
 from __future__ import annotations
@@ -17,13 +16,18 @@ from typing import Literal
 import msgspec
 
 from paceline.errors import RunError
+from paceline.protocols.core.mixing import Mixings, Ready
 from paceline.protocols.core.operations import Agree, Average, How, Joint, Mix
 from paceline.protocols.core.parts import Part
-from paceline.protocols.core.topology import Rows, Topology, parts
+from paceline.protocols.core.topology import Rows, Topology
 
 Kind = Literal["average", "mix", "agree"]
 VOTE_BYTES = 8
 """Bytes of what one worker has to say when all agree."""
+
+
+Turn = tuple[int, int, int]
+"""Lane, step, and size of the vectors."""
 
 
 class Call(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -36,6 +40,8 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     how: How | None = None
     topology: Topology | None = None
     step: int = 0
+    ahead: int | None = None
+    """How many steps one may be ahead of the slowest; None: all who are connected wait for each other."""
     part: Part | None = None
     """Which of the model's tensors; None: all."""
     size_bytes: int = 0
@@ -52,9 +58,14 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
         return VOTE_BYTES if self.kind == "agree" else self.sent_bytes
 
     @property
+    def turn(self) -> Turn:
+        """Which of those it is that its worker may be in at once."""
+        return self.lane, self.step, self.size_bytes
+
+    @property
     def signature(self) -> tuple[object, ...]:
         """What has to be the same for all who take part."""
-        same = self.kind, self.group, self.how, self.topology, self.step
+        same = self.kind, self.group, self.how, self.topology, self.step, self.ahead
         return *same, self.part, self.size_bytes, self.lane
 
     def __str__(self) -> str:
@@ -82,6 +93,19 @@ class Gathered(msgspec.Struct, frozen=True):
     """What each gave away of it."""
     part: Part | None = None
     """Which of the model's tensors; None: all."""
+    step: int = 0
+    """Of a mixture."""
+    takers: tuple[int, ...] = ()
+    """Of a mixture: who takes what its receiver has brought."""
+    messages: dict[int, int] = {}
+    """Of a mixture: how many vectors each of those sends or gets whose values go into it."""
+    last: bool = True
+    """Whether nobody needs any more what was brought to it."""
+
+    @property
+    def turn(self) -> Turn:
+        """Which of those it is that its workers may be in at once."""
+        return self.lane, self.step, self.size_bytes
 
     @property
     def given_bytes(self) -> int:
@@ -103,8 +127,8 @@ def call_of(operation: Joint, lane: int = 0, sent_bytes: int | None = None) -> C
     size = 0 if isinstance(operation, Agree) else operation.size_bytes
     sent = size if sent_bytes is None else sent_bytes
     if isinstance(operation, Mix):
-        topology, step = operation.topology, operation.step
-        return Call("mix", topology=topology, step=step, size_bytes=size, sent_bytes=sent, lane=lane)
+        mixing = Call("mix", topology=operation.topology, step=operation.step, ahead=operation.ahead)
+        return msgspec.structs.replace(mixing, size_bytes=size, sent_bytes=sent, lane=lane)
     group = None if operation.group is None else tuple(sorted(operation.group))
     if isinstance(operation, Agree):
         return Call("agree", group, value=float(operation.value), how=operation.how, lane=lane)
@@ -118,15 +142,6 @@ SETTLING = -1
 """The lane of those who have done their last iteration."""
 
 
-class _Plan(msgspec.Struct):
-    """Who mixes with whom at a step, and in which connected part."""
-
-    rows: Rows
-    parts: dict[int, frozenset[int]]
-    late: set[int] | None = None
-    """Who is still to come, once some part was carried out."""
-
-
 class Meeting:
     """One per run."""
 
@@ -135,7 +150,7 @@ class Meeting:
         self._retired: set[int] = set()
         self._calls: dict[Signature, dict[int, Call]] = {}
         self._asleep: dict[int, Signature] = {}
-        self._plans: dict[Signature, _Plan] = {}
+        self._mixings = Mixings()
 
     @property
     def active(self) -> tuple[int, ...]:
@@ -145,7 +160,7 @@ class Meeting:
     def join(self, rank: int) -> None:
         """A worker takes part from now on."""
         self._active.add(rank)
-        self._plans = {step: plan for step, plan in self._plans.items() if plan.late is not None}
+        self._mixings.join(rank)
 
     def retire(self, rank: int) -> list[Gathered]:
         """A worker has done its last iteration: nobody waits for it any more, but those who have, too."""
@@ -160,9 +175,9 @@ class Meeting:
     def _without(self, rank: int) -> list[Gathered]:
         self._active.discard(rank)
         self._asleep.pop(rank, None)
-        self._replan(rank)
-        done = []
-        for signature in list(self._calls):
+        done = self._mix(self._mixings.leave(rank))
+        self._calls = {k: calls for k, calls in self._calls.items() if k[0] != "mix" or k in self._mixings}
+        for signature in [each for each in self._calls if each[0] != "mix"]:
             for waiting in sorted(self._calls.get(signature, {}).keys() & (self._active | self._retired)):
                 done += self._complete(signature, waiting)
         if not done and self._active:
@@ -175,17 +190,23 @@ class Meeting:
         self._calls.setdefault(signature, {})[rank] = call
         if call.lane == 0:
             self._asleep[rank] = signature
-        done = self._complete(signature, rank)
+        if call.topology is None:
+            done = self._complete(signature, rank)
+        else:
+            done = self._mix(self._mixings.arrive(rank, signature, call.topology, call.step, call.ahead))
         if not done and call.lane == 0:
             self._check(rank)
         return done
 
-    def missing(self, rank: int) -> list[int] | None:
-        """Whom a worker waits for that sleeps in an operation; None: it is in none."""
-        signature = self._asleep.get(rank)
+    def missing(self, rank: int, lane: int = 0) -> list[int] | None:
+        """Whom a worker waits for that sleeps in an operation, on a lane; None: it is in none."""
+        mine = (each for each, calls in self._calls.items() if rank in calls and calls[rank].lane == lane)
+        signature = self._asleep.get(rank) if lane == 0 else next(mine, None)
         if signature is None:
             return None
         here = self._calls[signature]
+        if here[rank].topology is not None:
+            return self._mixings[signature].missing(rank)
         return sorted(self._needed(here[rank], rank) - here.keys())
 
     def _complete(self, signature: Signature, rank: int) -> list[Gathered]:
@@ -193,73 +214,47 @@ class Meeting:
         if rank not in here:
             return []
         call = here[rank]
-        if call.lane >= 0 and call.group is None and call.topology is None and len(here) < len(self._active):
+        if call.lane >= 0 and call.group is None and len(here) < len(self._active):
             return []
         needed = self._needed(call, rank)
         return [self._carry_out(signature, call, needed)] if needed <= here.keys() else []
 
     def _needed(self, call: Call, rank: int) -> frozenset[int]:
         """Whom a worker that has come waits for, itself included."""
-        if call.topology is not None:
-            return self._plan(call).parts[rank]
         there = self._active if call.lane >= 0 else self._active | self._retired
         return frozenset((there if call.group is None else there.intersection(call.group)) | {rank})
 
     def _carry_out(self, signature: Signature, call: Call, needed: frozenset[int]) -> Gathered:
-        here, rows = self._calls[signature], {}
-        if call.topology is not None:
-            rows = self._mixed(signature, needed)
-        else:  # whoever started it and has retired since is waiting for it, too
-            needed |= here.keys() & (self._active | self._retired)
-        receivers = tuple(sorted(needed))
-        calls = {rank: here.pop(rank) for rank in (receivers if rows else sorted(here))}
-        if not here:
-            del self._calls[signature]
+        here = self._calls.pop(signature)
+        # whoever started it and has retired since is waiting for it, too
+        receivers = tuple(sorted(needed | (here.keys() & (self._active | self._retired))))
+        calls = dict(sorted(here.items()))
         if call.lane == 0:
             for rank in receivers:
                 self._asleep.pop(rank, None)
-        if rows:
-            return _gathered(call, receivers, rows)
         rows = dict.fromkeys(receivers, _shares({rank: each.weight for rank, each in calls.items()}))
-        if call.how is None:
-            return _gathered(call, receivers, rows)
-        outcome = _agreed(call.how, [each.value for each in calls.values()])
-        return _gathered(call, receivers, rows, outcome)
+        outcome = None if call.how is None else _agreed(call.how, [each.value for each in calls.values()])
+        sizes = call.size_bytes, call.sent_bytes
+        return Gathered(call.kind, receivers, rows, outcome, call.lane, *sizes, call.part)
 
-    # -- mixing -------------------------------------------------------------------------------
-
-    def _plan(self, call: Call) -> _Plan:
-        assert call.topology is not None
-        plan = self._plans.get(call.signature)
-        if plan is None:
-            rows = call.topology.rows(self.active, call.step)
-            plan = self._plans[call.signature] = _Plan(rows, parts(rows))
-        return plan
-
-    def _mixed(self, signature: Signature, part: frozenset[int]) -> Rows:
-        """The rows of a part that is complete; from now on the others of this step are settled."""
-        plan = self._plans[signature]
-        plan.late = (set(plan.rows) if plan.late is None else plan.late) - part
-        if not plan.late:
-            del self._plans[signature]
-        return {rank: dict(sorted(plan.rows[rank].items())) for rank in sorted(part)}
-
-    def _replan(self, lost: int) -> None:
-        """Steps nobody has mixed at yet are planned anew; of the others only the part of the lost one."""
-        for signature, plan in list(self._plans.items()):
-            part = plan.parts.get(lost, frozenset())
-            topology, step = signature[3], signature[4]
-            assert isinstance(topology, Topology)
-            assert isinstance(step, int)
-            if plan.late is None:
-                del self._plans[signature]
-            elif lost in plan.late:
-                rows = topology.rows(sorted(part - {lost}), step) if len(part) > 1 else {}
-                plan.rows |= rows
-                plan.parts |= parts(rows)
-                plan.late.discard(lost)
-            if signature[0] == "mix" and signature in self._calls:
-                self._calls[signature].pop(lost, None)
+    def _mix(self, ready: list[Ready]) -> list[Gathered]:
+        """Answer those whose neighbours have come."""
+        done = []
+        for signature, rank in ready:
+            assert isinstance(signature, tuple)
+            step, call = self._mixings[signature], self._calls[signature].pop(rank)
+            row = dict(sorted(step.rows[rank].items()))
+            takers, messages = step.takers(rank), {source: step.messages(source) for source in row}
+            if call.lane == 0:
+                self._asleep.pop(rank, None)
+            last = self._mixings.done(signature, rank)
+            if last:
+                del self._calls[signature]
+            sizes = call.size_bytes, call.sent_bytes
+            mixed = Gathered("mix", (rank,), {rank: row}, None, call.lane, *sizes)
+            told = {"step": call.step, "takers": takers, "messages": messages, "last": last}
+            done.append(msgspec.structs.replace(mixed, **told))
+        return done
 
     # -- mistakes -----------------------------------------------------------------------------
 
@@ -274,13 +269,6 @@ class Meeting:
             f"rank {rank} is in {mine}, rank {other} in {asleep[other]}, and all wait for each other. "
             "Workers of a protocol have to take the same branch: let them Agree on it first."
         )
-
-
-def _gathered(
-    call: Call, receivers: tuple[int, ...], rows: Rows, outcome: float | bool | None = None
-) -> Gathered:
-    sizes = call.size_bytes, call.sent_bytes
-    return Gathered(call.kind, receivers, rows, outcome, call.lane, *sizes, call.part)
 
 
 def _shares(weights: dict[int, float]) -> dict[int, float]:

@@ -121,6 +121,9 @@ class Mix:
     topology: Topology
     step: int
     """Neighbours mix what they have at the same step."""
+    ahead: int | None = None
+    """How many steps one may be ahead of the slowest: it is answered when its neighbours have come. For
+    who is `apart` only. None: all who are connected, over any number of hops, wait for each other."""
 
     @property
     def size_bytes(self) -> int:

@@ -102,6 +102,12 @@ class Peer:
         return False
 
     @property
+    def apart(self) -> bool:
+        """Whether workers that wait for each other may be at different iterations: then each keeps what it
+        was after those that not all have come to, so that the run can be evaluated."""
+        return False
+
+    @property
     def repeats(self) -> bool:
         """Whether the same seed gives the same bits, however fast who is."""
         return True
@@ -174,6 +180,11 @@ def life(
     """
     protocol.start(me)
     resume()
+    yield from iterations(protocol, me)
+
+
+def iterations(protocol: Peer, me: Me) -> Generator[Operation | Done, Any, None]:
+    """The same, after the start."""
     while True:
         yield from _one(protocol, me)
         me.count += 1

@@ -3,11 +3,16 @@
 A topology is data, not a matrix: rows of a matrix that are renormalised after a death no longer
 have columns that sum to 1, and the mean of all replicas would drift. Asked again with the members
 that are left, a topology gives rows and columns that both sum to 1, whoever is left.
+
+Of a step that some have mixed at already, those rows have to stay. So members may be *absent* from a step:
+rows and columns of the others still sum to 1, and only rows of those change who would have taken from an
+absent one. What a worker gets then depends on who is absent, and not on when that was known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from math import fsum
 from random import Random
 from typing import Literal
@@ -29,13 +34,17 @@ class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
     edges: tuple[tuple[int, int, float | None], ...] = ()
     """Of a given graph: two ranks, and the share each takes of the other; None: by their degrees."""
 
-    def rows(self, members: Sequence[int], step: int) -> Rows:
-        """Everybody's shares at this step."""
-        if self.kind == "matching":
-            return _matching(members, Random(f"{self.seed}/{step}"))
+    def rows(self, members: Sequence[int], step: int, absent: Collection[int] = ()) -> Rows:
+        """Everybody's shares at this step, but for members that are absent from it."""
+        if self.kind == "complete":  # nobody has mixed without them
+            members, absent = [rank for rank in members if rank not in absent], ()
         if self.kind == "graph":
-            return _graph(members, self.edges)
-        return _circulant(members, self._offsets(len(members), step))
+            return _left_to_oneself(_graph(members, self.edges), absent)
+        if self.kind == "matching":
+            drawn = _matching(members, Random(f"{self.seed}/{step}"))
+        else:
+            drawn = _circulant(members, self._offsets(len(members), step))
+        return _shared_out(members, [_passed_over(each, absent) for each in drawn], absent)
 
     def _offsets(self, size: int, step: int) -> list[int]:
         """How far away those are whose values a member takes, itself left out."""
@@ -112,22 +121,54 @@ def check_graph(edges: Iterable[tuple[int, int, float | None]], workers: int) ->
         )
 
 
-def _circulant(members: Sequence[int], offsets: Sequence[int]) -> Rows:
-    size, share = len(members), 1.0 / (len(offsets) + 1)
-    return {
-        member: {member: share} | {members[(i + far) % size]: share for far in offsets}
-        for i, member in enumerate(members)
-    }
+Taking = dict[int, int]
+"""Per rank, whose values it takes besides its own, or its own once more. Nobody's are taken twice."""
 
 
-def _matching(members: Sequence[int], random: Random) -> Rows:
+def _circulant(members: Sequence[int], offsets: Sequence[int]) -> list[Taking]:
+    size = len(members)
+    return [{member: members[(i + far) % size] for i, member in enumerate(members)} for far in offsets]
+
+
+def _matching(members: Sequence[int], random: Random) -> list[Taking]:
     """Pairs drawn at random; of an odd number, one stays alone."""
     drawn = list(members)
     random.shuffle(drawn)
-    rows: Rows = {member: {member: 1.0} for member in members}
-    for one, other in zip(drawn[::2], drawn[1::2], strict=False):
-        rows[one], rows[other] = {one: 0.5, other: 0.5}, {other: 0.5, one: 0.5}
-    return {member: rows[member] for member in members}
+    pairs = list(zip(drawn[::2], drawn[1::2], strict=False))
+    return [dict(pairs) | {other: one for one, other in pairs}]
+
+
+def _passed_over(taking: Taking, absent: Collection[int]) -> Taking:
+    """Who took from an absent one takes what that one would have taken."""
+    kept = {}
+    for rank, source in taking.items():
+        while source in absent and source != rank:
+            source = taking[source]
+        if rank not in absent:
+            kept[rank] = source
+    return kept
+
+
+def _shared_out(members: Sequence[int], takings: Sequence[Taking], absent: Collection[int]) -> Rows:
+    """Equal shares of one's own and of what is taken."""
+    share = 1.0 / (len(takings) + 1)
+    rows: Rows = {}
+    for member in (rank for rank in members if rank not in absent):
+        sources = Counter(taking.get(member, member) for taking in takings)
+        own = share * (1 + sources.pop(member, 0))
+        rows[member] = {member: own} | {source: share * times for source, times in sources.items()}
+    return rows
+
+
+def _left_to_oneself(rows: Rows, absent: Collection[int]) -> Rows:
+    """Of shares that are alike both ways: what was to come of an absent one is taken of one's own."""
+    kept: Rows = {}
+    for rank, row in rows.items():
+        if rank not in absent:
+            gone = [row[other] for other in sorted(row) if other in absent]
+            kept[rank] = {other: share for other, share in row.items() if other not in absent}
+            kept[rank][rank] += fsum(gone)
+    return kept
 
 
 def _graph(members: Sequence[int], edges: Iterable[tuple[int, int, float | None]]) -> Rows:

@@ -3,14 +3,16 @@
 Paper: Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NeurIPS 2017;
 random matching as in Zhang et al., arXiv 2112.01433.
 
-Promise: mixing never changes the mean of all replicas; each exchanges with few neighbours per step.
+Promise: mixing never changes the mean of all replicas; each exchanges with few neighbours per step, and waits
+for nobody else.
 
 Invariant: the mean follows the mean of the gradients exactly, whatever the topology: rows and columns of
 the mixing matrix sum to 1 at every step, also after a worker died. `combine_then_adapt` is the paper's:
 the gradient is taken at the replica's own weights while they are mixed. `adapt_then_combine` mixes what
 the step has made of them; on a complete graph that is BSP for SGD (the other order is not). Whatever
-the optimizer, its step is added to the mixture as a displacement. Workers wait for those they mix with,
-directly or over others; in a random matching that is one. Float buffers stay each worker's own.
+the optimizer, its step is added to the mixture as a displacement. Workers wait for those they mix with, and
+for nobody else; only who is `ahead` of the slowest by more waits for it. The paper has no such bound: ours is
+for memory, since a worker keeps what somebody may still need. Float buffers stay each worker's own.
 
 Measured (Zhang et al.): while replicas differ, the mean moves as if the learning rate adjusted itself to the
 landscape. With g the gradient of all batches at the mean, and h the mean of the gradients that the replicas
@@ -51,8 +53,12 @@ class DPSGD(Peer):
     graph: str = ""
     """Edges of a graph of your own, as 0-1,1-2,2-0; a share of its own after a colon, as 0-1:0.25."""
 
-    overlap: bool = False
-    """Mix while the gradient is computed, as the paper has it; takes a copy of the model each time."""
+    overlap: bool | None = None
+    """Mix while the gradient is computed, as the paper has it. Not given: wherever the order allows it, which
+    is combine_then_adapt."""
+    ahead: int = 4
+    """How many steps a worker may be ahead of the slowest. Each takes room for a copy of the model; 0: nobody
+    mixes before all have come."""
     measure_every: int = 0
     """Iterations between two measurements of the effective learning rate; each computes its batch twice and
     averages three vectors. 0: never."""
@@ -69,10 +75,18 @@ class DPSGD(Peer):
                 "give edges with topology=graph, and only then."
             )
         parse_graph(self.graph)
+        if self.ahead < 0:
+            raise ConfigError(
+                f"DPSGD ahead is a number of steps >= 0, got {self.ahead}. Use 0 for a barrier."
+            )
         if self.measure_every < 0:
             raise ConfigError(
                 f"DPSGD measure_every is a number of iterations >= 0, got {self.measure_every}."
             )
+
+    @property
+    def apart(self) -> bool:
+        return True
 
     @property
     def probes(self) -> bool:
@@ -83,19 +97,25 @@ class DPSGD(Peer):
             check_graph(parse_graph(self.graph), workers)
 
     def iteration(self, me: Me) -> Steps:
-        topology = Topology(self.topology, me.seed, parse_graph(self.graph))
-        mixing = (yield Start(Mix(me.parameters, topology, me.count))) if self.overlap else None
+        along = self.order == "adapt_then_combine"
+        beside = not along if self.overlap is None else self.overlap
+        mixing = (yield Start(self.mix(me))) if beside else None
         gradient = yield Compute()
         if self.measure_every and me.count % self.measure_every == 0:
             yield from self.measure(me, gradient)
-        if self.order == "adapt_then_combine":
+        if along:
             yield Step(gradient)
-            me.parameters[:] = yield Mix(me.parameters, topology, me.count)
+            me.parameters[:] = yield self.mix(me)
             return
-        mixed = yield Wait(mixing) if mixing else Mix(me.parameters, topology, me.count)
+        mixed = yield Wait(mixing) if mixing else self.mix(me)
         before = me.parameters.clone()
         yield Step(gradient)
         me.parameters[:] = mixed + (me.parameters - before)
+
+    def mix(self, me: Me) -> Mix:
+        """This worker's model with its neighbours'."""
+        topology = Topology(self.topology, me.seed, parse_graph(self.graph))
+        return Mix(me.parameters, topology, me.count, self.ahead)
 
     def measure(self, me: Me, gradient: Vector) -> Steps:
         """How far the mean's step points where the gradient at the mean does."""

@@ -231,8 +231,11 @@ class Relay:
             part = None if call is None else call.part
             self._send_stretches(worker, worker.places.of(message.place, part))
 
-    def _hand_over(self, worker: LocalWorker) -> None:
-        """A peer's whole replica, which nobody changes now."""
+    def _hand_over(self, worker: LocalWorker, place: int = PARAMETERS) -> None:
+        """A peer's whole replica, which nobody changes now: where it computes, or where it is kept."""
+        if place != PARAMETERS:
+            self._send_stretches(worker, worker.places.of(place) + worker.places.of(place + 1))
+            return
         model = PARAMETERS if worker.model is None else worker.model
         self._send_stretches(worker, worker.places.replica(model))
 
@@ -301,7 +304,7 @@ class Relay:
         if isinstance(order, Equip):
             self._memory.equip(worker, order)
         elif isinstance(order, Fetch):
-            self._hand_over(worker)
+            self._hand_over(worker, order.place)
             self._session.send(worker.lane, _encoder.encode(Fetched()), HOST)
         elif isinstance(order, Copy):
             self._arriving.copy(worker, order)

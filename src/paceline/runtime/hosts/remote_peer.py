@@ -131,7 +131,7 @@ class RemotePeer:
         self._open(message)
         if message.call is not None and message.call.lane > 0:
             self._started[message.call.lane] = message
-        elif not message.retires:
+        elif not message.goes_on:
             self._asked = message
         unseen, self._unseen = self._unseen, []
         return unseen
@@ -142,7 +142,7 @@ class RemotePeer:
         cells = (message.cell, *((trade.cell, trade.other) if trade is not None else ()))
         places = range(LENT + 2 * self._lent)
         if not (
-            {message.place, message.into, message.model} <= set(places)
+            {message.place, message.into, message.model, message.stood} <= set(places)
             and all(tensor in range(self._places.tensors) for tensor in tensors)
             and all(cell is None or cell in self._cells for cell in cells)
         ):
@@ -219,10 +219,10 @@ class RemotePeer:
     def _copy(self, lane: int, sources: list[MemoryStretch], targets: list[MemoryStretch]) -> None:
         self._order(Copy(lane, sources, targets))
 
-    def fetch(self) -> None:
-        """Have the replica of this worker, which sleeps, brought up to date here."""
+    def fetch(self, place: int) -> None:
+        """Have the replica of this worker brought up to date here, as it lies still in a place."""
         self._wanted += 1
-        self._host.session.send(self._lane, msgspec.msgpack.encode(Fetch()), HOST)
+        self._host.session.send(self._lane, msgspec.msgpack.encode(Fetch(place)), HOST)
 
     @property
     def fetching(self) -> bool:

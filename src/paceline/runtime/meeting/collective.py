@@ -104,7 +104,7 @@ class CollectiveMeeting(MeetingPlace):
     def _average(self, gathered: Gathered) -> dict[int, m.Met]:
         """Tell everybody to reduce; those of the group who have finished, with nothing."""
         lane, receivers, row = gathered.lane, gathered.receivers, gathered.rows[gathered.receivers[0]]
-        brought = [self._run.replicas[rank].brought(lane) for rank in row]
+        brought = [self._run.replicas[rank].brought(gathered.turn) for rank in row]
         missing = tuple(sorted(frozenset.intersection(*(each.missing for each in brought))))
         calls = [self._calls.pop((rank, lane)) for rank in row]
         said = [self._carried[rank] for rank in receivers if lane == 0]
@@ -131,12 +131,10 @@ class CollectiveMeeting(MeetingPlace):
         )
 
     def _mix(self, gathered: Gathered) -> dict[int, m.Met]:
-        """Tell everybody whose vectors it gets, and who gets its own."""
-        rows = gathered.rows
-        for rank in gathered.receivers:
-            self._calls.pop((rank, gathered.lane))
-        takers = {rank: tuple(r for r in sorted(rows) if rank in rows[r]) for rank in rows}
-        return {rank: m.Met(joint=m.Joint((), rows[rank], takers[rank])) for rank in gathered.receivers}
+        """Tell a worker whose vectors it gets, and who gets its own; all who are connected are told now."""
+        (rank,) = gathered.receivers
+        self._calls.pop((rank, gathered.lane))
+        return {rank: m.Met(joint=m.Joint((), gathered.rows[rank], gathered.takers))}
 
     def _answer(self, answers: dict[int, m.Met]) -> None:
         """Wake them, unless all are to sleep, and ask those who have finished to take part."""

@@ -8,11 +8,15 @@ killed at any instant is either in the sum or not.
 To be evaluated, the run needs all replicas at rest: from the moment the lead asks, whoever comes is
 kept asleep until everybody sleeps. Then the mean is taken, and all go on but the lead. The same for
 whoever asks how far apart the replicas are.
+
+Where workers are apart, nobody is kept: the mean is that of all replicas after as many iterations as the one
+has done who asks, and is taken when all have done so many. Each keeps what it was until nobody asks for it.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import ClassVar
 
 import msgspec
@@ -24,6 +28,7 @@ from paceline.protocols.core.meeting import Gathered, Meeting
 from paceline.protocols.core.peer_books import PeerBooks
 from paceline.runtime.meeting.checkpoint import PeerCheckpoints
 from paceline.runtime.meeting.membership import ReplicaMembership
+from paceline.runtime.meeting.stages import Stages
 from paceline.runtime.meeting.sums import JointSums, far_peers
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.alike import check_alike
@@ -81,10 +86,11 @@ class MeetingPlace:
         self._keeping = PeerCheckpoints(run, owner, self._standing, self._mean)
         self._until: int | None = None
         self._longest_s = 0.0
-        self._fetching = False
-        """Whether replicas of other hosts are on their way, to be evaluated."""
+        self._stages = Stages(run.replicas, owner.members)
         self.distance: dict[str, float] | None = {}
         """How far apart the replicas were at the last evaluation, under its name."""
+        self._apart = run.protocol.apart and not owner.config.connects
+        """Whether workers keep what they were, since they are not all at the same iteration."""
         for rank in run.replicas:
             self._meeting.join(rank)
 
@@ -98,7 +104,7 @@ class MeetingPlace:
 
     def missing(self, rank: int) -> list[int] | None:
         """Who has not come to the meeting that this worker waits in; None: it waits in none."""
-        return self._meeting.missing(rank)
+        return self._meeting.missing(rank, self._waiting.get(rank, 0))
 
     # -- meeting ------------------------------------------------------------------------------
 
@@ -113,6 +119,8 @@ class MeetingPlace:
             replica.lend(lent.bytes)
         self._sums.packages.came(member, replica, message)
         replica.model, replica.stage = message.model, message.stage
+        if self._apart:
+            replica.stood(message.stage, message.stood)
         replica.stand_in = None if message.cell is None else self._cells[message.cell]
         began = time.perf_counter()
         if not message.goes_on:
@@ -125,9 +133,11 @@ class MeetingPlace:
             answers = self._trade(member.rank, message.trade, message.place)
         elif message.call is not None:
             brought = Brought(message.place, message.into, frozenset(message.missing))
-            replica.bring(message.call.lane, brought)
+            replica.bring(message.call.turn, brought)
             member.asks = message.call.lane <= 0
             answers = self._carry_out(self._meeting.arrive(member.rank, message.call))
+        elif message.stands:
+            member.asks, answers = False, {}
         elif message.retires:
             member.asks = False
             answers = self._carry_out(self._meeting.retire(member.rank)) | self._keeping.end()
@@ -179,6 +189,8 @@ class MeetingPlace:
                 done = dict.fromkeys(each.receivers, m.Met(each.outcome))
             else:
                 done = self._average(each) if each.kind == "average" else self._mix(each)
+            if each.last:
+                self._forget(each)
             spent = self._met(each, began)
             done = done if each.lane <= 0 else self._file(each, done)
             for rank in done:
@@ -200,11 +212,15 @@ class MeetingPlace:
         """Of what a joint operation takes, one worker's part."""
         return spent
 
+    def _forget(self, gathered: Gathered) -> None:
+        """Nobody needs any more what was brought to an operation."""
+        ranks = {rank for row in gathered.rows.values() for rank in row}
+        for rank in self._run.replicas if gathered.kind == "mix" else ranks:
+            self._run.replicas[rank].forget(gathered.turn)
+
     def _file(self, gathered: Gathered, done: dict[int, m.Met]) -> dict[int, m.Met]:
         """Keep answers until they are asked for; those who wait for them get them now."""
         lane = gathered.lane
-        for rank in {rank for row in gathered.rows.values() for rank in row}:
-            self._run.replicas[rank].forget(lane)
         asked = {rank for rank in done if self._waiting.get(rank) == lane}
         self._ready |= {(rank, lane): met for rank, met in done.items() if rank not in asked}
         for rank in asked:
@@ -249,7 +265,7 @@ class MeetingPlace:
 
     def _answer(self, answers: dict[int, m.Met]) -> None:
         """Wake them, unless all are to sleep."""
-        if self._asking:
+        if self._holds:
             self._held |= answers
             return
         for rank in sorted(answers):
@@ -271,7 +287,20 @@ class MeetingPlace:
                 clocks.version, clocks.clock(member.rank) - member.again, batch, over=self._run.ledger.enough
             )
         told = {"members": self._meeting.active, "release": release, "until": self._until}
-        self._send(member, msgspec.structs.replace(met, **told, save_at=self._keeping.at))
+        met = msgspec.structs.replace(met, **told, save_at=self._keeping.at, oldest=self._oldest)
+        self._send(member, met)
+
+    @property
+    def _holds(self) -> bool:
+        """Whether whoever comes is kept asleep."""
+        return bool(self._asking) and not self._apart
+
+    @property
+    def _oldest(self) -> int:
+        """Iterations that all have completed; where that is the same for all, nobody has to know."""
+        if not self._apart:
+            return 0
+        return self._stages.lowest(self._meeting.active)
 
     @property
     def _last_word(self) -> m.Halt | None:
@@ -287,7 +316,10 @@ class MeetingPlace:
         if not resumable or kind != "stopped":
             return 0.0
         self._until = self._standing.most + 1
-        return LAST_ITERATIONS * self._longest_s
+        behind = self._standing.most - min(
+            (self._standing.iterations[x.rank] for x in self._owner.living), default=0
+        )
+        return (LAST_ITERATIONS + behind) * self._longest_s
 
     # -- evaluation and the end ---------------------------------------------------------------
 
@@ -298,27 +330,38 @@ class MeetingPlace:
 
     def look(self) -> None:
         """See whether everybody sleeps that has to."""
-        still = {rank: how for rank, how in self._asking.items() if not self._members[rank].gone}
-        if not self._asking or (still and not (self._at_rest and self._complete())):
+        if not self._asking:
             return
-        self._asking, self._fetching = {}, False
+        self._asking = {rank: how for rank, how in self._asking.items() if not self._members[rank].gone}
+        stage, living = self._asked_for(self._asking), self._owner.living
+        if self._asking and not (self._at_rest and self._stages.fetched(living, stage)):
+            return
+        now = {rank: how for rank, how in self._asking.items() if self._sees(rank, stage)}
+        self._asking = {rank: how for rank, how in self._asking.items() if rank not in now}
         held, self._held = self._held, {}
-        if still:
+        if now:
             self._note(events.Rested(self._owner.now()))
-            self._show(still)
+            self._show(now)
         self._answer(held)
 
-    def _complete(self) -> bool:
-        """Whether all replicas are here as they are now; those of other hosts are sent for, once."""
-        lines = far_peers(self._members, (member.rank for member in self._owner.living))
-        for line in () if self._fetching else lines:
-            line.fetch()
-        self._fetching = True
-        return not any(line.fetching for line in lines)
+    def _asked_for(self, asking: Iterable[int]) -> int | None:
+        """After how many iterations replicas are to be seen: as many as the first did who asks; None: now."""
+        return self._stages.lowest(asking) if self._apart else None
+
+    def _sees(self, rank: int, stage: int | None) -> bool:
+        """Whether somebody who asks is to see the replicas as they were then."""
+        return stage is None or self._stages[rank] == stage
 
     @property
     def _at_rest(self) -> bool:
-        return all(member.asks for member in self._owner.living)
+        stage = self._asked_for(self._asking)
+        return all(self._lies_still(member, stage) for member in self._owner.living)
+
+    def _lies_still(self, member: Member, stage: int | None) -> bool:
+        if stage is None:
+            return member.asks
+        mixes = member.rank in self._waiting or self._meeting.missing(member.rank) is not None
+        return self._stages.lies_still(member, stage, mixes)
 
     def _show(self, asking: dict[int, m.Away]) -> None:
         """Put the mean of all models where the lead finds it; all hear how far they are from it."""
@@ -326,7 +369,7 @@ class MeetingPlace:
         clocks, now = ledger.pacer.clocks, self._owner.now()
         lead = min(asking, key=lambda rank: (asking[rank].distance, rank))
         target = self._run.replicas[lead].answer_like
-        apart = self._mean(target(PARAMETERS), target(BUFFERS))
+        apart = self._mean(target(PARAMETERS), target(BUFFERS), self._asked_for(asking))
         for rank, message in sorted(asking.items()):
             member, told = self._members[rank], {"consensus_distance": apart}
             if message.distance:
@@ -336,11 +379,10 @@ class MeetingPlace:
             at = clocks.clock(rank) - member.again
             self._send(member, m.Release(clocks.version, at, distance=apart))
 
-    def _mean(self, parameters: Parts, buffers: Parts) -> float:
-        """The run's own model, as it stands; how far the replicas are from it."""
+    def _mean(self, parameters: Parts, buffers: Parts, stage: int | None = None) -> float:
+        """The run's own model, as it stands or after so many iterations; how far the replicas are from it."""
         stayed = self._standing.stayed()
-        counted = {rank: stayed[rank] for rank in self._standing.counted(stayed)}
-        return self._sums.mean(stayed, counted, parameters, buffers)
+        return self._sums.mean(stayed, self._standing.counted(stayed), (parameters, buffers), stage)
 
     def conclude(self, lead: Member) -> Concluded:
         """Put the mean of those who took part to the end into the store and the lead's buffers."""

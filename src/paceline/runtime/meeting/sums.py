@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 
 from paceline.protocols.core.meeting import Gathered
@@ -24,8 +24,8 @@ from paceline.store.replicas import (
     Replica,
     Summing,
     answer_parts,
+    in_equal_shares,
     is_buffers,
-    mean_of,
 )
 
 
@@ -46,20 +46,22 @@ class JointSums:
         """One sum for all, in the memory all read if all are there to be answered, else in each one's own."""
         if self._run.total is not None:
             return self._step(gathered, self._run.total)
-        lane, row = gathered.lane, gathered.rows[gathered.receivers[0]]
+        turn, row = gathered.turn, gathered.rows[gathered.receivers[0]]
         replicas = [self._run.replicas[rank] for rank in row]
-        like = replicas[0].brought(lane).place
-        shared = lane <= 0 and {member.rank for member in self._owner.living} == set(gathered.receivers)
+        like = replicas[0].brought(turn).place
+        shared = gathered.lane <= 0 and {member.rank for member in self._owner.living} == set(
+            gathered.receivers
+        )
         into: list[Parts] = [self._common[is_buffers(like)]]
         if not shared:
-            into = [self._run.replicas[rank].answer(lane) for rank in gathered.receivers]
+            into = [self._run.replicas[rank].answer(turn) for rank in gathered.receivers]
         self._summing.use_cores(self._idle_cores, gathered.size_bytes)
         shares, part = zip(replicas, row.values(), strict=True), gathered.part
-        summands = [(self._cut.pieces(each.vector(lane), part), share) for each, share in shares]
+        summands = [(self._cut.pieces(each.vector(turn), part), share) for each, share in shares]
         norm = self._summing.add_up(summands, [self._cut.pieces(each, part) for each in into])
         if not isfinite(norm) and like == GRADIENTS and stops(self._owner.config, self._members, row):
             raise bad_gradient([self._pushed(rank) for rank in row], self._layout)
-        missing = frozenset.intersection(*(replica.brought(lane).missing for replica in replicas))
+        missing = frozenset.intersection(*(replica.brought(turn).missing for replica in replicas))
         self._count += 1
         self.packages.used(gathered, self._count, far_peers(self._members, gathered.receivers))
         met = m.Met(None, shared, self._count, norm, tuple(sorted(missing)))
@@ -71,7 +73,7 @@ class JointSums:
         store.use_cores(self._idle_cores)
         parts = []
         for rank, share in row.items():
-            brought, pushed = self._run.replicas[rank].brought(gathered.lane), self._members[rank].pushed
+            brought, pushed = self._run.replicas[rank].brought(gathered.turn), self._members[rank].pushed
             pushed.missing = brought.missing
             parts.append((pushed, share))
         lead = self._members[min(row)]
@@ -90,23 +92,30 @@ class JointSums:
         """A mixture for each."""
         self._summing.use_cores(self._idle_cores, gathered.size_bytes)
         self.packages.used(gathered)
-        replicas, lane = self._run.replicas, gathered.lane
+        replicas, turn = self._run.replicas, gathered.turn
         for rank in gathered.receivers:
-            parts = [(replicas[peer].vector(lane), share) for peer, share in gathered.rows[rank].items()]
-            self._summing.add_up(parts, [replicas[rank].answer(lane)])
+            parts = [(replicas[peer].vector(turn), share) for peer, share in gathered.rows[rank].items()]
+            self._summing.add_up(parts, [replicas[rank].answer(turn)])
         return {rank: m.Met() for rank in gathered.receivers}
 
     def mean(
         self,
         stayed: Mapping[int, Replica],
-        counted: Mapping[int, Replica],
-        parameters: Parts,
-        buffers: Parts,
+        counted: Sequence[int],
+        into: tuple[Parts, Parts],
+        stage: int | None = None,
     ) -> float:
-        """The mean of those that count; how far all who stayed are from it."""
-        self._summing.add_up(mean_of(counted), [parameters])
-        self._summing.add_up(mean_of(counted, BUFFERS), [buffers])
-        return self._summing.spread([each.parts(PARAMETERS) for each in stayed.values()], parameters)
+        """The mean of those that count, parameters and buffers; how far all who stayed are from it.
+
+        `stage`: as they were after so many iterations."""
+        here = {rank: (each.parts(PARAMETERS), each.parts(BUFFERS)) for rank, each in stayed.items()}
+        models = {rank: each.standing for rank, each in stayed.items()}
+        if stage is not None:
+            here = {rank: each.at(stage) for rank, each in stayed.items()}
+            models = {rank: parameters for rank, (parameters, _) in here.items()}
+        self._summing.add_up(in_equal_shares([models[rank] for rank in sorted(counted)]), [into[0]])
+        self._summing.add_up(in_equal_shares([here[rank][1] for rank in sorted(counted)]), [into[1]])
+        return self._summing.spread([parameters for parameters, _ in here.values()], into[0])
 
     @property
     def _idle_cores(self) -> int:

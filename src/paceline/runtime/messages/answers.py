@@ -131,6 +131,8 @@ class Met(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """After so many iterations of this run you are to save your state and end: it was stopped."""
     save_at: int | None = None
     """After so many you are to save it and go on."""
+    oldest: int = 0
+    """Everybody has completed so many iterations: of earlier ones, nobody needs anything."""
 
 
 class Elapsed(msgspec.Struct, frozen=True, tag=True):

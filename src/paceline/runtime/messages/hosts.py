@@ -53,7 +53,10 @@ class Equip(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fetch(msgspec.Struct, frozen=True, tag=True):
-    """Send this sleeping worker's replica."""
+    """Send this worker's replica, which lies still."""
+
+    place: int = 0
+    """Where it lies; 0: where the worker computes, and it sleeps."""
 
 
 class Copy(msgspec.Struct, frozen=True, tag=True):

@@ -181,6 +181,10 @@ class Meet(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Over a collective fabric: what else is to be known."""
     stage: int = 0
     """How far that model has come."""
+    stands: bool = False
+    """Whether it has completed an iteration, and nothing else is to be said; not answered."""
+    stood: int = 0
+    """Where that lies what it was after as many iterations as its stage says."""
     saved: str | None = None
     """That it has saved its state, and waits until all have: empty, or why it could not."""
     packed: int = 0
@@ -189,7 +193,7 @@ class Meet(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     @property
     def goes_on(self) -> bool:
         """Whether the worker does not sleep: it has started something, or is not answered."""
-        return self.retires or (self.call is not None and self.call.lane > 0)
+        return self.retires or self.stands or (self.call is not None and self.call.lane > 0)
 
 
 class Computed(msgspec.Struct, frozen=True, tag=True):

@@ -45,6 +45,12 @@ class Carrier(Protocol):
     def trade(self, operation: Exchange) -> FlatVector:
         """Exchange with a cell that the run keeps; nobody has to come."""
 
+    def begins(self) -> Any:
+        """An iteration has begun, of a protocol whose workers are apart: keep what this worker is now."""
+
+    def completed(self) -> None:
+        """It is complete: the run may see this worker as it is now."""
+
     def keep(self, vector: Any) -> FlatVector:
         """A copy that lasts, where the run can see it."""
 

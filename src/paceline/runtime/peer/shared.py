@@ -7,6 +7,7 @@ nothing; only what a protocol has computed itself is copied there first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,11 +20,12 @@ from paceline.protocols.rules.compression import parse_compression
 from paceline.runtime.messages.workers import Meet, Met, Release, Trade
 from paceline.runtime.peer.compression import Packed, Packing
 from paceline.runtime.peer.memory import Halves, PeerMemory
+from paceline.runtime.peer.standing import Standing
 from paceline.runtime.peer.state import PeerState
 from paceline.runtime.worker.binding import Binding
 from paceline.runtime.worker.link import StoreLink
 from paceline.store.compression import matrices
-from paceline.store.replicas import GRADIENTS, answer_parts, is_buffers
+from paceline.store.replicas import GRADIENTS, PARAMETERS, answer_parts, is_buffers
 from paceline.store.vector import FlatVector
 
 T = TypeVar("T")
@@ -35,6 +37,7 @@ class SharedCarrier:
     _peer: PeerState
     _memories: PeerMemory
     _packing: Packing
+    _standing: Standing
 
     def __init__(self, link: StoreLink) -> None:
         self._link = link
@@ -42,7 +45,12 @@ class SharedCarrier:
         """Where answers lie: those for all, and those for this worker."""
         self._lanes = 0
         self._free: list[tuple[Halves, Halves]] = []
-        self._under_way: dict[int, tuple[tuple[Halves, Halves], FlatVector, Packed]] = {}
+        self._under_way: dict[int, tuple[Callable[[], None], FlatVector, Packed]] = {}
+        """How to give the memory back that was used, where the answer goes, what was sent."""
+        self._backs: list[Halves] = []
+        """Room for answers to started mixtures."""
+        self._was: FlatVector | None = None
+        """What this worker was when its iteration began; None: it has not begun."""
 
     # -- preparing ----------------------------------------------------------------------------
 
@@ -58,6 +66,7 @@ class SharedCarrier:
         answers = (each.bytes for each in self._link.segments[2:])
         self._answers = dict(zip((True, False), answers, strict=False))
         self._memories = PeerMemory(peer.layout, me.rank)
+        self._standing = Standing(self._memories)
         assert isinstance(me.parameters, FlatVector)
         assert isinstance(me.buffers, FlatVector)
         for place, parts in enumerate((me.parameters.parts, peer.gradient, me.buffers.parts)):
@@ -74,7 +83,9 @@ class SharedCarrier:
             return self._in_unison(operation, vector)
         packed = self._packing.pack(operation)
         call, size = call_of(operation, self._peer.lane, packed.size_bytes), packed.written_bytes(operation)
-        if size:
+        if isinstance(operation, Mix) and operation.ahead is not None:
+            place = self._memories.at(self._lasting(operation, packed))
+        elif size:
             place = self._memories.at(self._memories.scratch(like_parameters=True))
             self._memories.write(packed.pieces, place)
         else:
@@ -93,6 +104,8 @@ class SharedCarrier:
 
     def start(self, operation: Average | Mix) -> Handle:
         """Send off a copy, so that the worker may go on; the answer gets memory of its own."""
+        if isinstance(operation, Mix) and operation.ahead is not None:
+            return self._start_mixing(operation)
         vector, self._lanes, lend = operation.vector, self._lanes + 1, self._memories.lend
         assert isinstance(vector, FlatVector)
         slot = self._free.pop() if self._free else (lend("what is sent off"), lend("answers"))
@@ -109,7 +122,7 @@ class SharedCarrier:
         missing = tuple(sorted(vector.missing))
         call = call_of(operation, self._lanes, packed.size_bytes)
         self.tell(Meet(call, place, into, missing=missing, packed=size))
-        self._under_way[self._lanes] = slot, back, packed
+        self._under_way[self._lanes] = partial(self._free.append, slot), back, packed
         return Handle(self._lanes)
 
     def test(self, handle: Handle) -> Any:
@@ -119,9 +132,61 @@ class SharedCarrier:
     def wait(self, handle: Handle) -> FlatVector:
         """The answer lies in the memory that was lent for it."""
         met = self.meet(Meet(wait=handle.lane, push=self._peer.told()))
-        slot, back, packed = self._under_way.pop(handle.lane)
-        self._free.append(slot)
+        give_back, back, packed = self._under_way.pop(handle.lane)
+        give_back()
         return packed.opened(_answered(back.parts, met))
+
+    # -- workers that are apart ---------------------------------------------------------------
+
+    def _start_mixing(self, operation: Mix) -> Handle:
+        """What is sent off lasts until all have taken of it."""
+        self._lanes += 1
+        packed, vector = self._packing.pack(operation), operation.vector
+        assert isinstance(vector, FlatVector)
+        half = not self._peer.like_parameters(vector)
+        backs = self._backs.pop() if self._backs else self._memories.lend("mixtures")
+        sent = self._lasting(operation, packed)
+        place, into = self._memories.at(sent), self._memories.at(backs[half])
+        call, size = call_of(operation, self._lanes, packed.size_bytes), packed.written_bytes(operation)
+        self.tell(Meet(call, place, into, missing=tuple(sorted(vector.missing)), packed=size))
+        self._under_way[self._lanes] = partial(self._backs.append, backs), backs[half], packed
+        return Handle(self._lanes)
+
+    def _lasting(self, operation: Mix, packed: Packed) -> FlatVector:
+        """A copy of what is brought, that lasts until all have taken of it."""
+        peer, vector = self._peer, packed.vector
+        if not peer.protocol.apart:
+            raise RunError(f"{type(peer.protocol).__name__} mixes with `ahead`, but says it is not `apart`.")
+        size = packed.written_bytes(operation)
+        if (
+            self._was is None
+            and vector is peer.me.parameters
+            and operation.step == peer.me.count
+            and not size
+        ):
+            return self.begins()  # this worker as it is now, and nothing else
+        room = self._standing.room(operation.step, peer.oldest)[not peer.like_parameters(vector)]
+        if size:
+            self._memories.write(packed.pieces, self._memories.at(room))
+        else:
+            room[:] = vector
+        return room
+
+    def begins(self) -> FlatVector:
+        """Keep a copy, unless there is one that was sent off."""
+        if self._was is None:
+            me = self._peer.me
+            parameters, buffers = self._standing.room(me.count, self._peer.oldest)
+            assert isinstance(me.parameters, FlatVector)
+            assert isinstance(me.buffers, FlatVector)
+            parameters[:], buffers[:] = me.parameters, me.buffers
+            self._was = parameters
+        return self._was
+
+    def completed(self) -> None:
+        """Until the next iteration begins, this worker lies still."""
+        self._was = None
+        self.tell(Meet(stands=True))
 
     def trade(self, operation: Exchange) -> FlatVector:
         """The meeting place carries it out alone."""
@@ -176,7 +241,9 @@ class SharedCarrier:
         """Tell it to the meeting place, with memory that is lent from now on, and what stands for us."""
         fds, protocol, me = self._memories.unsent(), self._peer.protocol, self._peer.me
         cell, stage = protocol.cell(me), protocol.stage(me)
-        message = msgspec.structs.replace(message, model=self._model_place(), cell=cell, stage=stage)
+        stood = PARAMETERS if self._was is None else self._memories.at(self._was)
+        where = {"model": self._model_place(), "cell": cell, "stage": stage, "stood": stood}
+        message = msgspec.structs.replace(message, **where)
         told = how(message, tuple(each.fd for each in fds))
         for each in fds:
             each.close_fd()

@@ -35,6 +35,8 @@ class PeerState:
     """The last iteration, when the run is stopped."""
     save_at: int | None = None
     """The iteration after which the next checkpoint is due."""
+    oldest: int = 0
+    """An iteration that somebody is still in."""
     before: int = 0
     """Iterations before the run was stopped that goes on."""
 
@@ -59,7 +61,7 @@ class PeerState:
     def heard(self, met: Met) -> Met:
         """An operation was carried out, and this was said with it."""
         self.me.members = met.members
-        self.until, self.save_at = met.until, met.save_at
+        self.until, self.save_at, self.oldest = met.until, met.save_at, met.oldest
         if met.release is not None:
             self.trainer.schedulers.position = self.before + met.release.position
         return met

@@ -32,7 +32,7 @@ from paceline.protocols.core.operations import (
     Test,
     Wait,
 )
-from paceline.protocols.core.peer import Done, Me, Peer, life
+from paceline.protocols.core.peer import Done, Me, Peer, iterations
 from paceline.runtime.checkpoints.optimizer_state import State
 from paceline.runtime.messages.workers import Meet
 from paceline.runtime.peer.carrier import Carrier
@@ -60,6 +60,10 @@ class PeerWorker(Worker):
         super().__init__(link, device, peer=True)
         self._protocol, self._carrier = protocol, carrier
         self._connected = False
+        self._begun = False
+        """Whether the iteration has begun that comes next."""
+        self._begins_late = False
+        """Whether it does so when its batch is there."""
 
     # -- preparing ----------------------------------------------------------------------------
 
@@ -70,13 +74,19 @@ class PeerWorker(Worker):
         self._steps = PeerSteps(self._peer, self._carrier.memory_at)
         self._evaluation = PeerEvaluation(self._peer, self._carrier)
         self._ending = PeerEnding(self._peer, self._carrier, self._carry_out)
-        self._life = life(self._protocol, self._peer.me, self._ending.resume)
+        self._life = iterations(self._protocol, self._peer.me)
+        self._begins_late = self._protocol.apart and loader is not None
         self._trainer.intake.repeats.on = self._protocol.probes
         self._trainer.replace_steps(self._step, self._zero_grad)
         self._carrier.connect(self._peer)
         self._connected = True
+        self._protocol.start(self._peer.me)
+        self._ending.resume()
         self._mention_caution(optimizer)
-        self._advance(None)
+        if self._begins_late:
+            self._trainer.intake.on_batch = self._begin
+        else:
+            self._begin()
         return self._trainer.begin(ready, [model, *self._models], self._mention_incomplete)
 
     def _mention_caution(self, optimizer: torch.optim.Optimizer) -> None:
@@ -121,6 +131,7 @@ class PeerWorker(Worker):
     def _iterate(self, compute_s: float, missing: tuple[int, ...]) -> None:
         """The gradient is complete: go on to where the next one is needed."""
         trainer, me = self._trainer, self._peer.me
+        self._begin()
         gradient = FlatVector(self._peer.gradient, frozenset(missing))
         if trainer.intake.repeats.wanted:
             trainer.intake.repeats.done()
@@ -143,11 +154,29 @@ class PeerWorker(Worker):
         alone = not averaged if self._trainer.scaled else config.bad_gradient == "skip"
         return alone or config.compress != "none"
 
+    def _begin(self) -> None:
+        """Go on to where the next gradient is needed.
+
+        Where workers are apart, that is when its batch is there: who has no more work must not have promised
+        to others that it comes.
+        """
+        if not self._begun:
+            self._begun = True
+            self._advance(None)
+            if self._protocol.apart:
+                self._carrier.begins()
+
     def _advance(self, answer: Any) -> None:
-        """Carry out the protocol's operations until it computes."""
+        """Carry out the protocol's operations until it computes, or has completed an iteration."""
         while not isinstance(operation := self._life.send(answer), Compute | Probe):
             answer = self._carry_out(operation)
-        if isinstance(operation, Probe):
+            if isinstance(operation, Done):
+                self._begun = False
+                break
+        if not self._begun:
+            if not self._begins_late:
+                self._begin()
+        elif isinstance(operation, Probe):
             self._trainer.intake.repeats.want(self._peer.buffers())
         else:
             self._trainer.intake.repeats.forget()
@@ -179,6 +208,8 @@ class PeerWorker(Worker):
             case Done():
                 if peer.record is not None:
                     carrier.meet(Meet(push=peer.told()))
+                if self._protocol.apart:
+                    carrier.completed()
                 self._ending.completed()
         return None
 

@@ -14,7 +14,7 @@ def check_alike(gathered: Gathered, replicas: Mapping[int, Replica], members: Ma
     """Refuse a mean of gradients for different optimizers."""
     if gathered.kind == "average":
         row = gathered.rows[gathered.receivers[0]]
-        places = {replicas[rank].brought(gathered.lane).place for rank in row}
+        places = {replicas[rank].brought(gathered.turn).place for rank in row}
         which = {rank: members[rank].which for rank in row}
         if places == {GRADIENTS} and len(set(which.values())) > 1:
             raise different_optimizers(which)

@@ -118,6 +118,11 @@ def assemble(
             f"--compress {config.compress}: vectors travel compressed to the host where peers meet; "
             "an average comes back compressed or whole, whichever is less"
         )
+    if protocol.apart and config.connects:
+        gathering.remarks.append(
+            f"over {config.fabric} all who are connected in the topology wait for each other, and nothing is "
+            "mixed beside computing; over --fabric shared workers wait for their neighbours only"
+        )
     protocol.check(config.workers)
     gathering.remarks += [*_ignored(config, name, protocol), *unchecked(config.resume)]
     gathering.warnings += protocol.remarks(config.workers)

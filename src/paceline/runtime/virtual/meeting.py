@@ -7,6 +7,7 @@ would be then, and an evaluation sees just that, without taking any time.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from math import inf
 
@@ -49,6 +50,14 @@ class VirtualMeeting(MeetingPlace):
         """A worker is gone, and what was under way to it."""
         self._due.pop(member.rank, None)
         super().leave(member)
+
+    def _asked_for(self, asking: Iterable[int]) -> int | None:
+        """What all have completed at this instant, since an evaluation takes no time."""
+        return self._oldest if self._apart else None
+
+    def _sees(self, rank: int, stage: int | None) -> bool:
+        """Whoever asks does."""
+        return True
 
     # -- how long it takes --------------------------------------------------------------------
 
@@ -103,7 +112,7 @@ class VirtualMeeting(MeetingPlace):
 
     def _answer(self, answers: dict[int, m.Met]) -> None:
         """Wake them when their answers have come, unless all are to sleep."""
-        if self._asking:
+        if self._holds:
             self._held |= answers
             return
         at_once = {rank: met for rank, met in answers.items() if rank not in self._due}

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from paceline.protocols.core.meeting import VOTE_BYTES, Call, Gathered
+from paceline.protocols.core.meeting import VOTE_BYTES, Call, Gathered, Turn
 from paceline.protocols.rules.compression import Compression
 from paceline.sim.cluster import Cluster
 from paceline.sim.network.network import Network, Parcel
@@ -34,25 +34,27 @@ class HostCosts:
         """`scale`: how much larger vectors are taken to be than they are."""
         self._network = Network(cluster)
         self._ring, self._adds_up, self._scale = cluster.fabric == "ring", compress.adds_up, scale
-        self._there_at: dict[tuple[int, int], float] = {}
-        """When what a worker has brought is at the meeting place, by rank and lane."""
+        self._there_at: dict[tuple[int, Turn], float] = {}
+        """When what a worker has brought is at the meeting place."""
 
     def came(self, rank: int, call: Call, now: float) -> None:
         """A worker comes to a joint operation, with what it brings."""
         if not self._ring:
             size = call.given_bytes * (1.0 if call.kind == "agree" else self._scale)
             parcel = Parcel(self._network.host_of[rank], MEETING, size)
-            [self._there_at[rank, call.lane]] = self._network.move([parcel], now)
+            [self._there_at[rank, call.turn]] = self._network.move([parcel], now)
 
     def joint(self, gathered: Gathered, now: float) -> dict[int, float]:
         """How long it takes until each has its answer, now that the last has come."""
         if self._ring:
             return self._around(gathered, now)
-        lane = gathered.lane
+        turn = gathered.turn
         brought = {rank for row in gathered.rows.values() for rank in row} | set(gathered.receivers)
-        complete = max(now, *(self._there_at.get((rank, lane), now) for rank in brought))
-        for rank in brought if lane > 0 else ():
-            self._there_at.pop((rank, lane), None)
+        complete = max(now, *(self._there_at.get((rank, turn), now) for rank in brought))
+        if gathered.kind == "mix":  # others may still take of it
+            brought = set(range(len(self._network.host_of))) if gathered.last else set()
+        for rank in brought if gathered.kind == "mix" or gathered.lane > 0 else ():
+            self._there_at.pop((rank, turn), None)
         return self._answers(gathered, complete, now)
 
     def exchange(self, rank: int, size_bytes: int, now: float) -> float:

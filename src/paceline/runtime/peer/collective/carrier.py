@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -59,6 +60,8 @@ class CollectiveCarrier:
         self._lanes = 0
         self._spare: list[Slab] = []
         self._started: dict[int, tuple[Slab, bool, Part | None, list[Any]]] = {}
+        self._put_off: dict[int, tuple[Mix, FlatVector]] = {}
+        """Started mixtures. Neighbours send to each other when both are there, which is when they wait."""
         self._on_show: Slab | None = None
         self._distance = 0.0
         self._buckets: Buckets | None = None
@@ -120,7 +123,7 @@ class CollectiveCarrier:
             void = vector.norm == 0.0 or bucketed.blind
             carried = Carried(bucketed=True, changed=not same and not void, void=void)
         missing = tuple(sorted(vector.missing))
-        call = call_of(operation, peer.lane)
+        call = call_of(_together(operation), peer.lane)
         met = self.meet(Meet(call, place, missing=missing, push=peer.told(), carried=carried))
         assert met.joint is not None
         if bucketed is None or not self._in_buckets(bucketed, met.joint):
@@ -203,7 +206,11 @@ class CollectiveCarrier:
     def _start(self, operation: Average | Mix) -> Handle:
         vector = operation.vector
         assert isinstance(vector, FlatVector)
-        if isinstance(operation, Mix) or (operation.weight <= 0 and vector.norm != 0.0):
+        if isinstance(operation, Mix):
+            self._lanes += 1
+            self._put_off[self._lanes] = operation, vector.clone()
+            return Handle(self._lanes)
+        if operation.weight <= 0 and vector.norm != 0.0:
             raise ConfigError(
                 f"{type(self._peer.protocol).__name__} starts {call_of(operation)}: over gloo, only an "
                 "average with a weight above 0 can be started. Use --fabric shared."
@@ -225,7 +232,8 @@ class CollectiveCarrier:
     def wait(self, handle: Handle) -> FlatVector:
         """The sum is there, and what it is to be divided by."""
         with self._whole():
-            return self._wait(handle)
+            mix = self._put_off.pop(handle.lane, None)
+            return self._wait(handle) if mix is None else self._exchange(*mix)
 
     def _wait(self, handle: Handle) -> FlatVector:
         met = self.meet(Meet(wait=handle.lane, push=self._peer.told()))
@@ -301,6 +309,12 @@ class CollectiveCarrier:
 
     # -- memory and words ---------------------------------------------------------------------
 
+    def begins(self) -> None:
+        """Nobody gets away from its neighbours."""
+
+    def completed(self) -> None:
+        """Everybody tells of itself when it is asked."""
+
     def keep(self, vector: Any) -> FlatVector:
         """Nobody else has to see it."""
         kept: FlatVector = vector.clone()
@@ -339,6 +353,11 @@ class CollectiveCarrier:
     def close(self) -> None:
         """Disconnect."""
         self._collective.close()
+
+
+def _together(operation: Average | Mix) -> Average | Mix:
+    """Pairs exchange when both are there, so all who are connected wait for each other."""
+    return replace(operation, ahead=None) if isinstance(operation, Mix) else operation
 
 
 def _part(operation: Average | Mix) -> Part | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ class Intake:
         self.device = device
         """What times the computing on the data."""
         self.repeats = SecondPass(device.begin)
+        self.on_batch: Callable[[], None] = lambda: None
+        """Told when a batch has reached the script, before it is computed."""
         self.used: list[Batch] = []
         """The batches since the last step."""
         self.samples = 0
@@ -169,6 +172,7 @@ class Intake:
             self.epoch = batch.epoch
             self.used.append(batch)
         self.resumed = False
+        self.on_batch()
         self.device.begin()
 
     def begins(self) -> None:
