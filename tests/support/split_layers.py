@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from paceline.parallel.layers.block_line import BlockLine
 from paceline.parallel.layers.costs import Costs
-from paceline.parallel.layers.line import Line
 from paceline.parallel.layers.row_split import RowSplit
 from paceline.parallel.layers.splitting import Splitter
 
 
-class ThreadLine(Line):
+class ThreadLine(BlockLine):
     """A place on a line whose others are threads."""
 
     def __init__(self, size: int, index: int, desk: dict[Any, Any], barrier: threading.Barrier) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from paceline.parallel.layers.line import Line
+from paceline.parallel.layers.block_line import BlockLine
 from paceline.parallel.layers.lstm import RowLSTM
 from paceline.parallel.layers.split_layers import ColumnLinear, RowConv, RowLinear, SplitEmbedding, SplitLayer
 from paceline.parallel.pieces import pieces_of
@@ -45,7 +45,7 @@ class Figures:
 class Costs:
     """Predicts a step from the shapes that its layers see, and measures it."""
 
-    line: Line
+    line: BlockLine
     tells: bool = False
     """Whether this worker prints the table."""
     layers: dict[str, SplitLayer] = field(default_factory=dict)

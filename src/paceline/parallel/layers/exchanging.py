@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 
-from paceline.parallel.layers.line import Line
+from paceline.parallel.layers.block_line import BlockLine
 
 
 class _Gather(Function):
     @staticmethod
-    def forward(ctx: Any, own: Tensor, line: Line, sizes: list[int], dim: int, partial: bool) -> Tensor:
+    def forward(ctx: Any, own: Tensor, line: BlockLine, sizes: list[int], dim: int, partial: bool) -> Tensor:
         ctx.told = line, sizes, dim, partial
         return line.gather(own, sizes, dim)
 
@@ -37,7 +37,7 @@ class _Gather(Function):
 
 class _Enter(Function):
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, line: Line) -> Tensor:
+    def forward(ctx: Any, whole: Tensor, line: BlockLine) -> Tensor:
         ctx.line = line
         return whole.view_as(whole)
 
@@ -48,7 +48,7 @@ class _Enter(Function):
 
 class _Sum(Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, partial: Tensor, line: Line) -> Tensor:
+    def forward(ctx: FunctionCtx, partial: Tensor, line: BlockLine) -> Tensor:
         return line.all_reduce(partial)
 
     @staticmethod
@@ -60,7 +60,7 @@ class _Fork(Function):
     """A step of a recurrent layer: what is gathered goes on to the next step, and out of the layer."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, line: Line, sizes: list[int]) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, own: Tensor, line: BlockLine, sizes: list[int]) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.told = line, sizes
         whole = line.gather(own, sizes, 1)
@@ -83,25 +83,25 @@ _SUM: Any = _Sum.apply
 _FORK: Any = _Fork.apply
 
 
-def gather(own: Tensor, line: Line, sizes: list[int], dim: int, partial: bool) -> Tensor:
+def gather(own: Tensor, line: BlockLine, sizes: list[int], dim: int, partial: bool) -> Tensor:
     """The whole; `partial`: only split layers get it, whose gradients have to be summed."""
     made: Tensor = _GATHER(own, line, sizes, dim, partial)
     return made
 
 
-def enter(whole: Tensor, line: Line) -> Tensor:
+def enter(whole: Tensor, line: BlockLine) -> Tensor:
     """What goes into a split layer: its gradient is the sum of all workers'."""
     made: Tensor = _ENTER(whole, line) if torch.is_grad_enabled() and whole.requires_grad else whole
     return made
 
 
-def total(partial: Tensor, line: Line) -> Tensor:
+def total(partial: Tensor, line: BlockLine) -> Tensor:
     """The sum of all workers' partial results."""
     made: Tensor = _SUM(partial, line)
     return made
 
 
-def fork(own: Tensor, line: Line, sizes: list[int]) -> tuple[Tensor, Tensor]:
+def fork(own: Tensor, line: BlockLine, sizes: list[int]) -> tuple[Tensor, Tensor]:
     """The whole twice: for split layers (partial gradients), and for everybody (whole ones)."""
     further, out = _FORK(own, line, sizes)
     return further, out

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
+from paceline.parallel.layers.block_line import BlockLine
 from paceline.parallel.layers.blocks import Blocks
 from paceline.parallel.layers.exchanging import enter, fork
-from paceline.parallel.layers.line import Line
 from paceline.parallel.layers.split_layers import SplitLayer
 
 State = tuple[Tensor, Tensor]
@@ -25,7 +25,7 @@ State = tuple[Tensor, Tensor]
 class RowLSTM(SplitLayer):
     """Takes and gives what nn.LSTM does, packed sequences excepted."""
 
-    def __init__(self, line: Line, blocks: Blocks, layer: nn.LSTM) -> None:
+    def __init__(self, line: BlockLine, blocks: Blocks, layer: nn.LSTM) -> None:
         super().__init__(line, blocks)
         self.input_size, self.hidden_size = layer.input_size, layer.hidden_size
         self.num_layers, self.batch_first, self.dropout = layer.num_layers, layer.batch_first, layer.dropout

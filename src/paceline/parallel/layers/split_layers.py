@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from paceline.errors import ConfigError
+from paceline.parallel.layers.block_line import BlockLine
 from paceline.parallel.layers.blocks import Blocks
 from paceline.parallel.layers.exchanging import enter, gather, total
-from paceline.parallel.layers.line import Line
 from paceline.parallel.pieces import Piece
 
 Entry = Literal["whole", "chained", "own"]
@@ -33,7 +33,7 @@ class SplitLayer(nn.Module):
     feature_dim = -1
     """Of its output: where the blocks lie."""
 
-    def __init__(self, line: Line, blocks: Blocks) -> None:
+    def __init__(self, line: BlockLine, blocks: Blocks) -> None:
         super().__init__()
         self.line, self.blocks = line, blocks
         self.entry: Entry = "whole"
@@ -67,7 +67,7 @@ class SplitLayer(nn.Module):
 class RowLinear(SplitLayer):
     """A linear layer split by its outputs."""
 
-    def __init__(self, line: Line, blocks: Blocks, layer: nn.Linear) -> None:
+    def __init__(self, line: BlockLine, blocks: Blocks, layer: nn.Linear) -> None:
         super().__init__(line, blocks)
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.take(layer, {name: blocks.piece(tuple(p.shape)) for name, p in layer.named_parameters()})
@@ -80,7 +80,7 @@ class RowLinear(SplitLayer):
 class ColumnLinear(SplitLayer):
     """A linear layer split by its inputs, of which the layer before gives this worker's block."""
 
-    def __init__(self, line: Line, blocks: Blocks, layer: nn.Linear) -> None:
+    def __init__(self, line: BlockLine, blocks: Blocks, layer: nn.Linear) -> None:
         super().__init__(line, blocks)
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.entry = "own"
@@ -96,7 +96,7 @@ class RowConv(SplitLayer):
 
     feature_dim = 1
 
-    def __init__(self, line: Line, blocks: Blocks, layer: _ConvNd) -> None:
+    def __init__(self, line: BlockLine, blocks: Blocks, layer: _ConvNd) -> None:
         super().__init__(line, blocks)
         self.in_channels, self.out_channels = layer.in_channels, layer.out_channels
         self.kernel_size = layer.kernel_size
@@ -117,7 +117,7 @@ class RowConv(SplitLayer):
 class SplitEmbedding(SplitLayer):
     """An embedding split by its features: every worker has a part of every row of the table."""
 
-    def __init__(self, line: Line, blocks: Blocks, layer: nn.Embedding) -> None:
+    def __init__(self, line: BlockLine, blocks: Blocks, layer: nn.Embedding) -> None:
         super().__init__(line, blocks)
         self.num_embeddings, self.embedding_dim = layer.num_embeddings, layer.embedding_dim
         self.padding_idx, self._by_freq = layer.padding_idx, layer.scale_grad_by_freq

@@ -16,11 +16,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from paceline.errors import ConfigError
+from paceline.parallel.layers.block_line import BlockLine
 from paceline.parallel.layers.blocks import Blocks, Shares
 from paceline.parallel.layers.chains import BRIDGES, Chain, Site, Uses, chain_of, is_plain, keeps_block
 from paceline.parallel.layers.costs import Costs
 from paceline.parallel.layers.exchanging import gather
-from paceline.parallel.layers.line import Line
 from paceline.parallel.layers.lstm import RowLSTM
 from paceline.parallel.layers.row_split import RowSplit
 from paceline.parallel.layers.split_layers import ColumnLinear, RowConv, RowLinear, SplitEmbedding, SplitLayer
@@ -38,7 +38,7 @@ def parallelize(model: nn.Module, mesh: Grid) -> nn.Module:
     if not isinstance(mesh, Mesh):
         raise ConfigError("parallelize needs the mesh that pace.mesh() gives.")
     settings = mesh.chosen if isinstance(mesh.chosen, RowSplit) else RowSplit()
-    line = Line(mesh)
+    line = BlockLine(mesh)
     share = RowShare(line, Costs(line, tells=mesh.rank == 0))
     mesh.split(share)
     made = Splitter(model, line, settings, share.costs).split()
@@ -49,7 +49,7 @@ def parallelize(model: nn.Module, mesh: Grid) -> nn.Module:
 class RowShare(Share):
     """Along `model` all workers have the same batch; nothing is left to put together but the books."""
 
-    def __init__(self, line: Line, costs: Costs) -> None:
+    def __init__(self, line: BlockLine, costs: Costs) -> None:
         super().__init__("model")
         self._line, self.costs = line, costs
 
@@ -66,7 +66,7 @@ class RowShare(Share):
 class Splitter:
     """Goes through a model, and splits what can be."""
 
-    def __init__(self, model: nn.Module, line: Line, settings: RowSplit, costs: Costs) -> None:
+    def __init__(self, model: nn.Module, line: BlockLine, settings: RowSplit, costs: Costs) -> None:
         self._model, self._line, self._settings, self._costs = model, line, settings, costs
         self._shares = Shares(line.size, line.index)
         self._uses = Uses(model)
@@ -254,7 +254,9 @@ class Splitter:
                 module.register_forward_pre_hook(partial(_check, chain, site.path))
 
 
-def _gathered(told: tuple[Line, list[int], int, bool], module: nn.Module, args: Any, own: Tensor) -> Tensor:
+def _gathered(
+    told: tuple[BlockLine, list[int], int, bool], module: nn.Module, args: Any, own: Tensor
+) -> Tensor:
     line, sizes, feature_dim, chained = told
     dim = own.ndim - 1 if feature_dim < 0 else feature_dim
     if own.shape[dim] != sizes[line.index]:

@@ -2,7 +2,8 @@
 
 Every worker sends straight to every other, and nothing is padded: blocks may differ in length, and the bytes
 are those of a ring, (M-1)/M of the whole for each of M workers. Sums are taken in the order of ranks, so that
-all workers, and every repetition, get the same bits.
+all workers, and every repetition, get the same bits. (The line of `sequence/` pads to equal pieces and uses
+collectives: a sequence's parts are equally long, and cross the line at every switch.)
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from paceline.parallel.mesh import Mesh
 TAG = 70
 
 
-class Line:
+class BlockLine:
     """One worker's place among those that share layers."""
 
     def __init__(self, mesh: Mesh, axis: str = "model") -> None:
