@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,6 +17,7 @@ from paceline.parallel.pipeline.blocks import check_apart, stage_of
 from paceline.parallel.pipeline.computing import Computing
 from paceline.parallel.pipeline.delays import Delays
 from paceline.parallel.pipeline.engine import Backward, Forward, Schedule, Stored, Weights
+from paceline.parallel.pipeline.in_turn import InTurn
 from paceline.parallel.registry import PIPELINES, make_pipeline
 from support.pipelines import batches, blocks, plain, train
 
@@ -112,6 +115,22 @@ def test_computing_once_more_uses_the_same_dropout_and_the_same_statistics() -> 
     torch.testing.assert_close(fresh, out)
     (expected,) = torch.autograd.grad(fresh, row[0].weight, weight)
     torch.testing.assert_close(row[0].weight.grad, expected)
+
+
+@pytest.mark.parametrize("name", sorted(PIPELINES))
+def test_stages_in_turn_train_as_in_any_other_order(name: str) -> None:
+    """What counts samples to an accuracy computes what workers do."""
+    model, data = blocks(3), batches(9)
+    schedule = make_pipeline(name).schedule(3)
+    expected = train(schedule, model, data, seed=4)
+    alone = deepcopy(model)
+    pipe = InTurn(
+        schedule, alone, (1, 2), F.cross_entropy, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)
+    )
+    for x, y in data:
+        pipe.step(x, y)
+    pipe.settle()
+    assert same(alone.state_dict(), expected.state)
 
 
 def test_prediction_without_momentum_changes_no_bit() -> None:

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from paceline.parallel.pipeline import engine as e
 from paceline.parallel.pipeline.blocks import stage_of
-from paceline.parallel.pipeline.computing import Computing
-from paceline.parallel.pipeline.cutting import ahead_of
+from paceline.parallel.pipeline.computing import Computing, ahead_of
 
 Batches = Sequence[tuple[Tensor, Tensor]]
 

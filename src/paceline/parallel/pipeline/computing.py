@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from paceline.errors import ConfigError
 from paceline.parallel.pipeline.blocks import Row
-from paceline.parallel.pipeline.engine import Backward, Forward
+from paceline.parallel.pipeline.engine import Backward, Forward, Schedule
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -120,3 +120,15 @@ def _add(parameter: nn.Parameter, gradient: Tensor | None) -> None:
         parameter.grad = gradient
     else:
         parameter.grad.add_(gradient)
+
+
+def ahead_of(schedule: Schedule, stage: int, optimizer: torch.optim.Optimizer) -> float:
+    """How many updates lie between a batch's forward and its backward, if momentum is to be followed."""
+    delay = schedule.delays.m[stage]
+    if not schedule.predict or not delay:
+        return 0.0
+    if not isinstance(optimizer, torch.optim.SGD):
+        raise ConfigError(
+            f"predict follows SGD's momentum, and the optimizer is {type(optimizer).__name__}. Leave it out."
+        )
+    return (delay - (schedule.order == "backward_first")) / schedule.every

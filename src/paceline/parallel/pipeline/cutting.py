@@ -18,7 +18,7 @@ from paceline.parallel.mesh import Mesh
 from paceline.parallel.pace import MeshPace
 from paceline.parallel.parts import Part, import_optimizer, read_mesh_checkpoint
 from paceline.parallel.pipeline.blocks import Cost, Row, as_blocks, check_apart, measure, stage_of
-from paceline.parallel.pipeline.computing import Computing
+from paceline.parallel.pipeline.computing import Computing, ahead_of
 from paceline.parallel.pipeline.engine import Schedule
 from paceline.parallel.pipeline.loading import Pairs, pair
 from paceline.parallel.pipeline.partition import check_blocks, check_cuts, partition
@@ -217,18 +217,6 @@ def _apart_randomness(pace: MeshPace, mesh: Mesh) -> None:
     """From here on every worker draws random numbers (dropout) of its own; the first goes on as it was."""
     if pace.rank:
         torch.manual_seed(pace.config.seed + 7919 * pace.rank)
-
-
-def ahead_of(schedule: Schedule, stage: int, optimizer: torch.optim.Optimizer) -> float:
-    """How many updates lie between a batch's forward and its backward, if momentum is to be followed."""
-    delay = schedule.delays.m[stage]
-    if not schedule.predict or not delay:
-        return 0.0
-    if not isinstance(optimizer, torch.optim.SGD):
-        raise ConfigError(
-            f"predict follows SGD's momentum, and the optimizer is {type(optimizer).__name__}. Leave it out."
-        )
-    return (delay - (schedule.order == "backward_first")) / schedule.every
 
 
 def _restore(folder: Path, saved: Part, row: Row, optimizer: torch.optim.Optimizer) -> None:
