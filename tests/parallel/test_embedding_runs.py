@@ -89,6 +89,19 @@ def test_moments_go_on_where_they_were(lab: Lab) -> None:
     assert losses == [e.values["loss"] for e in whole.of(Evaluated)]
 
 
+def test_moments_of_a_lone_run_go_on_where_they_were(lab: Lab) -> None:
+    args = ("--epochs", 3, "--optimizer", "adagrad")
+    whole = lab.trained("clicks.py", *args, workers=1)
+    running = lab.start("clicks.py", *args, "--pause", 0.02, workers=1)
+    running.until_pushes(20)
+    running.stop()
+    stopped = lab.finish(running)
+    assert stopped.result.status == "stopped", stopped.end.detail
+    resumed = lab.trained("clicks.py", *args, workers=1, resume=str(stopped.folder / "checkpoint"))
+    assert "tables.a.sum" in whole.weights
+    assert all(torch.equal(resumed.weights[name], whole.weights[name]) for name in whole.weights)
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [

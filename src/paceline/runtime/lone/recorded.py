@@ -94,7 +94,7 @@ class RecordedSolo(Pace):
         self._taken: list[_Step] = []
         self._follows: list[tuple[LRScheduler, int]] = []
         self._stepped: tuple[int, ...] = ()
-        self._stop = False
+        self._stop = self._stepped_now = False
         self._unsaved = ""
         self._keeping = CheckpointWriter(config, self._trace, self.now)
         signal.signal(signal.SIGTERM, lambda *_: self._ask_to_stop())
@@ -149,6 +149,8 @@ class RecordedSolo(Pace):
             self._repeats = False
             self._emulation.begin()
             yield batch
+            if self._stepped_now:  # only here is the script done with it: what others step, is stepped
+                self._rest()
 
     def _remaining(self, loader: Any) -> Iterator[Any]:
         """A pass over the loader. One that was broken off begins as it did then, and goes on from there."""
@@ -180,13 +182,20 @@ class RecordedSolo(Pace):
             self._keeping.tell()
             self._trace.flush()
             self._flush_at = now + FLUSH_S
+        self._stepped_now = True
+        if self._loader is None:
+            self._rest()
+        return result
+
+    def _rest(self) -> None:
+        """Between two batches, where a run can be stopped and kept. Without a loader: after a step."""
+        self._stepped_now = False
         if self._stop:
             raise RunStopped("interrupted")
         if self._keeping.due(self._steps):
             self._write_down()
             self._keeping.keep(self._steps, self._ledger.samples, self._take)
             self._keeping.tell()
-        return result
 
     def _check(self, optimizer: torch.optim.Optimizer) -> bool:
         everything = (p for group in optimizer.param_groups for p in group["params"])
@@ -333,12 +342,10 @@ class RecordedSolo(Pace):
     def _restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         folder = Path(self._config.resume or "")
         state, weights, tensors = read_checkpoint(folder, "lone.json", LoneState)
-        own = {plain_name(name): tensor for name, tensor in model.state_dict(keep_vars=True).items()}
-        if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in weights.items()}:
+        own = model.state_dict(keep_vars=True)
+        if {plain_name(n): t.shape for n, t in own.items()} != {n: t.shape for n, t in weights.items()}:
             raise other_model(folder)
-        with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(weights[name])
+        model.load_state_dict({n: weights[plain_name(n)] for n in own})  # a module may save in another form
         import_state(optimizer, tensors, state.optimizer)
         self._resumed, self._repeats, self._steps = state, True, state.steps
         for text in unchecked(str(folder)):
