@@ -12,11 +12,16 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from copy import deepcopy
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
+from torch import Tensor, nn
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: make test-spark")
 
@@ -72,7 +77,7 @@ for epoch in pace.epochs(2):
 
 
 GRID = """
-import torch, paceline
+import sys, torch, paceline
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader
@@ -81,7 +86,7 @@ pace = paceline.join("row_split")
 mesh = pace.mesh(data=2, model=2)
 torch.manual_seed(0)
 model = parallelize(nn.Sequential(nn.Linear(2, 20), nn.Tanh(), nn.Linear(20, 1)), mesh)
-loader = DataLoader(pace.partition(shuffle=True), batch_size=8)
+loader = DataLoader(pace.partition(shuffle="--in-order" not in sys.argv), batch_size=8)
 model, optimizer, loader = pace.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05), loader)
 for epoch in pace.epochs(2):
     seen = []
@@ -303,22 +308,111 @@ def test_a_mesh_on_spark_trains_as_on_the_local_engine(lab: Lab, spark: SparkCon
     assert there.result.bytes_by_axis == here.result.bytes_by_axis
 
 
-def test_rows_of_a_frame_are_read_once_by_one_task_and_shared_within_a_copy(lab: Lab) -> None:
-    """Invariant 7: as many tasks as workers; no row is read twice, and all ranks' rows are the frame."""
-    script = lab.script(GRID)
-    command = f"""
+FRAMES = """
+import sys
 from pyspark.sql import SparkSession
 from paceline.engines.spark import train_on
+script, runs, sizes = sys.argv[1], sys.argv[2], [int(word) for word in sys.argv[3].split(",")]
 session = SparkSession.builder.master("local[4]").config("spark.ui.enabled", "false").getOrCreate()
-frame = session.createDataFrame([(i, [float(i % 7), 1.0]) for i in range(90)], ["id", "features"])
-mesh = {{"data": 2, "model": 2}}
-result = train_on(frame.repartition(4), {str(script)!r}, runs={str(lab.root)!r}, mesh=mesh)
-print(result.status, result.samples, result.workers)
+firsts = [sum(sizes[:rank]) for rank in range(len(sizes))]
+def rows(rank, _):
+    for i in range(firsts[rank], firsts[rank] + sizes[rank]):
+        yield i, [float(i % 7), 1.0]
+rdd = session.sparkContext.parallelize(range(4), 4).mapPartitionsWithIndex(rows)
+frame = session.createDataFrame(rdd, "id long, features array<double>")
+for how in sys.argv[4:]:
+    mode, *more = how.split("+")
+    settings = {"mode": mode, "every": int(more[0]) if more else 0}
+    words = ("--in-order",) if "in-order" in how else ()
+    mesh = {"data": 2, "model": 2}
+    result = train_on(frame, script, *words, runs=runs, mesh=mesh, protocol="row_split", settings=settings)
+    print(how, result.run, result.status, result.samples, result.workers, flush=True)
 session.stop()
 """
-    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=200)
-    assert "finished 180 4" in done.stdout, done.stderr
-    [folder] = [path for path in lab.root.iterdir() if path.name.startswith("spark-")]
+
+
+def in_python(program: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A user's own program, with a Spark session of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", program, *words],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def trained_on_frames(lab: Lab, sizes: list[int], *modes: str) -> dict[str, Path]:
+    """Runs on a grid of four tasks whose partitions have these sizes; the folder of each."""
+    words = [str(lab.script(GRID)), str(lab.root), ",".join(map(str, sizes)), *modes]
+    done = in_python(FRAMES, *words, PYSPARK_PYTHON=sys.executable)
+    ends = [line.split() for line in done.stdout.splitlines()]
+    assert [end[0] for end in ends] == list(modes), done.stderr
+    assert all(end[2:] == ["finished", str(2 * sum(sizes)), "4"] for end in ends), done.stdout
+    return {end[0]: lab.root / end[1] for end in ends}
+
+
+def rows_of(sizes: list[int]) -> list[list[int]]:
+    """The rows of the two copies, each of two partitions."""
+    every, first = iter(range(sum(sizes))), sizes[0] + sizes[1]
+    return [list(islice(every, first)), list(every)]
+
+
+def by_hand(sizes: list[int], period: int | None) -> dict[str, Tensor]:
+    """Two epochs in one process: union batches (None), or copies averaged by samples after every period."""
+    torch.manual_seed(0)
+    start = nn.Sequential(nn.Linear(2, 20), nn.Tanh(), nn.Linear(20, 1))
+    copies, seen = ([start] if period is None else [deepcopy(start) for _ in range(2)]), [0, 0]
+    turns = -(-max(map(len, rows_of(sizes))) // 8)
+    for turn in [*range(turns)] * 2:
+        cut = [rows[len(rows) * turn // turns : len(rows) * (turn + 1) // turns] for rows in rows_of(sizes)]
+        for model, rows in zip(copies, [cut[0] + cut[1]] if period is None else cut, strict=True):
+            x = torch.tensor([[float(i % 7), 1.0] for i in rows])
+            gradients = torch.autograd.grad(
+                F.mse_loss(model(x), x.sum(1, keepdim=True)), list(model.parameters())
+            )
+            with torch.no_grad():
+                for p, gradient in zip(model.parameters(), gradients, strict=True):
+                    p -= 0.05 * gradient
+        seen = [had + len(rows) for had, rows in zip(seen, cut, strict=True)]
+        if period is not None and (turn + 1) % period == 0:
+            average(copies, seen)
+            seen = [0, 0]
+    return {name: tensor.detach() for name, tensor in copies[0].state_dict().items()}
+
+
+@torch.no_grad()
+def average(copies: list[nn.Sequential], weights: list[int]) -> None:
+    for same in zip(*(model.parameters() for model in copies), strict=True):
+        mean = sum(p * weight for p, weight in zip(same, weights, strict=True)) / sum(weights)
+        for p in same:
+            p.copy_(mean)
+
+
+def test_unequal_partitions_weigh_as_much_as_their_rows_in_both_modes(lab: Lab) -> None:
+    """Invariants 2 and 7 on a grid: copies of 27 and 9 rows, four batches each; `avg` after every batch, and
+    after every pass."""
+    sizes = [19, 8, 2, 7]
+    modes = {"grad+0+in-order": None, "avg+1+in-order": 1, "avg+0+in-order": 4}
+    for how, folder in trained_on_frames(lab, sizes, *modes).items():
+        assert_close(load_file(folder / "weights.safetensors"), by_hand(sizes, modes[how]), 1e-5)
+    apart = by_hand(sizes, 4)["0.weight"] - by_hand(sizes, None)["0.weight"]
+    assert apart.abs().max() > 1e-4, "the two modes differ, or nothing was shown"
+
+
+def test_executors_whose_python_has_no_paceline_are_told_of(lab: Lab) -> None:
+    bare = lab.root / "bare" / "bin" / "python3"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare.parents[1]], check=True, timeout=60)
+    words = (str(lab.script(GRID)), str(lab.root), "4,4,4,4", "grad")
+    done = in_python(FRAMES, *words, PYSPARK_PYTHON=str(bare))
+    assert "Python of Spark's executors has no paceline. Set PYSPARK_PYTHON to one that has" in done.stderr
+
+
+def test_rows_of_a_frame_are_read_once_by_one_task_and_shared_within_a_copy(lab: Lab) -> None:
+    """Invariant 7: as many tasks as workers; no row is read twice, and all ranks' rows are the frame."""
+    sizes = [23, 22, 30, 15]
+    [folder] = trained_on_frames(lab, sizes, "grad").values()
     seen = {
         rank: re.findall(r"rows (\d) (.*)", (folder / "logs" / f"rank{rank}.log").read_text())
         for rank in range(4)
@@ -326,8 +420,9 @@ session.stop()
     assert seen[0] == seen[1]
     assert seen[2] == seen[3]
     for epoch in range(2):
-        used = [*json.loads(seen[0][epoch][1]), *json.loads(seen[2][epoch][1])]
-        assert sorted(used) == list(range(90))
+        used = [json.loads(seen[copy][epoch][1]) for copy in (0, 2)]
+        assert [sorted(each) for each in used] == rows_of(sizes)
+    assert seen[0][0][1] != seen[0][1][1]
 
 
 def test_a_frame_that_does_not_fill_the_mesh_is_refused_with_what_to_do(

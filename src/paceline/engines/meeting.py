@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -22,6 +22,7 @@ from paceline.errors import ConfigError, RunError, RunStopped
 from paceline.fabric.channel import Channel
 from paceline.fabric.neighbours import find_neighbour
 from paceline.fabric.tls import Trust
+from paceline.protocols.grid import Grid
 from paceline.runtime.seat import Seat
 
 PATIENCE_S = 60.0
@@ -64,14 +65,18 @@ def take_seat(meeting: MeetingPoint, rank: int, config: RunConfig, beside: bool 
         if beside:
             raise RunStopped("the run is over already.")
         if config.mesh is not None:
-            raise ConfigError(
-                f"rank {rank} was placed on host {socket.gethostname()}, and the run's conductor is on "
-                "another, or has ended. The groups of a mesh (gloo) do not ask who connects, so they stay on "
-                "one machine: let the engine place all workers on that of the driver."
-            )
+            raise over_hosts(config.mesh, f"rank {rank} is on {socket.gethostname()}, the conductor is not")
         if time.monotonic() > until:
             raise RunError(f"no relay came up on this host within {PATIENCE_S:g} s.")
         start_service("relay", msgspec.json.encode(meeting))
+
+
+def over_hosts(mesh: Mapping[str, int], where: str) -> ConfigError:
+    """Why a mesh stays on one host: the same words whoever places its workers."""
+    return ConfigError(
+        f"the mesh {Grid(mesh)} would reach over several hosts ({where}), where its groups (gloo) take in "
+        "whoever connects. Let all workers be placed on the host that the run is started on."
+    )
 
 
 def open_store(config: RunConfig, secret: str) -> MeetingPoint:

@@ -24,6 +24,7 @@ import msgspec
 from paceline.config import RunConfig
 from paceline.engines.control import Ended
 from paceline.engines.held import HeldStore
+from paceline.engines.meeting import over_hosts
 from paceline.engines.ray_cluster import RayCluster, check_ray, first_line, the_ray
 from paceline.engines.worker import WorkerOrder, start_worker
 from paceline.errors import ConfigError, RunError
@@ -113,6 +114,9 @@ class RayEngine:
         self._store = HeldStore(listening(config, self._cluster.listen), secret or new_secret())
         places = self._ask(asked)
         self.hosts = {rank: host for rank, (_, host, _) in enumerate(places)}
+        away = [rank for rank, host in self.hosts.items() if host != socket.gethostname()]
+        if config.mesh is not None and away:
+            raise over_hosts(config.mesh, f"Ray placed rank {away[0]} on {self.hosts[away[0]]}")
         self._start(self._store, places)
 
     def wait(self, timeout_s: float) -> Ended | None:

@@ -55,6 +55,8 @@ REACH_S = 5.0
 """How long a master may take to answer."""
 SETTLED_S = 10.0
 """After so long without another one, those that are there are all there are."""
+SAVING_S = 120.0
+"""How long a store may take to end, and so to save, after all workers have ended in good order."""
 LATE_S = 10.0
 """How long a run may take to begin, or to end, after one of its workers has ended."""
 
@@ -153,7 +155,8 @@ class SparkEngine:
             return None
         self._logs.settle()
         try:
-            self._store.wait(LATE_S)
+            in_order = not self._error and not any(self._statuses.values())
+            self._store.wait(SAVING_S if in_order else LATE_S)
         except subprocess.TimeoutExpired:
             self._end_store()
             raise RunError(self._without_an_end()) from None
@@ -168,7 +171,9 @@ class SparkEngine:
         late = [rank for rank, at in list(logs.ended.items()) if time.monotonic() - at > LATE_S]
         if late:
             log = self._config.path / "logs" / f"rank{late[0]}.log"
-            raise RunError(f"rank {late[0]} ended before training began. Read {log}.")
+            said = [line.strip() for line in log.read_text().splitlines() if line.strip()]
+            last = f": {said[-1].rstrip('.')}" if said else ""
+            raise RunError(f"rank {late[0]} ended before training began{last}. Read {log}.")
 
     def _without_an_end(self) -> str:
         why = self._error or f"all tasks ended, with {self._statuses}, but the store waits for a worker"
@@ -333,5 +338,10 @@ def _first_line(error: Exception) -> str:
     java = getattr(error, "java_exception", None)
     text = str(error) if java is None else str(java.getMessage() or java)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if any(line.startswith("ModuleNotFoundError: No module named 'paceline") for line in lines):
+        return (
+            "the Python of Spark's executors has no paceline. Set PYSPARK_PYTHON to one that has, such as "
+            f"{sys.executable}, before the Spark session is made"
+        )
     lost = (line for line in lines if line.startswith("ExecutorLost"))
     return next(lost, lines[0] if lines else type(error).__name__)

@@ -33,7 +33,7 @@ from typing import Any
 import msgspec
 
 from paceline.config import RunConfig
-from paceline.engines.meeting import MeetingPoint, open_store, plain_environment, take_seat
+from paceline.engines.meeting import MeetingPoint, open_store, over_hosts, plain_environment, take_seat
 from paceline.errors import ConfigError, RunError
 from paceline.fabric.choice import secured
 from paceline.fabric.wire import new_secret, parse_address
@@ -248,11 +248,10 @@ def _listening(config: RunConfig) -> RunConfig:
 
 def _on_one_host(config: RunConfig) -> RunConfig:
     """A mesh's groups are gloo's, which does not ask who connects: they stay on the loopback interface."""
-    if _number("LOCAL_WORLD_SIZE", 0) != _number("WORLD_SIZE"):
-        raise ConfigError(
-            f"the mesh {config.mesh} would reach over several hosts, where its groups (gloo) take in whoever "
-            "connects. Start all workers on one host: torchrun --nnodes 1."
-        )
+    assert config.mesh is not None
+    here, all_of_them = _number("LOCAL_WORLD_SIZE", 0), _number("WORLD_SIZE")
+    if here != all_of_them:
+        raise over_hosts(config.mesh, f"torchrun started {here} of {all_of_them} workers here")
     return config
 
 

@@ -133,12 +133,11 @@ def mean_along(mesh: Mesh, axis: str, parameters: Sequence[torch.nn.Parameter], 
 def gather_bytes(data: bytes, size: int, group: Any = None) -> list[bytes]:
     """What all workers of a group give, by rank; all of them come here."""
     lengths = torch.zeros(size, dtype=torch.int64)
-    dist.all_gather_into_tensor(lengths, torch.tensor([len(data)]), group=group)
+    dist.all_gather(list(torch.split(lengths, 1)), torch.tensor([len(data)]), group=group)
     longest = int(lengths.max())
     own = torch.zeros(longest, dtype=torch.uint8)
     own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else own[:0]
-    found = torch.zeros(size * longest, dtype=torch.uint8)
+    rows = torch.zeros(size, longest, dtype=torch.uint8)
     if longest:
-        dist.all_gather_into_tensor(found, own, group=group)
-    rows = found.view(size, longest)
+        dist.all_gather(list(rows.unbind()), own, group=group)
     return [row[:length].numpy().tobytes() for row, length in zip(rows, lengths.tolist(), strict=True)]
