@@ -51,7 +51,15 @@ def test_allreduce_compares_one_exchange_and_whole_steps_over_both_fabrics() -> 
 
 @pytest.mark.long  # eight processes import torch anew
 def test_pipeline_compares_with_theory_and_with_torchs_own() -> None:
-    assert [case["against"] for case in quick("pipeline")] == ["theory", "1f1b, 4 micro-batches"]
+    cases = quick("pipeline")
+    assert [case["against"] for case in cases[:2]] == ["theory", "1f1b, 4 micro-batches"]
+    assert [case["protocol"] for case in cases[2:]] == ["adl", "adl predict=True"]
+
+
+@pytest.mark.long  # four workers import torch anew
+def test_layers_that_do_not_fit_one_worker_cost_what_the_cost_model_says() -> None:
+    [case] = quick("layers")
+    assert (case["workers"], case["trains"], case["synchronisations"]) == ("4", "yes", "63 (model 63)")
 
 
 def test_searches_of_both_planners_are_timed() -> None:

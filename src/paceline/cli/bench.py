@@ -17,8 +17,8 @@ def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="exchange, allreduce, store, network, hiding, cluster, fidelity, peers, pipeline, plans, "
-            "sequence, embedding, papers, strategies, death, lone, trace, simulator. Default: all of them "
+            help="exchange, allreduce, store, network, hiding, cluster, fidelity, peers, pipeline, layers, "
+            "plans, sequence, embedding, papers, strategies, death, lone, trace, simulator. Default: all "
             "but fidelity, peers and strategies; cluster only with --data. After papers: which recipes, for "
             "instance papers dssp osp."
         ),
@@ -36,8 +36,8 @@ def bench(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="For cluster and peers: CIFAR-10 in its binary version (data_batch_1.bin, ...). For papers "
-            "and strategies: train on it. Without it, peers, papers and strategies train on the digits.",
+            help="For cluster, peers and pipeline: CIFAR-10 in its binary version (data_batch_1.bin, ...). For "
+            "papers and strategies: train on it. Without it, peers, papers and strategies train on the digits.",
         ),
     ] = None,
     protocols: Annotated[

@@ -15,7 +15,7 @@ class BenchPlan(msgspec.Struct, frozen=True):
     quick: bool = False
     seed: int = 0
     data: str | None = None
-    """Folder with CIFAR-10, for `cluster`, `peers` and `strategies`."""
+    """Folder with CIFAR-10, for `cluster`, `peers`, `pipeline` and `strategies`."""
     protocols: tuple[str, ...] = ()
     """What `cluster`, `peers`, `fidelity` and `strategies` run; empty: everything."""
     torchrec: str | None = None

@@ -2,7 +2,8 @@
 
 Four equal blocks on four workers with emulated devices: forward one unit of time, backward two. What theory
 allows: GPipe and 1F1B with M micro-batches take 3 (M + 3) / M units for a batch, a pipeline without bubbles 3
-with stored graphs and 4 where batches are computed once more, whatever the slowest stage takes else.
+with stored graphs and 4 where batches are computed once more (an emulated device does one thing at a time, so
+the second forward hides behind nothing), and with a slower stage what that stage takes alone.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import sys
 import tempfile
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
-from paceline.bench import pipeline_script, pipeline_torch
+import msgspec
+
 from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.harness.record import BenchRow
 from paceline.bench.harness.stats import Spread, spread
-from paceline.bench.pipeline_script import STAGES
+from paceline.bench.pipelines import script, torch_side
+from paceline.bench.pipelines.accuracy import Speeds, to_accuracy
+from paceline.bench.pipelines.script import STAGES
 from paceline.errors import RunError
 from paceline.trace import read_trace
 from paceline.trace.events import Decided
@@ -27,6 +30,7 @@ from paceline.trace.events import Decided
 PATIENCE_S = 300.0
 REACHED = 0.9
 """Of what theory allows."""
+MICRO = (4, 8, 16)
 
 
 class Case(NamedTuple):
@@ -48,16 +52,25 @@ CASES = (
 
 
 def pipelines(plan: BenchPlan, say: Say) -> list[BenchRow]:
-    """Ours against theory, and against torch's schedules."""
-    unit, batches = (0.01, 8) if plan.quick else (0.06, 30)
-    ours = {case: _ours(case, unit, batches) for case in (CASES[:1] if plan.quick else CASES)}
+    """Ours against theory, and against torch's schedules; then how many samples each needs."""
+    unit, batches = (0.01, 8) if plan.quick else (0.05, 24)
+    cases = CASES[:1] if plan.quick else CASES
+    ours: dict[Case, Spread] = {}
+    for number, case in enumerate(cases, 1):
+        say(f"pipeline, {number} of {len(cases)} of ours: {case.protocol}, slowest stage {case.slow:g}x")
+        ours[case] = _ours(case, unit, batches)
     rows = [_against_theory(case, seen, unit, plan, say) for case, seen in ours.items()]
-    for micro in (4,) if plan.quick else (4, 8, 16):
-        for name in list(pipeline_torch.SCHEDULES)[-1:] if plan.quick else pipeline_torch.SCHEDULES:
-            theirs = _theirs(name, micro, unit, batches // 2)
-            for case in [case for case in ours if case.slow == 1.0]:
-                rows.append(_against_torch(case, ours[case], name, micro, theirs, unit, plan, say))
-    return rows
+    cells = [("1f1b", 4)] if plan.quick else [(name, m) for m in MICRO for name in torch_side.SCHEDULES]
+    say(f"pipeline, torch's schedules: {len(cells)} of them")
+    theirs = _theirs(cells, unit, 4 if plan.quick else 12)
+    for (name, micro), seen in theirs.items():
+        for case in [case for case in ours if case.slow == 1.0]:
+            rows.append(_against_torch(case, ours[case], name, micro, seen, unit, plan, say))
+    speeds = Speeds(
+        {case.protocol: ours[case].median for case in ours if case.slow == 1.0},
+        min(seen.median for seen in theirs.values()),
+    )
+    return rows + to_accuracy(speeds, plan, say)
 
 
 def _against_theory(case: Case, seen: Spread, unit: float, plan: BenchPlan, say: Say) -> BenchRow:
@@ -73,16 +86,21 @@ def _against_theory(case: Case, seen: Spread, unit: float, plan: BenchPlan, say:
     )
 
 
+def allowed_speedup(case: Case, micro: int) -> float:
+    """How many times faster than torch's schedules with so many micro-batches theory lets a pipeline be."""
+    return 3.0 * (micro + STAGES - 1) / micro / case.units
+
+
 def _against_torch(
     case: Case, seen: Spread, name: str, micro: int, theirs: Spread, unit: float, plan: BenchPlan, say: Say
 ) -> BenchRow:
-    allowed = 3.0 * (micro + STAGES - 1) / micro / case.units
+    allowed = allowed_speedup(case, micro)
     value = theirs.median / seen.median
     say(f"pipeline, {case.protocol} against {name} with {micro}: {value:.2f}, theory {allowed:.2f}")
     return BenchRow(
         case={"protocol": case.protocol, "slowest stage": "1x", "against": f"{name}, {micro} micro-batches"},
         measured={"paceline": seen, name: theirs},
-        figure="speedup",
+        figure="ratio",
         value=value,
         target=None if plan.quick else REACHED * allowed,
         remark=f"theory allows {allowed:.2f}; theirs {theirs.median / unit:.2f} units",
@@ -94,7 +112,7 @@ def _ours(case: Case, unit: float, batches: int) -> Spread:
     with tempfile.TemporaryDirectory() as folder:
         slow = ["--slow", f"1:{case.slow:g}"] if case.slow != 1.0 else []
         dials = ["--mesh", f"stage={STAGES}", "-p", case.protocol, "--device-time", str(3 * unit), *slow]
-        program = [sys.executable, "-m", "paceline", "train", pipeline_script.__file__, *dials]
+        program = [sys.executable, "-m", "paceline", "train", script.__file__, *dials]
         command = [*program, "--runs", folder, "--", str(batches)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         if done.returncode:
@@ -105,12 +123,13 @@ def _ours(case: Case, unit: float, batches: int) -> Spread:
     return _steady(times)
 
 
-def _theirs(name: str, micro: int, unit: float, batches: int) -> Spread:
+def _theirs(cells: list[tuple[str, int]], unit: float, batches: int) -> dict[tuple[str, int], Spread]:
+    """All schedules in turn, in the same four processes."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, pipeline_torch.__file__, name]
-        told = [f"{folder}/meeting", str(micro), str(batches), str(unit)]
+        told = torch_side.Task(f"{folder}/meeting", cells, batches, unit)
+        command = [sys.executable, "-m", torch_side.__name__, msgspec.json.encode(told).decode()]
         stages = [
-            subprocess.Popen([*command, str(rank), *told], stdout=subprocess.PIPE, text=True)
+            subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True)
             for rank in range(STAGES)
         ]
         try:
@@ -120,13 +139,12 @@ def _theirs(name: str, micro: int, unit: float, batches: int) -> Spread:
                 stage.kill()
                 stage.wait()
         if any(stage.returncode for stage in stages):
-            raise RunError(f"torch's {name} with {micro} micro-batches did not run.")
-    return _steady([float(line) for line in text[0].split()])
+            raise RunError("torch's schedules did not run.")
+    found = msgspec.json.decode(text[0], type=list[list[float]])
+    return {cell: _steady(times) for cell, times in zip(cells, found, strict=True)}
 
 
 def _steady(times: list[float]) -> Spread:
     """Seconds from one batch to the next, without the first ones."""
     kept = times[len(times) // 4 :]
-    gaps = [later - sooner for sooner, later in pairwise(kept)]
-    assert median(gaps) > 0
-    return spread(gaps)
+    return spread([later - sooner for sooner, later in pairwise(kept)])

@@ -11,12 +11,13 @@ import sys
 import time
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from paceline.bench.pipeline_script import BATCH, STAGES, WIDTH, blocks, loss
+from paceline.bench.pipelines.script import BATCH, STAGES, WIDTH, blocks, loss
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -49,21 +50,27 @@ class Device(nn.Module):
         return out
 
 
-def main() -> None:
-    """One stage, over a file as the meeting place; the last one prints when each batch was done."""
-    name, rank, file, micro, batches, unit = sys.argv[1:]
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    store = dist.FileStore(file, STAGES)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=int(rank), world_size=STAGES)
-    stage, parts = int(rank), int(micro)
-    device = Device(blocks()[stage], float(unit) / parts)
-    piece = torch.zeros(BATCH // parts, WIDTH)
+class Task(msgspec.Struct, frozen=True):
+    """What all stages are told."""
+
+    meeting: str
+    """The file through which they find each other."""
+    cells: list[tuple[str, int]]
+    """Schedules, and their numbers of micro-batches."""
+    batches: int
+    unit_s: float
+
+
+def timed(name: str, micro: int, task: Task, stage: int) -> list[float]:
+    """When this stage was done with each batch of a schedule."""
+    device = Device(blocks()[stage], task.unit_s / micro)
+    piece = torch.zeros(BATCH // micro, WIDTH)
     placed = PipelineStage(device, stage, STAGES, torch.device("cpu"), input_args=(piece,))
-    schedule = SCHEDULES[name](placed, parts, loss_fn=loss)
+    schedule = SCHEDULES[name](placed, micro, loss_fn=loss)
     optimizer = torch.optim.SGD(device.parameters(), lr=0.01)
     x = torch.randn(BATCH, WIDTH)
-    for _ in range(int(batches)):
+    ends = []
+    for _ in range(task.batches):
         if stage == 0:
             schedule.step(x)
         elif stage == STAGES - 1:
@@ -72,8 +79,23 @@ def main() -> None:
             schedule.step()
         optimizer.step()
         optimizer.zero_grad()
-        if stage == 0:
-            print(time.monotonic(), flush=True)
+        ends.append(time.monotonic())
+    return ends
+
+
+def main() -> None:
+    """One stage, over a file as the meeting place; the first one says when each batch was done."""
+    task, stage = msgspec.json.decode(sys.argv[1], type=Task), int(sys.argv[2])
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    store = dist.FileStore(task.meeting, STAGES)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=stage, world_size=STAGES)
+    found = []
+    for name, micro in task.cells:
+        found.append(timed(name, micro, task, stage))
+        dist.barrier()
+    if stage == 0:
+        print(msgspec.json.encode(found).decode(), flush=True)
     dist.destroy_process_group()
 
 

@@ -1,0 +1,48 @@
+"""What the benchmarks of pipelines and of split layers hold their measurements against."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.bench.harness.plan import BenchPlan
+from paceline.bench.layers.layers import FULL, check
+from paceline.bench.layers.script import Seen
+from paceline.bench.pipelines.accuracy import EXACT, Entry, Speeds, _batches, _made_up, to_accuracy
+from paceline.bench.pipelines.pipelines import CASES, allowed_speedup
+from paceline.errors import RunError
+from paceline.parallel.layers.costs import Figures
+
+
+def test_theory_gives_torchs_schedules_their_bubbles() -> None:
+    """5.25, 4.125 and 3.5625 units against 3 with stored graphs, 4 where batches are computed once more."""
+    stored, again = CASES[0], CASES[2]
+    assert [allowed_speedup(stored, micro) for micro in (4, 8, 16)] == [1.75, 1.375, 1.1875]
+    assert allowed_speedup(again, 4) == 5.25 / 4
+
+
+def test_time_to_accuracy_is_batches_times_seconds_per_batch() -> None:
+    rows = to_accuracy(Speeds({"adl": 0.5}, 2.0), BenchPlan(quick=True), lambda text: None)
+    exact = _batches(EXACT, _made_up(), 0, 0.05)
+    ours = _batches(Entry("adl", {}), _made_up(), 0, 0.05)
+    assert exact
+    assert ours
+    assert rows[0].measured["gpipe or 1f1b"].median == exact * 2.0
+    assert rows[0].value == pytest.approx(exact * 2.0 / (ours * 0.5))
+
+
+def test_figures_that_are_not_the_cost_models_end_the_benchmark() -> None:
+    right = Figures(100.0, 1000.0, 64.0, 5)
+    check(0, Seen(right, Figures(100.0, 950.0, 64.0, 5)))
+    for field, off in (("weight_bytes", 101.0), ("sent_bytes", 65.0), ("synchronisations", 4)):
+        wrong = replace(right, multiply_adds=950.0, **{field: off})
+        with pytest.raises(RunError, match="by the cost model"):
+            check(0, Seen(right, wrong))
+    with pytest.raises(RunError, match="multiply-adds"):
+        check(0, Seen(right, Figures(100.0, 1001.0, 64.0, 5)))
+
+
+def test_the_model_of_the_benchmark_is_larger_than_the_budget_of_one_worker_and_a_quarter_is_not() -> None:
+    assert FULL.weight_bytes > FULL.budget_mb << 20
+    assert 2 * FULL.weight_bytes / 4 < FULL.budget_mb << 20, "weights and gradients"
