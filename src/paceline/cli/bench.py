@@ -36,8 +36,9 @@ def bench(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="For cluster, peers and pipeline: CIFAR-10 in its binary version (data_batch_1.bin, ...). For "
-            "papers and strategies: train on it. Without it, peers, papers and strategies train on the digits.",
+            help="For cluster, peers and pipeline: CIFAR-10 in its binary version (data_batch_1.bin, ...). "
+            "For papers and strategies: train on it. Without it, peers, papers and strategies train on the "
+            "digits.",
         ),
     ] = None,
     protocols: Annotated[

@@ -81,8 +81,8 @@ def one_tensor(output: Any, name: str, block: nn.Module) -> Tensor:
     if isinstance(output, Tensor):
         return output
     raise ConfigError(
-        f"block {name!r} ({type(block).__name__}) returned a {type(output).__name__}; a block hands on one. "
-        "Let it return one, or put it and the block behind it into one."
+        f"block {name!r} ({type(block).__name__}) returned a {type(output).__name__}; it has to hand on "
+        "one tensor. Let it return one, or put it and the block behind it into one."
     )
 
 
