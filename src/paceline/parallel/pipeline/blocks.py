@@ -81,13 +81,8 @@ def one_tensor(output: Any, name: str, block: nn.Module) -> Tensor:
     if isinstance(output, Tensor):
         return output
     raise ConfigError(
-<<<<<<< HEAD
         f"block {name!r} ({type(block).__name__}) returned a {type(output).__name__}; it has to hand on "
         "one tensor. Let it return one, or put it and the block behind it into one."
-=======
-        f"block {name!r} ({type(block).__name__}) returned a {type(output).__name__}; it has to hand on "
-        "one tensor. Let it return one, or put it and the block behind it into one."
->>>>>>> 9887d6a (Say that a block hands on one tensor)
     )
 
 
