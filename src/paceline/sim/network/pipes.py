@@ -48,6 +48,11 @@ class Pipe:
         until = self._times[index] if index < len(self._times) else inf
         return (free if free > TINY * self.rate else 0.0), until
 
+    def least_left(self, start: float, end: float) -> float:
+        """What is left of it from then to then, at any time."""
+        first, last = bisect_right(self._times, start), bisect_left(self._times, end)
+        return self.rate - max(self._taken[max(0, first - 1) : last], default=0.0)
+
     def take(self, start: float, end: float, rate: float) -> None:
         """So much is taken from then to then."""
         if end <= start or self.rate == inf:
@@ -139,6 +144,8 @@ def _carry_one(route: tuple[Pipe, ...], size_bytes: float, now: float) -> float:
         if rate == inf:
             break
         done = now + size_bytes / rate if rate else inf
+        if done > until and rate and all(pipe.least_left(now, done) >= rate for pipe in route):
+            until = done  # others come and go meanwhile, but none of them matters
         until = min(until, done)
         for pipe in route if rate else ():
             pipe.take(now, until, rate)
