@@ -175,7 +175,8 @@ class Summary:
         self._emit(_left(now, worker, reason, unfinished))
 
     def pushed(self, now: float, decision: Decision, worker: int, compute_s: float, position: int) -> None:
-        self._slept(worker)
+        if self._asleep is not None:
+            self._slept(worker)
         self._pushed.append(worker)
         self._took_s.append(compute_s)
         if decision.fate is not _DROP:

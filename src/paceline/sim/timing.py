@@ -29,6 +29,7 @@ class Timing:
         self._phases = _phases(self._profiles, seed)
         self._drifts = any(profile.drift for profile in self._profiles)
         self._stall, self._workers = cluster.stall, cluster.workers
+        self._steady = not (self._drifts or self._phases or self._stall)
         self._exchange_s = _exchange_s(self._profiles, cluster.model_bytes or 0)
         self._streams: list[np.random.Generator | None] = [None] * cluster.workers
         # One row of times for each worker, in one piece: with ten thousand of them, the cache counts.
@@ -44,6 +45,8 @@ class Timing:
             at = 0
         self._next[worker] = at + 1
         work = self._times[worker * BLOCK + at] * batches
+        if self._steady:
+            return work
         if self._drifts and (drift := self._profiles[worker].drift) is not None:
             work *= drift.at(now)
         if self._phases and worker in self._phases:

@@ -8,6 +8,20 @@ import torch
 from torch import Tensor
 
 
+def gradients_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The numbers that it is about to step with.
+
+    Looked up once each and without a detour: between two steps all of this has left the caches.
+    """
+    found = [
+        gradient
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if p.requires_grad and (gradient := p.grad) is not None
+    ]
+    return [dense(gradient) if gradient.is_sparse else gradient for gradient in found]
+
+
 def dense(gradient: Tensor) -> Tensor:
     """The numbers of a gradient, be it sparse or not."""
     return gradient.coalesce().values() if gradient.is_sparse else gradient

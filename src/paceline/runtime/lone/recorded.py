@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from paceline.protocols.settings import make_any, resolved
 from paceline.runtime.checkpoints.random_state import RandomState
 from paceline.runtime.checkpoints.worker_state import standing, steps_to_take
 from paceline.runtime.checkpoints.writer import CheckpointWriter
-from paceline.runtime.lone.gradients import clip, dense, sums_are_finite
+from paceline.runtime.lone.gradients import clip, dense, gradients_of, sums_are_finite
 from paceline.runtime.lone.saving import LoneState, save_lone
 from paceline.runtime.worker.data.loader import count_samples
 from paceline.runtime.worker.emulation import Emulation
@@ -143,7 +143,9 @@ class RecordedSolo(Pace):
         self._passes += 1
         if self._resumed is not None and self._passes <= self._resumed.passes:
             return
-        for batch in takewhile(lambda _: not self.stopped, self._remaining(loader)):
+        for batch in self._remaining(loader):
+            if self.stopped:
+                return
             self._batches += 1
             self._samples += count_samples(batch)
             self._repeats = False
@@ -198,9 +200,7 @@ class RecordedSolo(Pace):
             self._keeping.tell()
 
     def _check(self, optimizer: torch.optim.Optimizer) -> bool:
-        everything = (p for group in optimizer.param_groups for p in group["params"])
-        trained = [p for p in everything if p.requires_grad]
-        gradients = [dense(p.grad) for p in trained if p.grad is not None]
+        gradients = gradients_of(optimizer)
         if getattr(optimizer, "found_inf", None) is not None:
             return self._under_scaler(optimizer, gradients)
         if self._config.clip_norm is None and sums_are_finite(gradients):
@@ -208,6 +208,8 @@ class RecordedSolo(Pace):
         norm = torch.nn.utils.get_total_norm(gradients)
         if math.isfinite(norm) or all(bool(torch.isfinite(g).all()) for g in gradients):
             if self._config.clip_norm is not None:
+                everything = (p for group in optimizer.param_groups for p in group["params"])
+                trained = [p for p in everything if p.requires_grad]
                 torch.nn.utils.clip_grads_with_norm_(trained, self._config.clip_norm, norm)
             return True
         if self._config.bad_gradient == "stop":

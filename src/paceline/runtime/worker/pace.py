@@ -153,7 +153,10 @@ class Pace(ABC):
 
         Without a prepared loader, `samples` are those of the batch at hand: they count as the run's.
         """
-        self._values |= {name: _figure(value, f"pace.report({name}=...)") for name, value in values.items()}
+        self._values |= {
+            name: value if type(value) is float else _figure(value, f"pace.report({name}=...)")
+            for name, value in values.items()
+        }
 
     def evaluate(self, fn: Callable[..., Metrics]) -> Mapping[str, float] | None:
         """Have the lead call `fn` (with the model, if it takes one) on a consistent snapshot.

@@ -220,12 +220,15 @@ def _not_one_by_one(much: str) -> ConfigError:
 def count_samples(batch: Any) -> int:
     """The batch's size, as far as it can be seen."""
     size = 1
-    while isinstance(batch, list | tuple | dict) and batch:
+    while isinstance(batch, (list, tuple, dict)) and batch:  # a union is made anew each time
         size = len(batch)
         parts = list(batch.values()) if isinstance(batch, dict) else batch
-        if any(isinstance(part, Tensor) and part.ndim == 0 for part in parts):
-            return 1  # a label by itself: one sample, not stacked
+        for part in parts:
+            if isinstance(part, Tensor) and part.ndim == 0:
+                return 1  # a label by itself: one sample, not stacked
         batch = parts[0]
+    if isinstance(batch, Tensor) and batch.ndim:
+        return batch.shape[0]
     if isinstance(batch, str | bytes | int | float):  # such things are not stacked: they come as a list
         return size
     return len(batch) if hasattr(batch, "__len__") and getattr(batch, "ndim", 1) > 0 else 1
