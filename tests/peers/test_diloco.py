@@ -14,6 +14,8 @@ from paceline.errors import ConfigError
 from paceline.protocols.core.parts import Part
 from paceline.protocols.peer.diloco import DiLoCo, fragments_of
 from paceline.protocols.peer.hpsgd import HPSGD
+from paceline.protocols.rules.compression import check_family
+from paceline.protocols.rules.steady import check_steady
 from support.peers import TENSORS, Crew
 from support.problems import SIZE, adam, momentum, noisy
 
@@ -81,13 +83,36 @@ def protocols(draw: Any) -> DiLoCo:
     )
 
 
+def samples(rank: int, iteration: int) -> int:
+    return 1 + (rank + iteration) % 3
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize(
+    ("fragments", "period", "delay", "alpha"),
+    [
+        (1, 2, 1, 0.0),
+        (1, 2, 1, 0.5),
+        (1, 3, 0, 0.5),
+        (1, 2, 2, 0.0),
+        (3, 3, 2, 0.0),
+        (2, 4, 3, 0.5),
+        (3, 3, 3, 0.0),
+    ],
+)
+def test_after_many_rounds_replicas_are_those_of_a_plain_loop(
+    fragments: int, period: int, delay: int, alpha: float, weights: Any
+) -> None:
+    protocol = DiLoCo(period, weights=weights, fragments=fragments, delay=delay, alpha=alpha)
+    crew = Crew(protocol, 3, noisy(4), samples=samples).run(13)
+    for ours, theirs in zip(crew.parameters(), by_hand(protocol, 3, 13, 4, samples), strict=True):
+        close(ours, theirs)
+
+
 @given(protocol=protocols(), workers=st.integers(1, 3), seed=seeds, iterations=st.integers(1, 14))
 def test_fragments_delay_and_alpha_do_what_a_plain_loop_does(
     protocol: DiLoCo, workers: int, seed: int, iterations: int
 ) -> None:
-    def samples(rank: int, iteration: int) -> int:
-        return 1 + (rank + iteration) % 3
-
     crew = Crew(protocol, workers, noisy(seed), seed=seed, samples=samples).run(iterations)
     for ours, theirs in zip(
         crew.parameters(), by_hand(protocol, workers, iterations, seed, samples), strict=True
@@ -186,3 +211,15 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: 
 def test_more_fragments_than_tensors_are_refused() -> None:
     with pytest.raises(ConfigError, match="this one has 3, fewer than fragments=4"):
         Crew(DiLoCo(period=4, fragments=4), 2, noisy(1)).run(1)
+
+
+def test_with_a_delay_it_is_never_at_rest_for_a_checkpoint_and_without_one_it_is() -> None:
+    check_steady("100", "diloco", DiLoCo(period=4, fragments=2))
+    with pytest.raises(ConfigError, match="'diloco' as it is set has vectors under way"):
+        check_steady("100", "diloco", DiLoCo(period=4, delay=1))
+
+
+def test_fragments_are_not_factorised_together() -> None:
+    check_family("powersgd:2", "diloco", DiLoCo(period=4))
+    with pytest.raises(ConfigError, match="averages some tensors now and others later"):
+        check_family("powersgd:2", "diloco", DiLoCo(period=4, fragments=2))
