@@ -219,6 +219,20 @@ def test_with_a_delay_it_is_never_at_rest_for_a_checkpoint_and_without_one_it_is
         check_steady("100", "diloco", DiLoCo(period=4, delay=1))
 
 
+def test_who_delays_an_outer_step_with_momentum_by_a_round_is_told_that_it_overshoots() -> None:
+    """And it does: towards the optimum of a quadratic, from both sides of the remark."""
+
+    def far(protocol: DiLoCo) -> float:
+        crew = Crew(protocol, 2, lambda rank, i, x: x).run(60)
+        return float(crew.mean().norm())
+
+    late = DiLoCo(period=5, delay=5)
+    assert "overshoot" in late.remarks(2)[0]
+    for calm in (DiLoCo(period=5), DiLoCo(period=5, delay=4), DiLoCo(period=5, delay=5, momentum=0.5)):
+        assert not calm.remarks(2)
+        assert far(calm) < far(late)
+
+
 def test_fragments_are_not_factorised_together() -> None:
     check_family("powersgd:2", "diloco", DiLoCo(period=4))
     with pytest.raises(ConfigError, match="averages some tensors now and others later"):

@@ -63,6 +63,20 @@ def test_groups_and_all_average_when_a_plain_loop_does(
         close(ours, theirs)
 
 
+def test_within_a_group_samples_count_since_its_last_averaging_only() -> None:
+    """Rank 0 has 3 samples to 1 in the first iteration, then 1 to 1: the second mean is the plain one."""
+
+    def samples(rank: int, iteration: int) -> int:
+        return 3 if (rank, iteration) == (0, 0) else 1
+
+    def given(rank: int, iteration: int, x: Tensor) -> Tensor:
+        return torch.full_like(x, float(rank))
+
+    protocol = LocalSGD(period=9, group_size=2, by_samples=True)
+    x = Crew(protocol, 2, given, samples=samples).run(2).parameters()[0]
+    close(x, torch.linspace(-1, 1, SIZE, dtype=torch.float64) - 0.1 * (1 / 4 + 1 / 2))
+
+
 def test_members_are_equal_after_their_averaging_and_all_after_that_of_all() -> None:
     crew = Crew(LocalSGD(period=4, group_size=2, group_period=2), 4, noisy(2), optimizer=momentum).run(2)
     a, b, c, d = crew.parameters()

@@ -94,6 +94,14 @@ class DiLoCo(Peer):
     def settles(self) -> bool:
         return self.delay > 0
 
+    def remarks(self, workers: int) -> list[str]:
+        if self.delay < self.period or self.momentum <= 0.5:
+            return []
+        return [
+            f"diloco: outer steps a whole round late with momentum {self.momentum:g} overshoot, as momentum "
+            "with a delay does. Use at most 0.5, or a delay shorter than the period"
+        ]
+
     def start(self, me: Me) -> None:
         begin(me)
         me.agreed.momentum = me.parameters * 0.0 if self.fragments > 1 else None
