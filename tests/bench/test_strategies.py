@@ -297,6 +297,12 @@ def test_the_speed_up_of_one_worker_is_one_and_a_failed_strategy_has_a_row_witho
     assert [(row.value, row.remark) for row in rows] == [(1.0, ""), (None, "out of memory")]
 
 
+@pytest.mark.parametrize(("speed", "marked"), [(209.0, False), (212.0, True)])
+def test_more_than_the_number_of_workers_times_as_fast_is_marked(speed: float, marked: bool) -> None:
+    seen = tables(grid(measured(CELL, "single", figures(50)), measured(CELL, "ddp", figures(speed))))
+    assert ("do not trust it" in seen[1].remark) is marked
+
+
 def test_pictures_are_whole_documents_with_a_bar_for_every_figure() -> None:
     rows = tables(grid(measured(CELL, "single", figures(50)), measured(CELL, "ddp", figures(100))))
     pictures = plots(rows)
@@ -309,7 +315,7 @@ def test_pictures_are_whole_documents_with_a_bar_for_every_figure() -> None:
     ("wanted", "slow", "runs"),
     [
         (Constraints(), {}, "allreduce"),
-        (Constraints(memory_bytes=5_700_000), {}, "fsdp"),
+        (Constraints(memory_bytes=1_560_000), {}, "fsdp"),
         (Constraints(tolerance=5), {3: 4.0}, "asp"),
         (Constraints(), {3: 4.0}, "dssp"),
     ],

@@ -18,7 +18,7 @@ WORKERS = (1, 2, 4)
 LINKS = ("native", "throttled")
 STRAGGLERS = ("none", "x2", "paused")
 REAL, MEMORY = "real", "memory"
-WIDTHS = {"vgg": 32, "resnet": 24, "densenet": 12, "efficientnet": 16, "convnext": 24}
+WIDTHS = {"vgg": 16, "resnet": 24, "densenet": 12, "efficientnet": 16, "convnext": 24}
 MEMORY_WIDTHS = {"vgg": 112, "resnet": 200, "densenet": 160, "efficientnet": 240, "convnext": 240}
 Kind = Literal["emulated", "real", "memory"]
 
@@ -63,7 +63,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """How long a paused worker stands still, once, in the first half of the run."""
     widths: dict[str, int] = msgspec.field(default_factory=lambda: dict(WIDTHS))
     memory_widths: dict[str, int] = msgspec.field(default_factory=lambda: dict(MEMORY_WIDTHS))
-    """About 5 million parameters, so that they outweigh what a process needs anyway."""
+    """About 4 million parameters, so that they outweigh what a process needs anyway."""
     memory_batch: int = 8
     memory_steps: int = 4
     rates: tuple[float, ...] = (0.02, 0.05, 0.1)
@@ -121,7 +121,6 @@ DEFAULT = (
     "resnet-4-native-*",
     "resnet-2-native-none",
     "*-4-native-none",
-    "resnet-4-throttled-none",
     "vgg-4-throttled-none",
     "resnet-2-real",
     "*-4-memory",

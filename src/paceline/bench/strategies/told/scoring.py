@@ -86,8 +86,8 @@ def advice_rows(grid: Grid) -> list[BenchRow]:
     )
     unfit = sum(case.choice in case.every and case.choice not in case.fit for case in wrong)
     missing = sum(case.choice not in case.every for case in wrong)
-    unfit_told = f"; {unfit} choices lose more accuracy than may be lost or do not fit" if unfit else ""
-    missed = f"; {missing} choices were not run" if missing else ""
+    unfit_told = f"; unfit, by accuracy or memory: {unfit}" if unfit else ""
+    missed = f"; not run: {missing}" if missing else ""
     told = f"{right} of {len(asked)} right{loses}{unfit_told}{missed}"
     total = BenchRow(
         table=TABLE, case={"model": "all"}, measured={}, figure="share", value=right / len(asked), remark=told

@@ -14,6 +14,7 @@ from paceline.plan.strategy.models import memory_bytes, sent_bytes
 
 T1, T2 = "T1: throughput and speed-up", "T2: memory of a worker"
 T3, T4 = "T3: parameter servers, time and accuracy", "T4: fast and throttled links"
+MOST_EFFICIENT = 1.05
 TOLERATED = 0.02
 """Share of timed parts that may take longer than their device; beyond, the row says so."""
 
@@ -61,7 +62,8 @@ def tables(grid: Grid) -> list[BenchRow]:
     speed = [_speed(grid, each) for cell in grid.timed() for each in grid.at(cell)]
     memory = [_memory(grid, each) for cell in grid.cells if cell.kind == "memory" for each in grid.at(cell)]
     servers = [_server(grid, each) for cell in grid.timed() for each in grid.at(cell) if _is_server(each)]
-    links = [_link(grid, each) for cell in grid.timed() if cell.link != "native" for each in grid.at(cell)]
+    apart = [each for cell in grid.timed() if cell.link != "native" for each in grid.at(cell)]
+    links = [_link(grid, each) for each in apart if each.strategy.name != "single"]
     return [*speed, *memory, *servers, *links]
 
 
@@ -116,7 +118,15 @@ def _speed(grid: Grid, each: Measured) -> BenchRow:
         case["exposed ms"] = f"{1e3 * _exposed(grid, each):.1f}"
         case["efficiency"] = f"{gain / cell.workers:.2f}"
         case["against ddp"] = change(speed, grid.speed(cell, "ddp"))
-    return _row(T1, each, case, gain, _late(each.figures, cell))
+    said = [_late(each.figures, cell), _too_good(gain, cell)]
+    return _row(T1, each, case, gain, "; ".join(filter(None, said)))
+
+
+def _too_good(gain: float | None, cell: Cell) -> str:
+    """N workers cannot be more than N times as fast."""
+    if gain is None or gain <= MOST_EFFICIENT * cell.workers:
+        return ""
+    return f"efficiency above {MOST_EFFICIENT}: the lone worker was disturbed, do not trust it"
 
 
 def _iteration(figures: list[Figures]) -> str:
@@ -211,9 +221,10 @@ def _link(grid: Grid, each: Measured) -> BenchRow:
     case: dict[str, Value] = {"samples/s": spread_text(each.speeds)}
     case["native samples/s"] = "" if fast is None else f"{fast:,.0f}"
     case["against ddp"] = change(each.samples_per_s, grid.speed(cell, "ddp"))
-    if each.figures and (moved := each.figures[0].wire_bytes) is not None and name != "single":
+    if each.figures and (moved := each.figures[0].wire_bytes) is not None:
         per_step = moved / 2 / (grid.setup.warm_up + grid.setup.iterations)
         formula = sent_bytes(formula_name(name), load)
         case |= {"sent per step": size_text(per_step), "formula's": size_text(formula)}
         case["sent over formula"] = f"{per_step / formula:.2f}"
-    return _row(T4, each, case, over(each.samples_per_s, fast), "figure: of the native speed")
+    share = over(each.samples_per_s, fast)
+    return _row(T4, each, case, share, "" if share is None else "figure: of the native speed")
