@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 
 from e2e.scripts.cases import CASES
-from paceline.trace.events import Evaluated, Exchanged
+from paceline.trace.events import Decided, Evaluated, Exchanged
 from support.driven import EPOCHS, SAMPLES, SIZES
 from support.runs import Lab, once
 from support.tensors import assert_close
@@ -26,6 +27,26 @@ def test_ad_psgd_loses_no_step_and_lets_the_fast_do_more(lab: Lab, topology: str
     done = [sum(push.pushed == rank for push in run.pushes) for rank in range(3)]
     assert done[0] < min(done[1:])
     assert run.result.waiting_share == pytest.approx([0, 0, 0], abs=0.05)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_ad_psgd_averages_while_it_computes(lab: Lab, overlap: bool) -> None:
+    """When a worker comes with its n-th gradient, n exchanges of earlier steps were carried out before; one
+    after the other, that of its own step comes with it."""
+    settings = {"overlap": overlap}
+    run = lab.trained("train.py", "exact", *SIZES, workers=3, protocol="ad_psgd", settings=settings)
+    pushed, exchanged = Counter[int](), Counter[int]()
+    for event in run.trace:
+        if isinstance(event, Exchanged):
+            exchanged[event.workers[0]] += 1
+        elif isinstance(event, Decided) and event.pushed is not None:
+            before = pushed[event.pushed]
+            pushed[event.pushed] += 1
+            assert exchanged[event.pushed] == (before if overlap and before else before + 1)
+    assert exchanged == pushed
+    model, _ = CASES["exact"].build()
+    x, _ = CASES["exact"].samples(SAMPLES)
+    torch.testing.assert_close(run.weights["w"], model.state_dict()["w"] - EPOCHS * x.sum(0) / 3)
 
 
 def test_asynchronous_easgd_saves_its_centre(lab: Lab) -> None:

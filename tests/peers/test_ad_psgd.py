@@ -87,6 +87,38 @@ def test_nobody_waits_however_late_another_is() -> None:
     assert [worker.me.count for worker in crew.workers] == [20, 0, 20]
 
 
+@given(workers=st.integers(1, 5), seed=seeds, topology=topologies)
+def test_a_gradient_of_the_weights_before_averaging_is_applied_to_the_averaged_ones(
+    workers: int, seed: int, topology: Any
+) -> None:
+    """The paper's form, computed beside: in the order in which exchanges were started, whatever it was."""
+    made, gradient = ADPSGD(topology=topology), noisy(seed)
+    crew = Crew(made, workers, gradient, seed=seed).run(6)
+    x, cells, answers = [START] * workers, [START] * workers, [START] * workers
+    everybody = tuple(range(workers))
+    for rank, count, operation in crew.log:
+        if operation == "Start":
+            moved = -0.1 * gradient(rank, count, x[rank])
+            x[rank] = answers[rank] + moved
+            me = Me(rank, workers, seed, FlatVector([START]), FlatVector([]), members=everybody, count=count)
+            other = made.neighbour(me)
+            if other is not None:
+                cells[rank] = cells[other] = (cells[rank] + cells[other]) / 2
+            cells[rank] = answers[rank] = cells[rank] + moved
+    for mine, theirs in zip(crew.models(), cells, strict=True):
+        close(mine, theirs)
+    for mine, theirs in zip(crew.settle().parameters(), answers, strict=True):
+        close(mine, theirs)
+
+
+@given(workers=st.integers(1, 5), seed=seeds)
+def test_one_after_the_other_every_step_is_of_the_averaged_weights(workers: int, seed: int) -> None:
+    gradient, total = counted(seed)
+    crew = Crew(ADPSGD(overlap=False), workers, gradient, seed=seed).run(6)
+    close(torch.stack(crew.models()).sum(0), workers * START - 0.1 * total)
+    assert {operation for *_, operation in crew.log} == {"Compute", "Step", "Exchange"}
+
+
 def test_an_odd_ring_will_do_and_neighbours_are_beside() -> None:
     drawn = set()
     for count in range(40):

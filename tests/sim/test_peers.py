@@ -94,6 +94,19 @@ def test_a_pair_does_not_wait_for_the_others() -> None:
     assert sorted(event.t for event in pairs) == [1.0, 1.0, 9.0, 9.0]
 
 
+@pytest.mark.parametrize(("compute_s", "beside", "serial"), [(1.0, 2.0, 3.0), (3.0, 3.0, 5.0)])
+def test_ad_psgd_takes_as_long_as_computing_or_an_exchange(
+    compute_s: float, beside: float, serial: float
+) -> None:
+    """One second each way: whichever is longer counts, and both if they come one after the other."""
+    link = Link(bandwidth_bytes_per_s=1e6)
+    on = cluster(4, compute=Fixed(compute_s), model_bytes=1_000_000, link=link)
+    for overlap, took in ((True, beside), (False, serial)):
+        made = make_peer("ad_psgd", {"overlap": overlap})
+        some, more = (simulate_peers(made, on, iterations=count).now for count in (5, 15))
+        assert more - some == pytest.approx(10 * took)
+
+
 @pytest.mark.parametrize("name", TIMED)
 def test_the_operations_are_those_of_the_driver(name: str) -> None:
     protocol = make_peer(name, TIGHT.get(name, {}))

@@ -260,7 +260,7 @@ class _Worker:
             case Remember():
                 self.memory.remember()
             case Exchange():
-                self._exchange(operation)
+                self.wake(self._exchange(operation))
             case Start():
                 self._start(operation.operation)
             case Test():
@@ -284,7 +284,8 @@ class _Worker:
 
     def open(self, lane: int, answer: Any) -> Any:
         """What the protocol gets of an answer."""
-        return self.opening.pop(lane)(answer) if isinstance(answer, FlatVector) else answer
+        opened = self.opening.pop(lane, None)
+        return opened(answer) if opened is not None and isinstance(answer, FlatVector) else answer
 
     def arrived(self, lane: int, answer: Any) -> None:
         self.ready[lane] = answer
@@ -302,7 +303,7 @@ class _Worker:
             self.waits_for = None
             self.wake(answer)
 
-    def _exchange(self, operation: Any) -> None:
+    def _exchange(self, operation: Any) -> FlatVector:
         crew = self.crew
         crew.counts["exchange"] += 1
         crew.sent[self.me.rank] += operation.vector.size_bytes
@@ -311,11 +312,14 @@ class _Worker:
         answer = operation.vector.clone()
         vector = operation.vector.parts
         crew.cells.exchange(operation.rule, operation.cell, other, operation.rate, vector, answer.parts)
-        self.wake(answer)
+        return answer
 
     def _start(self, operation: Any) -> None:
         self.lanes += 1
-        self._meet(operation, self.lanes)
+        if isinstance(operation, Exchange):
+            self.arrived(self.lanes, self._exchange(operation))
+        else:
+            self._meet(operation, self.lanes)
         self.answer = Handle(self.lanes)
 
     def wake(self, answer: Any) -> None:

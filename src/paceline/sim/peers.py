@@ -236,13 +236,11 @@ class PeerLoop:
 
     def _finish(self, worker: _Worker) -> None:
         """No more work: bring to an end what is under way."""
-        rank = worker.me.rank
         if not self._protocol.settles:
-            return self._leave(rank, "finished")
+            return self._leave(worker.me.rank, "finished")
         worker.life, worker.lane = self._protocol.settle(worker.me), SETTLING
-        self._carry_out(self._meeting.retire(rank), None)
-        self._plan(self._now, WAKE, rank)
-        return None
+        self._carry_out(self._meeting.retire(worker.me.rank), None)
+        return self._plan(self._now, WAKE, worker.me.rank)
 
     def _meet(self, worker: _Worker, operation: Joint, lane: int) -> None:
         call = call_of(operation, lane, self._sent_bytes(worker.me, operation))
@@ -255,14 +253,18 @@ class PeerLoop:
     def _exchange(self, worker: _Worker, size_bytes: int) -> None:
         """There and back, and nobody else is needed."""
         rank = worker.me.rank
-        spent = self._exchange_s[rank] = self._costs.exchange(rank, size_bytes, self._now)
+        spent = self._exchange_s[rank] = self._trade(rank, size_bytes)
         self._sleep(worker)
         self._asleep.travels(rank, spent)
+        self._book(worker, {rank})
+        self._plan(self._now + spent, WAKE, rank, worker.me.parameters)
+
+    def _trade(self, rank: int, size_bytes: int) -> float:
+        spent = self._costs.exchange(rank, size_bytes, self._now)
         self._sent[rank] += size_bytes
         if not self._summarised:
             self._emit(Exchanged(self._now, "exchange", (rank,), size_bytes, spent))
-        self._book(worker, {rank})
-        self._plan(self._now + spent, WAKE, rank, worker.me.parameters)
+        return spent
 
     def _hear_back(self, rank: int, answer: bool, asking_s: float) -> None:
         self._asleep.came(rank, self._now, pushes=False)
@@ -270,9 +272,13 @@ class PeerLoop:
         self._exchange_s[rank] = asking_s
         self._plan(self._now + asking_s, WAKE, rank, answer)
 
-    def _start(self, worker: _Worker, operation: Joint) -> Handle:
+    def _start(self, worker: _Worker, operation: Average | Mix | Exchange) -> Handle:
         worker.started += 1
-        self._meet(worker, operation, worker.started)
+        if isinstance(operation, Exchange):
+            takes_s = self._trade(worker.me.rank, operation.vector.size_bytes)
+            worker.there_at[worker.started] = self._now + takes_s
+        else:
+            self._meet(worker, operation, worker.started)
         return Handle(worker.started)
 
     def _wait(self, worker: _Worker, lane: int) -> None:

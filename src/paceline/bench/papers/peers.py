@@ -140,8 +140,8 @@ PEER_RECIPES = (
         claim="Up to 10 times as fast as well-optimised centralised training on slow networks, up to 112 "
         "GPUs.",
         source="abstract",
-        setup="112 workers in a ring, a model of 1 MB, 0.1 s of computing; latencies of 0.1, 1 and 5 ms, "
-        "links of 1000, 100 and 10 Mbit/s. Against a ring all-reduce.",
+        setup="112 workers in a ring, mixing beside computing; a model of 1 MB, 0.1 s of computing; "
+        "latencies of 0.1, 1 and 5 ms, links of 1000, 100 and 10 Mbit/s. Against a ring all-reduce.",
         how=SIMULATED,
         figures=(
             up_to("slow network, the best: all-reduce / D-PSGD", 10),
@@ -151,9 +151,10 @@ PEER_RECIPES = (
         ),
         run=_dpsgd,
         explained="Latency is what is won: a ring all-reduce of n workers waits for 2 (n - 1) messages, a "
-        "neighbourhood for two. On a slow link without latency both send about twice the model, so nothing "
-        "is won there against this baseline; it would be against one server for all. A tree all-reduce "
-        "would also have far fewer messages. Mixing slowly costs accuracy per step, which is not looked at.",
+        "neighbourhood for two, and these travel while it computes. On a slow link without latency both send "
+        "about twice the model, so little is won there against this baseline; it would be against one server "
+        "for all. A tree all-reduce would also have far fewer messages. Mixing slowly costs accuracy per "
+        "step, which is not looked at.",
         about_s=10,
     ),
     Recipe(
@@ -162,7 +163,7 @@ PEER_RECIPES = (
         claim="Each epoch is 4 to 8 times as fast as with all-reduce on a shared, uneven network.",
         source="abstract",
         setup="16 workers, one 10 times slower; a model of 10 MB, links of 1 Gbit/s with 1 ms, 5 % jitter. "
-        "Work goes to whoever is ready.",
+        "Averaging beside computing; work goes to whoever is ready.",
         how=SIMULATED,
         figures=(
             Figure(
@@ -174,9 +175,9 @@ PEER_RECIPES = (
         ),
         run=_ad_psgd,
         explained="All-reduce runs at the straggler's pace, AD-PSGD at everybody's own: the figure grows "
-        "with how slow the straggler is. It is less than that because a worker sends its whole model to a "
-        "neighbour and gets one back after every iteration, which the paper hides behind computing and ours "
-        "does not. With shares that follow speed (balance) all-reduce would win much of it back.",
+        "with how slow the straggler is. It is less than that as far as an exchange of whole models takes "
+        "longer than the computing that it goes on beside. With shares that follow speed (balance) "
+        "all-reduce would win much of it back.",
         about_s=15,
     ),
     Recipe(

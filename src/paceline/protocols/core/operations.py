@@ -153,9 +153,9 @@ class Handle:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
-    """Begin a joint operation with the vector as it is now, and go on. Answers a handle."""
+    """Begin an operation with the vector as it is now, and go on. Answers a handle."""
 
-    operation: Average | Mix
+    operation: Average | Mix | Exchange
 
 
 @dataclass(frozen=True, slots=True, eq=False)

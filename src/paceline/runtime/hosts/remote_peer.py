@@ -129,8 +129,8 @@ class RemotePeer:
             return []
         self._check(message)
         self._open(message)
-        if message.call is not None and message.call.lane > 0:
-            self._started[message.call.lane] = message
+        if message.lane > 0:
+            self._started[message.lane] = message
         elif not message.goes_on:
             self._asked = message
         unseen, self._unseen = self._unseen, []
@@ -247,6 +247,6 @@ class RemotePeer:
     def _to_started(self, lane: int) -> list[MemoryStretch]:
         """The answer to a started operation; nothing, if it was sent before."""
         message = self._started.pop(lane, None)
-        if message is None or message.call is None:
+        if message is None:
             return []
-        return self._places.of(message.into, message.call.part)
+        return self._places.of(message.into, None if message.call is None else message.call.part)

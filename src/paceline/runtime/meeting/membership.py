@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.peer_start import PeerRun
@@ -24,6 +25,10 @@ class ReplicaMembership:
     def most(self) -> int:
         """How many iterations the one has done that has done most."""
         return max(self.iterations.values(), default=0)
+
+    def behind(self, ranks: Iterable[int]) -> int:
+        """How many iterations fewer the one of them has done that has done fewest."""
+        return self.most - min((self.iterations[rank] for rank in ranks), default=self.most)
 
     def left(self, rank: int) -> None:
         """A worker has no more to do, or is gone."""

@@ -36,7 +36,6 @@ from paceline.runtime.run.family import Concluded
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.owner_view import OwnerView
 from paceline.runtime.run.peer_start import PeerRun, saved_peers
-from paceline.store.cells import Cells
 from paceline.store.replicas import (
     BUFFERS,
     PARAMETERS,
@@ -73,7 +72,6 @@ class MeetingPlace:
         self._meeting = Meeting()
         self._asleep = run.ledger.asleep
         self._sums = JointSums(run, owner)
-        self._cells = Cells(parameter_parts(self._layout, run.store.weights))
         self._unreleased: set[int] = set()
         self._held: dict[int, m.Met] = {}
         self._ready: dict[tuple[int, int], m.Met] = {}
@@ -121,7 +119,7 @@ class MeetingPlace:
         replica.model, replica.stage = message.model, message.stage
         if self._apart:
             replica.stood(message.stage, message.stood)
-        replica.stand_in = None if message.cell is None else self._cells[message.cell]
+        replica.stand_in = None if message.cell is None else self._sums.cells[message.cell]
         began = time.perf_counter()
         if not message.goes_on:
             self._asleep.came(member.rank, self._owner.now(), pushes=message.push is not None)
@@ -130,7 +128,8 @@ class MeetingPlace:
             member.settings = message.push.settings or member.settings
             member.told(message.push)
         if message.trade is not None:
-            answers = self._trade(member.rank, message.trade, message.place)
+            member.asks = message.lane == 0
+            answers = self._trade(member.rank, message)
         elif message.call is not None:
             brought = Brought(message.place, message.into, frozenset(message.missing))
             replica.bring(message.call.turn, brought)
@@ -148,17 +147,19 @@ class MeetingPlace:
         self._book(member, message.push, set(answers), time.perf_counter() - began)
         self._answer(answers)
 
-    def _trade(self, rank: int, trade: m.Trade, place: int) -> dict[int, m.Met]:
+    def _trade(self, rank: int, message: m.Meet) -> dict[int, m.Met]:
         """An exchange that nobody has to come to."""
-        began, now, replica = time.perf_counter(), self._owner.now(), self._run.replicas[rank]
-        vector = replica.parts(place)
-        other = trade.other if trade.other in self._meeting.active else None
-        self._cells.exchange(trade.rule, trade.cell, other, trade.rate, vector, replica.answer_like(place))
-        size = sum(part.numel() * part.element_size() for part in vector)
-        spent = self._traded(rank, size, began)
-        self._asleep.travels(rank, spent)
+        began, now, lane = time.perf_counter(), self._owner.now(), message.lane
+        size = self._sums.trade(rank, message, self._meeting.active)
+        spent = self._traded(rank, size, began, lane)
         self._owner.trace.write(events.Exchanged(now, "exchange", (rank,), size, spent))
-        return {rank: m.Met()}
+        if not lane:
+            self._asleep.travels(rank, spent)
+            return {rank: m.Met()}
+        self._ready[rank, lane] = m.Met()
+        for line in far_peers(self._members, [rank]):
+            line.send_ahead(lane, 0)
+        return {}
 
     def _started_before(self, rank: int, message: m.Meet) -> dict[int, m.Met]:
         """A worker asks for an operation it has started, or has come to the end of its iteration."""
@@ -204,7 +205,7 @@ class MeetingPlace:
         """How long a joint operation has taken, or will."""
         return time.perf_counter() - began
 
-    def _traded(self, rank: int, size_bytes: int, began: float) -> float:
+    def _traded(self, rank: int, size_bytes: int, began: float, lane: int) -> float:
         """The same of an exchange."""
         return time.perf_counter() - began
 
@@ -316,9 +317,7 @@ class MeetingPlace:
         if not resumable or kind != "stopped":
             return 0.0
         self._until = self._standing.most + 1
-        behind = self._standing.most - min(
-            (self._standing.iterations[x.rank] for x in self._owner.living), default=0
-        )
+        behind = self._standing.behind(member.rank for member in self._owner.living)
         return (LAST_ITERATIONS + behind) * self._longest_s
 
     # -- evaluation and the end ---------------------------------------------------------------
@@ -354,8 +353,7 @@ class MeetingPlace:
 
     @property
     def _at_rest(self) -> bool:
-        stage = self._asked_for(self._asking)
-        return all(self._lies_still(member, stage) for member in self._owner.living)
+        return all(self._lies_still(x, self._asked_for(self._asking)) for x in self._owner.living)
 
     def _lies_still(self, member: Member, stage: int | None) -> bool:
         if stage is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import isfinite
 
 from paceline.protocols.core.meeting import Gathered
@@ -14,6 +14,7 @@ from paceline.runtime.run.held_gradients import HeldGradient
 from paceline.runtime.run.member import Member, bad_gradient, smallest, stops
 from paceline.runtime.run.owner_view import OwnerView
 from paceline.runtime.run.peer_start import PeerRun
+from paceline.store.cells import Cells
 from paceline.store.cutting import cut_of
 from paceline.store.parameters import Gradients
 from paceline.store.replicas import (
@@ -26,6 +27,7 @@ from paceline.store.replicas import (
     answer_parts,
     in_equal_shares,
     is_buffers,
+    parameter_parts,
 )
 
 
@@ -40,6 +42,8 @@ class JointSums:
         """Compressed vectors, of workers on other hosts."""
         self._cut = cut_of(self._layout)
         self._common = answer_parts(self._layout, run.common.bytes)
+        self.cells = Cells(parameter_parts(self._layout, run.store.weights))
+        """What workers exchange with one by one."""
         self._count = 0
 
     def average(self, gathered: Gathered) -> dict[int, m.Met]:
@@ -97,6 +101,16 @@ class JointSums:
             parts = [(replicas[peer].vector(turn), share) for peer, share in gathered.rows[rank].items()]
             self._summing.add_up(parts, [replicas[rank].answer(turn)])
         return {rank: m.Met() for rank in gathered.receivers}
+
+    def trade(self, rank: int, message: m.Meet, there: Collection[int]) -> int:
+        """Exchange with a cell; the bytes of it. `there`: whose cells are left, besides one's own."""
+        trade, replica = message.trade, self._run.replicas[rank]
+        assert trade is not None
+        vector = replica.parts(message.place)
+        into = replica.parts(message.into) if trade.lane else replica.answer_like(message.place)
+        other = trade.other if trade.other in there else None
+        self.cells.exchange(trade.rule, trade.cell, other, trade.rate, vector, into)
+        return sum(part.numel() * part.element_size() for part in vector)
 
     def mean(
         self,

@@ -133,6 +133,8 @@ class Trade(msgspec.Struct, frozen=True):
     cell: int
     other: int | None
     rate: float
+    lane: int = 0
+    """0: its worker sleeps meanwhile. Above, it goes on, and this counts what it has started."""
 
 
 class Carried(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -191,9 +193,15 @@ class Meet(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Bytes of the compressed vector that lies in its place instead; 0: it lies there as it is."""
 
     @property
+    def lane(self) -> int:
+        """That of what it comes to."""
+        came = self.call or self.trade
+        return 0 if came is None else came.lane
+
+    @property
     def goes_on(self) -> bool:
         """Whether the worker does not sleep: it has started something, or is not answered."""
-        return self.retires or self.stands or (self.call is not None and self.call.lane > 0)
+        return self.retires or self.stands or self.lane > 0
 
 
 class Computed(msgspec.Struct, frozen=True, tag=True):

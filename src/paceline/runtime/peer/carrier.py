@@ -33,7 +33,7 @@ class Carrier(Protocol):
     def exchange(self, operation: Average | Mix, vector: FlatVector) -> FlatVector:
         """Carry out a joint operation with all who take part; the answer."""
 
-    def start(self, operation: Average | Mix) -> Handle:
+    def start(self, operation: Average | Mix | Exchange) -> Handle:
         """Send a vector off, and go on."""
 
     def test(self, handle: Handle) -> Any:

@@ -45,8 +45,8 @@ class SharedCarrier:
         """Where answers lie: those for all, and those for this worker."""
         self._lanes = 0
         self._free: list[tuple[Halves, Halves]] = []
-        self._under_way: dict[int, tuple[Callable[[], None], FlatVector, Packed]] = {}
-        """How to give the memory back that was used, where the answer goes, what was sent."""
+        self._under_way: dict[int, tuple[Callable[[], None], FlatVector, Packed | None]] = {}
+        """How to give the memory back that was used, where the answer goes, what was compressed of it."""
         self._backs: list[Halves] = []
         """Room for answers to started mixtures."""
         self._was: FlatVector | None = None
@@ -102,8 +102,10 @@ class SharedCarrier:
         met = self.meet(Meet(call, GRADIENTS, missing=missing, push=self._peer.told()))
         return _answered(vector.parts, met)
 
-    def start(self, operation: Average | Mix) -> Handle:
+    def start(self, operation: Average | Mix | Exchange) -> Handle:
         """Send off a copy, so that the worker may go on; the answer gets memory of its own."""
+        if isinstance(operation, Exchange):
+            return self._start_trade(operation)
         if isinstance(operation, Mix) and operation.ahead is not None:
             return self._start_mixing(operation)
         vector, self._lanes, lend = operation.vector, self._lanes + 1, self._memories.lend
@@ -134,7 +136,21 @@ class SharedCarrier:
         met = self.meet(Meet(wait=handle.lane, push=self._peer.told()))
         give_back, back, packed = self._under_way.pop(handle.lane)
         give_back()
-        return packed.opened(_answered(back.parts, met))
+        answer = _answered(back.parts, met)
+        return answer if packed is None else packed.opened(answer)
+
+    def _start_trade(self, operation: Exchange) -> Handle:
+        """The same for an exchange that nobody else has to come to."""
+        vector, self._lanes, lend = operation.vector, self._lanes + 1, self._memories.lend
+        assert isinstance(vector, FlatVector)
+        slot = self._free.pop() if self._free else (lend("what is sent off"), lend("answers"))
+        half = not self._peer.like_parameters(vector)
+        there, back = slot[0][half], slot[1][half]
+        there[:] = vector
+        trade = Trade(operation.rule, operation.cell, operation.other, operation.rate, self._lanes)
+        self.tell(Meet(trade=trade, place=self._memories.at(there), into=self._memories.at(back)))
+        self._under_way[self._lanes] = partial(self._free.append, slot), back, None
+        return Handle(self._lanes)
 
     # -- workers that are apart ---------------------------------------------------------------
 

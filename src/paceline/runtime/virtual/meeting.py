@@ -73,9 +73,12 @@ class VirtualMeeting(MeetingPlace):
     def _spent_on(self, rank: int, spent: float) -> float:
         return self._exchange_s[rank]
 
-    def _traded(self, rank: int, size_bytes: int, began: float) -> float:
+    def _traded(self, rank: int, size_bytes: int, began: float, lane: int) -> float:
         spent = self._costs.exchange(rank, size_bytes, self._owner.now())
-        self._under_way(rank, spent)
+        if lane:
+            self._there_at[rank, lane] = self._owner.now() + spent
+        else:
+            self._under_way(rank, spent)
         return spent
 
     def _file(self, gathered: Gathered, done: dict[int, m.Met]) -> dict[int, m.Met]:

@@ -198,8 +198,10 @@ class CollectiveCarrier:
 
     # -- what is started ----------------------------------------------------------------------
 
-    def start(self, operation: Average | Mix) -> Handle:
+    def start(self, operation: Average | Mix | Exchange) -> Handle:
         """Send off a copy, over all who may come; the weights are made to add up to 1 in the end."""
+        if isinstance(operation, Exchange):
+            raise self._needs_cells(operation)
         with self._whole():
             return self._start(operation)
 
@@ -247,7 +249,10 @@ class CollectiveCarrier:
 
     def trade(self, operation: Exchange) -> FlatVector:
         """Nobody keeps cells here."""
-        raise ConfigError(
+        raise self._needs_cells(operation)
+
+    def _needs_cells(self, operation: Exchange) -> ConfigError:
+        return ConfigError(
             f"{type(self._peer.protocol).__name__} uses {type(operation).__name__}, an operation that only "
             "shared memory can carry out. Use --fabric shared."
         )
