@@ -115,7 +115,7 @@ def test_the_best_rate_of_the_first_seed_is_used_by_the_others_and_when_a_worker
 
 def test_one_that_did_not_run_is_a_row_with_the_reason() -> None:
     what = contest("ddp", "horovod")
-    results = played(what, {("ddp", 0.05, 0): 9.0})
+    results = played(what, {("ddp", DIGITS.lr, 0): 9.0})
     _, horovod = what.sides
     for scene in what.scenes:
         [job] = what.jobs(scene, horovod, 0, results)
@@ -128,7 +128,9 @@ def test_one_that_did_not_run_is_a_row_with_the_reason() -> None:
 
 def test_the_table_has_medians_ranges_and_what_a_death_costs() -> None:
     what = contest("ddp", "bsp", seeds=(0, 1, 2))
-    times = {("ddp", 0.05, n): 10.0 + n for n in range(3)} | {("bsp", 0.05, n): 5.0 for n in range(3)}
+    times = {("ddp", DIGITS.lr, n): 10.0 + n for n in range(3)} | {
+        ("bsp", DIGITS.lr, n): 5.0 for n in range(3)
+    }
     results = played(what, times)
     for seed in what.seeds:
         [job] = what.jobs(KILL, what.sides[1], seed, results)
@@ -143,7 +145,7 @@ def test_the_table_has_medians_ranges_and_what_a_death_costs() -> None:
 
 def test_the_plot_has_every_side_and_no_bar_for_a_job_that_did_not_finish() -> None:
     what = contest("ddp", "bsp")
-    results = played(what, {("ddp", 0.05, 0): 9.0, ("bsp", 0.05, 0): 5.0})
+    results = played(what, {("ddp", DIGITS.lr, 0): 9.0, ("bsp", DIGITS.lr, 0): 5.0})
     for side, finished in zip(what.sides, (False, True), strict=True):
         [job] = what.jobs(KILL, side, 0, results)
         killed = msgspec.structs.replace(KILLED, finished=finished)
@@ -231,7 +233,7 @@ def test_images_are_trained_on_where_they_are_and_deaths_are_those_of_digits() -
 
 def test_one_that_goes_round_the_slow_link_is_found_out() -> None:
     what = contest("ddp")
-    results = played(what, {("ddp", 0.05, 0): 9.0})
+    results = played(what, {("ddp", DIGITS.lr, 0): 9.0})
     [job] = what.tried(what.sides[0])
     assert "way round" not in rows_of(what, results)[0].remark
     results.add(Outcome(job=job, figures=FIGURES, slow_link_bytes=1000))

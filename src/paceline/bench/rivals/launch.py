@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+import shutil
+import tempfile
 import time
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from paceline.testbed import Testbed
 SERVER = "server"
 ATTEMPTS = 2
 """How many times torchrun starts its workers at most."""
-READY_S = 60.0
+READY_S = 300.0
 """How long what has to run before the workers may take."""
 
 
@@ -38,6 +40,7 @@ class RivalProcesses(OtherProcesses):
         self._rival, self._found = rival, found
         self.module = f"{WORKERS}.{rival.module}"
         self._token = secrets.token_hex(32)
+        self._short = Path(tempfile.mkdtemp(prefix="pl-"))  # sockets' paths below it may have 107 characters
         self._packages = folder / "packages"
         self._packages.mkdir()
         (self._packages / "paceline").symlink_to(Path(paceline.__file__).parent)
@@ -53,6 +56,11 @@ class RivalProcesses(OtherProcesses):
             self._start_aside(first, self._scene.workers, SERVER, SERVER, wait=self._rival.node)
         for rank, host in enumerate(self._bed):
             self._popen(host, self._command_of(rank), self._place(rank))
+
+    def stop(self) -> None:
+        """Nothing is left of it."""
+        super().stop()
+        shutil.rmtree(self._short, ignore_errors=True)
 
     @property
     def traces(self) -> list[Path]:
@@ -90,6 +98,7 @@ class RivalProcesses(OtherProcesses):
             "RIVAL": self._rival.name,
             "RIVAL_ADDRESS": address,
             "RIVAL_FOLDER": str(self._folder),
+            "RIVAL_SHORT": str(self._short),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self._token,
             "RAY_USAGE_STATS_ENABLED": "0",

@@ -60,9 +60,11 @@ def _found(plan: BenchPlan, chosen: list[Side], say: Say) -> dict[str, Found]:
     found = {}
     for side in chosen:
         if isinstance(side, Rival):
-            found[side.title] = find(side, _path(plan.rivals))
-            if found[side.title].reason:
-                say(f"peers: {side.title} is left out: {found[side.title].reason}")
+            answer = found[side.title] = find(side, _path(plan.rivals))
+            if answer.reason:
+                say(f"peers: {side.title} is left out: {answer.reason}")
+            elif answer.version:
+                say(f"peers: {side.title} is there, {side.package} {answer.version}")
     return found
 
 

@@ -92,7 +92,7 @@ RIVALS = {
         ),
         Rival(
             "hivemind",
-            "Optimizer, target_batch_size of a round, no local updates",
+            "Optimizer, local updates, target_batch_size 8 rounds, matchmaking 3 s",
             "hivemind_peers",
             "hivemind",
             server=True,

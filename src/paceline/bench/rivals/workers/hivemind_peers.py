@@ -1,8 +1,8 @@
-"""Hivemind: gradients are gathered until all peers together have a global batch, then averaged.
+"""Hivemind with local updates: every peer steps by itself, and weights are averaged in the background.
 
-The server's process holds the first peer of the DHT, as Hivemind's own `hivemind-dht` would. A peer that
-falls behind loads the state of another. The steps' clock is the swarm's epoch, by which the learning rate
-goes too.
+Matchmaking takes seconds, so gradients of small batches cannot be averaged step by step; it has local updates
+instead. The server's process holds the first peer of the DHT, as `hivemind-dht` would. A peer that falls
+behind loads the state of another.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from paceline.config import RunConfig
 
 NAME = "hivemind"
 ADDRESSES = "dht.txt"
+ROUNDS = 8
+"""Rounds between two averages, as for our `diloco`."""
 MATCHMAKING_S = 3.0
 """What its documentation has for small local runs (3 to 5 s)."""
 AVERAGING_S = 20.0
@@ -54,13 +56,13 @@ class HivemindPace(OtherPace):
             dht=self._dht,
             run_id="peers",
             batch_size_per_step=loader.batch_size,
-            target_batch_size=self._round,
+            target_batch_size=ROUNDS * self._round,
             params=model.parameters(),
             optimizer=lambda params: SGD(params, **settings),
-            scheduler=lambda inner: LambdaLR(inner, rule),
+            scheduler=lambda inner: LambdaLR(inner, lambda epoch: rule(ROUNDS * epoch)),
+            use_local_updates=True,
             matchmaking_time=MATCHMAKING_S,
             averaging_timeout=AVERAGING_S,
-            average_state_every=4,
             verbose=False,
         )
         return model, Stepped(self), self.deal(loader), self.scheduler
@@ -88,15 +90,15 @@ class Stepped:
 
 
 class Epochs:
-    """In the scheduler's place: the swarm counts."""
+    """In the scheduler's place: the swarm has its own, and this only tells when a copy is due."""
 
     def __init__(self, pace: HivemindPace) -> None:
         self._pace = pace
 
     @property
     def last_epoch(self) -> int:
-        """Global batches so far."""
-        return int(self._pace.optimizer.local_epoch)
+        """Steps of this peer."""
+        return self._pace.steps
 
     def step(self) -> None:
         """Nothing."""
@@ -113,9 +115,9 @@ def _addresses() -> list[str]:
 
 def _present(dht: Any, rank: int, workers: int) -> int:
     """How many workers the DHT knows of, once all had the time to come."""
-    import hivemind
+    from hivemind.utils.timed_storage import get_dht_time
 
-    dht.store("present", subkey=str(rank), value=rank, expiration_time=hivemind.get_dht_time() + 600)
+    dht.store("present", subkey=str(rank), value=rank, expiration_time=get_dht_time() + 600)
     deadline = time.monotonic() + MEET_S
     seen = 0
     while seen < workers and time.monotonic() < deadline:

@@ -96,7 +96,7 @@ def hold_node() -> None:
     words += ["--disable-usage-stats", "--block"]
     if mine == head:
         first = ["--head", f"--port={PORT}", "--include-dashboard=false", '--resources={"first": 1}']
-        words += [*first, f"--temp-dir={_short_folder()}"]
+        words += [*first, f"--temp-dir={os.environ['RIVAL_SHORT']}"]
     else:
         words.append(f"--address={head}:{PORT}")
     held = subprocess.Popen([str(Path(sys.executable).parent / "ray"), "start", *words])
@@ -104,13 +104,6 @@ def hold_node() -> None:
         _wait_for_head()
         (Path(os.environ["RIVAL_FOLDER"]) / "node.ready").touch()
     raise SystemExit(held.wait())
-
-
-def _short_folder() -> str:
-    """Sockets' paths below it may have 107 characters."""
-    import tempfile
-
-    return tempfile.mkdtemp(prefix="pl-")
 
 
 def _wait_for_head() -> None:
