@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import msgspec
@@ -238,3 +239,9 @@ def test_one_that_goes_round_the_slow_link_is_found_out() -> None:
     assert "way round" not in rows_of(what, results)[0].remark
     results.add(Outcome(job=job, figures=FIGURES, slow_link_bytes=1000))
     assert "way round" in rows_of(what, results)[0].remark
+
+
+def test_the_script_that_installs_rivals_wants_a_folder() -> None:
+    script = Path(__file__).resolve().parents[2] / "scripts" / "rivals"
+    done = subprocess.run([script], capture_output=True, text=True, timeout=20, check=False)
+    assert (done.returncode, done.stderr) == (2, "usage: scripts/rivals DIR [NAME ...]\n")
