@@ -63,8 +63,8 @@ def check_recipes(plan: BenchPlan) -> None:
 
 
 def papers(plan: BenchPlan, say: Say) -> list[BenchRow]:
-    """Those asked for, or all."""
-    chosen = [recipe for recipe in TRIED.values() if not plan.recipes or recipe.name in plan.recipes]
+    """Those asked for, in that order, or all."""
+    chosen = [TRIED[name] for name in plan.recipes or TRIED if name in TRIED]
     found = _tried(chosen, plan, say)
     rows = [
         row for recipe in chosen for row in _rows(_on_images(recipe, plan), found[recipe.name], plan.quick)
