@@ -106,6 +106,7 @@ class OtherPace:
 
     def close(self) -> None:
         """All work is done."""
+        self._trace.close()
 
     def state(self) -> dict[str, Tensor]:
         """Weights and what the optimizer remembers; all ranks are asked at the same time."""
@@ -142,8 +143,17 @@ class OtherPace:
         self.load_state(state)
         self.steps = int(state[STEPS])
         self.samples = self.steps * self._batch * self.size
-        self.scheduler.last_epoch = self.steps
+        self.go_on()
         return int(state[EPOCHS])
+
+    def go_on(self) -> None:
+        """Put the learning rate where the steps are."""
+        scheduler = self.scheduler
+        scheduler.last_epoch = self.steps
+        for group, base, rule in zip(
+            scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
+        ):
+            group["lr"] = base * rule(self.steps)
 
     def _write(self, event: Decided | Evaluated) -> None:
         self._trace.write(event)

@@ -34,6 +34,7 @@ class DDPPace(OtherPace):
 
     def close(self) -> None:
         """Leave together."""
+        super().close()
         dist.destroy_process_group()
 
     def _reduce(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:

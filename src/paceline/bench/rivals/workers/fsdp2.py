@@ -73,6 +73,7 @@ class FSDPPace(OtherPace):
 
     def close(self) -> None:
         """Leave together."""
+        super().close()
         dist.destroy_process_group()
 
     @property

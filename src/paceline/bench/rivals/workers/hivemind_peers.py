@@ -69,6 +69,7 @@ class HivemindPace(OtherPace):
 
     def close(self) -> None:
         """Say good-bye to the swarm."""
+        super().close()
         self.optimizer.shutdown()
         self._dht.shutdown()
 

@@ -48,6 +48,7 @@ class PostLocalPace(OtherPace):
 
     def close(self) -> None:
         """Leave together."""
+        super().close()
         dist.destroy_process_group()
 
     def _reduce(self, local: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:

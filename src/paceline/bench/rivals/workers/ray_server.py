@@ -69,6 +69,7 @@ class RayPace(ServedPace):
 
     def close(self) -> None:
         """Disconnect."""
+        super().close()
         self._ray.shutdown()
 
     def _present(self, rank: int, workers: int) -> int:

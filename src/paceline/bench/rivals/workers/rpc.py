@@ -51,6 +51,7 @@ class RpcPace(ServedPace):
 
     def close(self) -> None:
         """Leave when all do, as the documentation has it."""
+        super().close()
         _leave()
 
 

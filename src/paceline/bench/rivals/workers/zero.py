@@ -67,11 +67,12 @@ class ZeroPace(OtherPace):
         _, about = self._engine.load_checkpoint(str(self._kept))
         self.steps = int(about["steps"])
         self.samples = self.steps * self._batch * self.size
-        self.scheduler.last_epoch = self.steps
+        self.go_on()
         return int(about["epochs"])
 
     def close(self) -> None:
         """Leave together."""
+        super().close()
         dist.destroy_process_group()
 
 
