@@ -1,0 +1,29 @@
+"""What a lone worker looks at before it steps."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from paceline.runtime.lone.gradients import gradients_of, sums_are_finite
+
+
+def test_every_gradient_that_will_be_stepped_with_is_looked_at_and_no_other() -> None:
+    rows, used, idle, frozen = (
+        nn.Embedding(5, 2, sparse=True),
+        *(nn.Parameter(torch.ones(2)) for _ in range(3)),
+    )
+    (rows(torch.tensor([1, 1])).sum() + used.sum() + frozen.sum()).backward()
+    frozen.requires_grad_(False)
+    groups = [{"params": [*rows.parameters(), idle]}, {"params": [frozen, used]}]
+    found = gradients_of(torch.optim.SGD(groups, lr=0.1))
+    assert [gradient.tolist() for gradient in found] == [[[2.0, 2.0]], [1.0, 1.0]]
+
+
+def test_one_number_that_is_not_finite_shows_in_whichever_gradient_it_is() -> None:
+    for value in (float("nan"), float("inf"), float("-inf")):
+        for bad in range(3):
+            gradients = [torch.ones(4) for _ in range(3)]
+            assert sums_are_finite(gradients)
+            gradients[bad][2] = value
+            assert not sums_are_finite(gradients)
