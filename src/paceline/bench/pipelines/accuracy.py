@@ -117,6 +117,7 @@ def _row(
         case={"protocol": str(entry), "slowest stage": "1x", "against": f"time to {data.name}"},
         measured={"paceline": spread(ours), "gpipe or 1f1b": spread(theirs)} if there else {},
         figure="ratio",
+        table="Time to an accuracy",
         value=value,
         interval=interval,
         remark=f"batches {_list(needed)} at rate {own_rate:g}, exact {_list(exact)} at {rate:g}"
