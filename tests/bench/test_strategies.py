@@ -383,7 +383,14 @@ def test_synchronous_strategies_train_alike_and_shards_add_up_to_one_model(
 @pytest.mark.long  # every kind of cell, throttled links where there is root
 @pytest.mark.timeout(600)
 def test_the_quick_form_runs_every_kind_of_cell() -> None:
-    cells = ("vgg-2-native-x2", "vgg-2-native-paused", "vgg-2-throttled-none", "vgg-2-real", "vgg-2-memory")
+    cells = (
+        "vgg-1-native-none",
+        "vgg-2-native-x2",
+        "vgg-2-native-paused",
+        "vgg-2-throttled-none",
+        "vgg-2-real",
+        "vgg-2-memory",
+    )
     record = run("strategies", BenchPlan(quick=True, cells=cells), say=lambda text: None)
     remarks = [row.remark for row in record.rows if row.table[:2] in ("T1", "T2", "T4") and row.value is None]
     assert not [text for text in remarks if "figure" not in text and text]

@@ -24,6 +24,7 @@ class OurSide:
 
     def place(self, model: nn.Module) -> nn.Module:
         """As it is."""
+        self._module = model
         return model
 
     def prepare(self, model: nn.Module, optimizer: Any, loader: DataLoader[Any]) -> Any:
@@ -31,8 +32,10 @@ class OurSide:
         return self._pace.prepare(model, optimizer, loader)
 
     def finish(self, folder: Path) -> None:
-        """The run saves the weights when all are gone."""
+        """The run saves the weights when all are gone; a lone worker has no store that would."""
         self._pace.depart()
+        if self.size == 1:
+            save_file(dict(self._module.state_dict()), folder / WEIGHTS)
 
 
 class SingleSide:
