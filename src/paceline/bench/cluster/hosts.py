@@ -59,7 +59,8 @@ class HostProcesses:
     @property
     def statuses(self) -> dict[str, int | None]:
         """How the process of each host has ended; None: not yet. What serves them does not count."""
-        return {name: process.poll() for name, process in self._processes.items() if name in self._bed}
+        hosts = set(self._bed)
+        return {name: process.poll() for name, process in self._processes.items() if name in hosts}
 
     def failure(self) -> str | None:
         """What was said by a process that has ended, the first host's rather than another's; or None."""
