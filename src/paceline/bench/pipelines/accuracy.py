@@ -179,7 +179,7 @@ def _digits() -> Data:
     x = torch.tensor(images, dtype=torch.float32)[order].reshape(-1, 1, 8, 8) / 16
     y = torch.tensor(labels)[order]
     sets = (x[360:], y[360:], x[:360], y[:360])
-    return Data("95 % on the digits", _convolutions, (1, 2, 3), *sets, 32, 0.95, 600, (0.02, 0.05, 0.1))
+    return Data("95 % on the digits", _convolutions, (1, 2, 3), *sets, 32, 0.95, 600, (0.0125, 0.025, 0.05))
 
 
 def _convolutions(seed: int) -> nn.Sequential:
