@@ -172,13 +172,19 @@ def step(t: float, rank: int, clock: int = 0) -> Step:
 def test_a_worker_stands_still_for_its_longest_gap_after_the_death_less_the_usual_one() -> None:
     before = [step(float(t), rank) for t in range(5) for rank in (0, VICTIM)]
     after = [step(t, 0) for t in (5.0, 15.0, 16.0, 17.0)]
-    assert stood_still_s([*before, *after], VICTIM) == pytest.approx(9.0)
+    assert stood_still_s([[*before, *after]], VICTIM) == pytest.approx(9.0)
+
+
+def test_a_worker_that_was_started_again_does_not_hide_how_long_the_others_stood_still() -> None:
+    first = [step(float(t), rank) for t in range(5) for rank in (0, VICTIM)]
+    second = [step(float(t), rank) for t in range(14, 20) for rank in (0, VICTIM)]
+    assert stood_still_s([first, second], VICTIM) == pytest.approx(9.0)
 
 
 def test_nobody_has_gone_on_by_finishing_what_was_under_way() -> None:
     before = [step(float(t), rank) for t in range(5) for rank in (0, 2, VICTIM)]
     under_way = [step(t, rank) for t in (4.5, 5.0) for rank in (0, 2)]
-    assert stood_still_s([*before, *under_way], VICTIM) is None
+    assert stood_still_s([[*before, *under_way]], VICTIM) is None
 
 
 def test_after_a_restart_only_what_the_snapshot_and_the_second_attempt_have_is_in_the_weights() -> None:

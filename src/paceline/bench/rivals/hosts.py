@@ -115,7 +115,7 @@ class PeerHosts:
             for at in range(ATTEMPTS)
         ]
         steps = [step for attempt in attempts for step in attempt]
-        still_s = stood_still_s(steps, VICTIM)
+        still_s = stood_still_s(attempts, VICTIM)
         finished = self._ended_well(statuses)
         return Killed(
             finished=finished,

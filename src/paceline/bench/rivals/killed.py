@@ -76,13 +76,14 @@ def _step(event: AnyEvent) -> list[Step]:
     return [Step(event.t, event.pushed, event.clock, event.samples, event.fate not in ("drop", "skip"))]
 
 
-def stood_still_s(steps: Sequence[Step], victim: int) -> float | None:
+def stood_still_s(attempts: Sequence[Sequence[Step]], victim: int) -> float | None:
     """How long somebody stood still, of those that went on; None: nobody did.
 
     A step that was under way when the victim died is no sign of going on, nor is the one before it, which may
     come later than the victim's own: whoever has gone on has made three.
     """
-    last = max((step.t for step in steps if step.rank == victim), default=None)
+    last = max((step.t for step in attempts[0] if step.rank == victim), default=None)  # it may come back
+    steps = [step for attempt in attempts for step in attempt]
     if last is None:
         return None
     ranks = {step.rank for step in steps} - {victim}

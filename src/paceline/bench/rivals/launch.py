@@ -17,7 +17,7 @@ from paceline.errors import RunError
 from paceline.testbed import Testbed
 
 SERVER = "server"
-ATTEMPTS = 2
+ATTEMPTS = 4
 """How many times torchrun starts its workers at most."""
 READY_S = 300.0
 """How long what has to run before the workers may take."""
@@ -91,6 +91,9 @@ class RivalProcesses(OtherProcesses):
         place = super()._place(rank)
         if self._elastic:  # torchrun says who is who, and where they meet
             place = {name: value for name, value in place.items() if not _torchrun(name)}
+            # agents count restarts differently, and in one common store workers would look for each other
+            # under different names: after a restart they would find the dead
+            place["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         host = list(self._bed.values())[min(rank, self._scene.workers - 1)]
         address = next(iter(self._bed.values())).address if rank == self._scene.workers else host.address
         return place | {

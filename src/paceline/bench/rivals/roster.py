@@ -52,7 +52,7 @@ class Rival(msgspec.Struct, frozen=True):
         return usual * STALE_SHARE if self.stale else usual
 
 
-ELASTIC = "killed: torchrun --max-restarts 1, snapshot after every epoch"
+ELASTIC = "killed: torchrun --max-restarts 3, snapshot after every epoch"
 RIVALS = {
     rival.name: rival
     for rival in (
