@@ -80,6 +80,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How a stale gradient shrinks, whether it is applied at once or with others: not at all, by
     1/staleness, 1/sqrt(staleness), or exp(-staleness/active workers). What is applied at once takes a
     smaller step; in a flush its part of the sum or the mean is smaller, and the others' are not larger."""
+    drop_staler: int | None = None
+    """Drop a gradient that missed more updates than this between its read and its push, whatever the paced
+    protocol would do with it; None: none is dropped for its staleness. Its samples count as seen, as those of
+    any dropped gradient, and its worker goes on as it would have."""
     correct: str = "none"
     """What is done about stale gradients: auto (what the script names, else dana outside of lockstep where
     the optimizer has a momentum, else none), none, dana, gap, dc, dca, or two as in dana+gap. The command's
@@ -171,6 +175,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_positive("clip norm", self.clip_norm)
         if not isinstance(self.weighting, str):
             _check_positive("weighting must be 'mean' or 'sum', or it", self.weighting)
+        if self.drop_staler is not None and self.drop_staler < 0:
+            raise ConfigError(f"--drop-staler takes a number of updates, 0 or more, got {self.drop_staler}.")
         if self.balance and self.shards != "shared":
             raise ConfigError(
                 f"balance gives a slow worker less to do, but shards {self.shards!r} gives everybody the "
@@ -248,6 +254,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             (
                 self.damping != "none",
                 f"--damping {self.damping}",
+                "staleness is fixed by how the model is split",
+            ),
+            (
+                self.drop_staler is not None,
+                f"--drop-staler {self.drop_staler}",
                 "staleness is fixed by how the model is split",
             ),
             (self.weighting != "mean", f"--weighting {self.weighting}", "every update is one step"),

@@ -220,3 +220,15 @@ def test_a_corrected_gradient_in_a_flush_is_damped_as_well(damping: str, left: A
         return books.moved
 
     assert far("none") - far(damping) == pytest.approx(1.0 - left(4))
+
+
+@pytest.mark.parametrize("correct", ["none", "dana", "gap"])
+def test_a_gradient_dropped_for_its_staleness_moves_nothing(correct: str) -> None:
+    books = Books("asp", {}, drop_staler=1, weighting="sum", correct=correct)
+    for rank in (0, 1):
+        books.push(rank)
+    before = books.moved
+    books.push(2)  # it has missed two steps
+    assert books.moved == before
+    books.push(2)  # and has read anew since
+    assert books.moved > before

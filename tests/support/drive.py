@@ -83,10 +83,13 @@ class Step:
 
 
 def drive(
-    protocol: Pacing, schedule: Schedule, between: Callable[[Pacer], None] | None = None
+    protocol: Pacing,
+    schedule: Schedule,
+    between: Callable[[Pacer], None] | None = None,
+    drop_staler: int | None = None,
 ) -> Iterator[Step]:
     """Carry a schedule out, event by event; `between` may do something to the pacer before each."""
-    world = _World(Pacer(protocol), schedule)
+    world = _World(Pacer(protocol, drop_staler), schedule)
     while world.queue:
         if between is not None:
             between(world.pacer)

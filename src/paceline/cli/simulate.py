@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 CLUSTER = "The cluster"
 
 
-@takes("seed", "target", "weighting", "damping", "correct", "shards")
+@takes("seed", "target", "weighting", "damping", "drop_staler", "correct", "shards")
 def simulate(
     script: Annotated[
         Path | None,
@@ -200,7 +200,8 @@ def _simulated(
             compress = parse_compression(each.compress)
             simulate_peers(protocol, cluster, compress=compress, equal_shards=equal, **told)
         else:
-            run_simulation(protocol, cluster, equal_shards=equal, balance=each.balance, **told)
+            told |= {"balance": each.balance, "drop_staler": common["drop_staler"]}
+            run_simulation(protocol, cluster, equal_shards=equal, **told)
     return write_result(folder), folder
 
 

@@ -11,6 +11,7 @@ from copy import deepcopy
 from math import inf
 
 from paceline.protocols import Pacer, Pacing, own
+from paceline.protocols.rules import dropping
 from paceline.protocols.settings import resolved
 from paceline.sim.balanced import BalancedWork, check_balance
 from paceline.sim.cluster import Cluster
@@ -35,6 +36,7 @@ def simulate(
     seed: int = 0,
     equal_shards: bool = False,
     balance: bool = False,
+    drop_staler: int | None = None,
     summarise: bool | None = None,
     trace: Emit | None = None,
     progress: Callable[[float], None] | None = None,
@@ -45,8 +47,9 @@ def simulate(
 
     The budget of workers x iterations is shared, so that fast workers do more, unless
     `equal_shards`. With `balance` every worker's batch follows its speed, and its compute time its
-    batch. With `until_s` the run stops at that time even if there is work left, and tells how far
-    each worker got by then. `trace` takes every event (`TraceWriter.write`), `progress` the share
+    batch. With `drop_staler` gradients that missed more updates than that are dropped. With
+    `until_s` the run stops at that time even if there is work left, and tells how far each worker
+    got by then. `trace` takes every event (`TraceWriter.write`), `progress` the share
     done. The protocol given is not touched: the run works on a copy with a memory of its own.
     """
     require(iterations >= 1, "iterations must be >= 1", iterations, "Use --iterations 100, say.")
@@ -55,11 +58,13 @@ def simulate(
     workers = cluster.workers
     total = workers * iterations
     summarised = total > SUMMARISE_ABOVE if summarise is None else summarise
-    tally, pacer = Tally(), Pacer(deepcopy(protocol))
+    tally, pacer = Tally(), Pacer(deepcopy(protocol), drop_staler)
     pacer.plan(total * cluster.batch)
     emit = _emit_to(tally, trace)
     for event in _opening(protocol, cluster, run, started_at, seed, summarised, balance):
         emit(event)
+    if text := dropping.told(drop_staler, name_of(protocol), protocol.lockstep):
+        emit(Note(0.0, "info", text))
     work = _work(
         cluster, total, equal_shards, balance, lambda text: emit(Note(pacer.clocks.now, "info", text))
     )

@@ -82,7 +82,7 @@ class Ledger:
         self.config = config
         self.named = name, resolved(protocol) if settings is None else settings
         """The protocol that stands on record, and its settings."""
-        self.pacer = Pacer(protocol)
+        self.pacer = Pacer(protocol, config.drop_staler)
         self.asleep = Asleep()
         """Among peers: what they slept, other than for the answer to a push."""
         self.write = write

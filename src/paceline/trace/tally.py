@@ -118,6 +118,8 @@ class Result(msgspec.Struct, frozen=True):
     """Where embedding tables are split over workers."""
     lssr: float | None = None
     """Of all steps, the share that was local, where the protocol chooses (SelSync); null elsewhere."""
+    dropped: int | None = None
+    """Gradients that took no part: dropped, or skipped as not finite; null where there is no store."""
 
 
 def sum_up(told: Mapping[int, list[Lookups]], workers: int) -> LookupSummary:
@@ -171,6 +173,7 @@ class Tally:
         self._since: dict[int, float] = {}
         self._losses: deque[float] = deque(maxlen=50)
         self._lssr: float | None = None
+        self._dropped = 0
         self._pushes: Counter[int] = Counter()
         self.exchanged_bytes: Counter[int] = Counter()
         """Among peers: what each worker gave away."""
@@ -278,6 +281,7 @@ class Tally:
             iterations=self.pushes,
             lookups=sum_up(self._lookups, start.workers) if self._lookups else None,
             lssr=self._lssr,
+            dropped=self._dropped if start.family == "paced" else None,
         )
 
     def _moved(self) -> tuple[int | None, int | None]:
@@ -304,6 +308,7 @@ class Tally:
             self.clock[event.pushed] = event.clock
             if event.fate in ("apply", "hold"):
                 self.staleness[event.staleness] += 1
+            self._dropped += event.fate in ("drop", "skip")
             self.waiting_since[event.pushed] = event.t
             self.compute_s[event.pushed] += event.compute_s
             self._slept(event.pushed, event)
@@ -339,6 +344,7 @@ class Tally:
     def _totals(self, event: Totals) -> None:
         self.pushes, self.samples, self.max_gap = event.pushes, event.samples, event.max_gap
         self.staleness = Counter(event.staleness)
+        self._dropped = event.pushes - self.staleness.total()
         self._pushes = Counter(dict(enumerate(event.pushes_each)))
         self.wait_s = dict(enumerate(event.wait_s))
         self.compute_s = defaultdict(float, enumerate(event.compute_s))

@@ -20,7 +20,17 @@ from paceline.cli.flags import options as o
 
 EMULATION = ("slow", "device_time", "jitter")
 RUN = (*EMULATION, "seed", "target")
-NUMBERS = ("weighting", "damping", "correct", "schedule", "clip_norm", "shards", "inject", "fabric")
+NUMBERS = (
+    "weighting",
+    "damping",
+    "drop_staler",
+    "correct",
+    "schedule",
+    "clip_norm",
+    "shards",
+    "inject",
+    "fabric",
+)
 TROUBLE = ("bad_gradient", "on_failure")
 KEEPING = ("stuck_after", "checkpoint_every", "keep", "trace_limit", "private_weights")
 ENGINE = ("engine", "address", "master")

@@ -91,10 +91,20 @@ Damping = Annotated[
     str,
     typer.Option(
         metavar="none|inverse|sqrt|exponential",
-        help="Shrink the step of a stale gradient by its staleness, where pushes are applied at once.",
+        help="Shrink what a stale gradient counts by its staleness, the updates it missed since its read.",
         rich_help_panel=NUMBERS,
     ),
     Dial("none"),
+]
+DropStaler = Annotated[
+    int | None,
+    typer.Option(
+        metavar="UPDATES",
+        help="Drop a gradient that missed more updates than this since its worker read the weights, under any"
+        " protocol with a store. Its samples count as seen, and its worker goes on as usual.",
+        rich_help_panel=NUMBERS,
+    ),
+    Dial(None),
 ]
 CORRECT = "auto|none|dana|gap|dc|dca|dana+gap"
 Correct = Annotated[

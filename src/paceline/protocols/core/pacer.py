@@ -7,6 +7,7 @@ keeps the clock table, asks the protocol, checks that the verdict is possible, a
 from __future__ import annotations
 
 from copy import deepcopy
+from math import inf
 
 import msgspec
 
@@ -56,8 +57,12 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
 class Pacer:
     """One protocol on one clock table."""
 
-    def __init__(self, protocol: Pacing) -> None:
+    def __init__(self, protocol: Pacing, drop_staler: int | None = None) -> None:
+        """`drop_staler`: gradients that missed more updates than this are dropped, whatever the protocol says
+        of them; who is released stays its business. One is dropped only after another was applied, so
+        training goes on with any limit."""
         self.protocol = protocol
+        self._stalest = inf if drop_staler is None else drop_staler
         self._table = ClockTable()
         self._decisions = 0
 
@@ -93,12 +98,12 @@ class Pacer:
         return self._asked()
 
     def push(self, worker: int, now: float, samples: int = 1, usable: bool = True) -> Decision:
-        """A worker completed an iteration and waits. A gradient that is not usable is dropped."""
+        """A worker completed an iteration and waits. A gradient not usable, or too stale, is dropped."""
         table = self._table
         table.now, before = now, table.version
         read = table.push(worker, samples)
         verdict = self.protocol.decide(table, worker)
-        fate = verdict.fate if usable else Fate.DROP
+        fate = verdict.fate if usable and before - read <= self._stalest else Fate.DROP
         if fate is _APPLY:
             table.version = before + 1
         elif fate is _HOLD:

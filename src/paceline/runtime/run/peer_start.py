@@ -158,6 +158,7 @@ def _ignored(config: RunConfig, name: str, protocol: Peer) -> list[str]:
     flags = {
         "--weighting": config.weighting != "mean",
         "--damping": config.damping != "none",
+        "--drop-staler": config.drop_staler is not None,
         "--correct": config.correct not in ("auto", "none"),
         "--private-weights": config.private_weights and not protocol.in_unison,
     }

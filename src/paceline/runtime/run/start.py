@@ -18,6 +18,7 @@ from paceline.fabric.board import Board
 from paceline.fabric.segment import Segment, check_room
 from paceline.protocols import Pacing, Peer, own
 from paceline.protocols.paced.psp_distributed import own_barrier
+from paceline.protocols.rules import dropping
 from paceline.protocols.settings import make, make_any
 from paceline.runtime.checkpoints.optimizer_state import State, unpacked
 from paceline.runtime.checkpoints.worker_state import WorkerState
@@ -219,7 +220,8 @@ class RunStart:
         ledger.offer(lead.registered.source, {member.rank for member in members})
         buffers, was = resume(self._config.resume, store, ledger)
         self.remarks += unchecked(self._config.resume)
-        self.remarks += [text for text in (remark, momentum_lost(was, correct)) if text]
+        staler = dropping.told(self._config.drop_staler, name, protocol.lockstep)
+        self.remarks += [text for text in (remark, momentum_lost(was, correct), staler) if text]
         for worker in set(store.corrections.workers if store.corrections is not None else ()):
             if worker not in {member.rank for member in members}:
                 store.forget(worker)

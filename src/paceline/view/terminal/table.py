@@ -108,6 +108,9 @@ def _facts(result: Result) -> list[tuple[str, str]]:
     ]
     if result.lssr is not None:
         facts.append(("local steps", f"{figures.percent(result.lssr)} (LSSR)"))
+    if result.dropped:
+        share = figures.percent(result.dropped / max(result.iterations or 0, 1))
+        facts.append(("dropped", f"{figures.plural(result.dropped, 'gradient')}, {share} of all"))
     if result.lookups is not None:
         facts.append(("lookups", figures.lookups(result.lookups)))
     return facts + [_kind(text) for text in figures.kinds([result])]
