@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Hashable
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 from paceline.errors import ConfigError
 
 Kept = TypeVar("Kept")
+Job = TypeVar("Job", bound=Hashable)
+JobOf = TypeVar("JobOf", covariant=True)
+
+
+class Ended(Protocol[JobOf]):
+    """What became of a run."""
+
+    @property
+    def job(self) -> JobOf:
+        """Which run it was."""
+        ...
+
+    @property
+    def trouble(self) -> str:
+        """What went wrong; empty if nothing did."""
+        ...
+
+
+Outcome = TypeVar("Outcome", bound=Ended[Hashable])
 
 
 def read_kept(path: Path, kind: type[Kept]) -> list[Kept]:
@@ -28,6 +48,32 @@ def keep(path: Path, result: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         file.write(msgspec.json.encode(result) + b"\n")
+
+
+class KeptOutcomes(Generic[Job, Outcome]):
+    """Outcomes by job; with a file, those of it too, and new ones are added to it at once."""
+
+    kind: type[Outcome]
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._outcomes: dict[Job, Outcome] = {}
+        for outcome in [] if path is None else read_kept(path, self.kind):
+            if not outcome.trouble:  # one that failed is made again
+                self._outcomes[outcome.job] = outcome  # type: ignore[index]
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
+
+    def get(self, job: Job) -> Outcome | None:
+        """What is known of a job."""
+        return self._outcomes.get(job)
+
+    def add(self, outcome: Outcome) -> None:
+        """A run is over."""
+        self._outcomes[outcome.job] = outcome  # type: ignore[index]
+        if self._path is not None:
+            keep(self._path, outcome)
 
 
 def _decoded(path: Path, number: int, line: bytes, kind: type[Kept]) -> Kept:

@@ -8,7 +8,7 @@ import msgspec
 
 from paceline.bench.cluster.course import Figures, Reached
 from paceline.bench.cluster.scene import Scene
-from paceline.bench.kept import keep, read_kept
+from paceline.bench.kept import KeptOutcomes
 from paceline.bench.rivals.killed import Killed
 
 
@@ -62,30 +62,16 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.figures is None else self.figures.to(target)
 
 
-class Results:
-    """Outcomes by job; with a file, those of it too, and new ones are added to it at once."""
+class Results(KeptOutcomes[Job, Outcome]):
+    """Of all runs so far."""
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._outcomes: dict[Job, Outcome] = {}
-        for outcome in [] if path is None else read_kept(path, Outcome):
-            if not outcome.trouble:  # one that failed is made again
-                self._outcomes[outcome.job] = outcome
-
-    def __len__(self) -> int:
-        return len(self._outcomes)
+    kind = Outcome
 
     def get(self, job: Job) -> Outcome | None:
         """What is known of a job, if only by one that has waited for more."""
-        if job in self._outcomes:
-            return self._outcomes[job]
-        return next((outcome for known, outcome in self._outcomes.items() if known.serves(job)), None)
-
-    def add(self, outcome: Outcome) -> None:
-        """A run is over."""
-        self._outcomes[outcome.job] = outcome
-        if self._path is not None:
-            keep(self._path, outcome)
+        if (known := super().get(job)) is not None:
+            return known
+        return next((outcome for other, outcome in self._outcomes.items() if other.serves(job)), None)
 
 
 def job_of(scene: Scene, title: str, lr: float, seed: int, simulated: bool, version: str) -> Job:

@@ -15,11 +15,10 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from paceline.bench.pipelines.script import BATCH, STAGES, WIDTH, blocks, loss
 
-SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+SCHEDULES = ("gpipe", "1f1b")
 
 
 class _Sleeps(torch.autograd.Function):
@@ -63,10 +62,13 @@ class Task(msgspec.Struct, frozen=True):
 
 def timed(name: str, micro: int, task: Task, stage: int) -> list[float]:
     """When this stage was done with each batch of a schedule."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe  # takes seconds
+
     device = Device(blocks()[stage], task.unit_s / micro)
     piece = torch.zeros(BATCH // micro, WIDTH)
     placed = PipelineStage(device, stage, STAGES, torch.device("cpu"), input_args=(piece,))
-    schedule = SCHEDULES[name](placed, micro, loss_fn=loss)
+    kind = ScheduleGPipe if name == "gpipe" else Schedule1F1B
+    schedule = kind(placed, micro, loss_fn=loss)
     optimizer = torch.optim.SGD(device.parameters(), lr=0.01)
     x = torch.randn(BATCH, WIDTH)
     ends = []

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import fmean, median
 
 import msgspec
 
 from paceline.bench.harness.stats import Spread, spread
-from paceline.bench.kept import keep, read_kept
+from paceline.bench.kept import KeptOutcomes
 from paceline.bench.strategies.cells import Cell, Setup
 from paceline.bench.strategies.roster import Strategy
 from paceline.bench.strategies.runs.places import Ran
@@ -133,28 +132,10 @@ def _warm(steps: list[tuple[float, int]], warm_up: int) -> float:
     return steps[-1][0]
 
 
-class Results:
-    """Outcomes by job; with a file, those of it too, and new ones are added to it at once."""
+class Results(KeptOutcomes[Job, Outcome]):
+    """Of all runs so far."""
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._outcomes: dict[Job, Outcome] = {}
-        for outcome in [] if path is None else read_kept(path, Outcome):
-            if not outcome.trouble:  # one that failed is made again
-                self._outcomes[outcome.job] = outcome
-
-    def __len__(self) -> int:
-        return len(self._outcomes)
-
-    def get(self, job: Job) -> Outcome | None:
-        """What is known of a job."""
-        return self._outcomes.get(job)
-
-    def add(self, outcome: Outcome) -> None:
-        """A run is over."""
-        self._outcomes[outcome.job] = outcome
-        if self._path is not None:
-            keep(self._path, outcome)
+    kind = Outcome
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
