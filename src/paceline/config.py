@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
+from paceline.amounts import parse_every, parse_injection, parse_size, parse_stuck
 from paceline.corrections import parse_correction
 from paceline.errors import ConfigError, TraceError
 from paceline.protocols.grid import check_workers
 from paceline.protocols.rules.compression import parse_compression
+from paceline.protocols.rules.parking import check_parked
 
 Weighting = Literal["mean", "sum"] | float
 MOST_WORKERS = 10_000
 """Each is a process; more are a slip of the finger."""
-
-
-STUCK_ACTIONS = ("warn", "drop", "stop")
-
-
-class Every(NamedTuple):
-    """How often checkpoints are taken: after so many updates, or seconds."""
-
-    updates: int | None = None
-    seconds: float | None = None
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +76,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Drop a gradient that missed more updates than this between its read and its push, whatever the paced
     protocol would do with it; None: none is dropped for its staleness. Its samples count as seen, as those of
     any dropped gradient, and its worker goes on as it would have."""
+    lr_cap: float | None = None
+    """The largest learning rate the store steps with, whatever the script or its scheduler says: of every
+    parameter group, before `weighting` takes its share. None: no cap."""
+    park: tuple[int, ...] = ()
+    """Ranks that take no part: their processes end at once, and the others do all the work."""
     correct: str = "none"
     """What is done about stale gradients: auto (what the script names, else dana outside of lockstep where
     the optimizer has a momentum, else none), none, dana, gap, dc, dca, or two as in dana+gap. The command's
@@ -173,8 +170,15 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_positive("host patience", self.host_patience_s, " seconds")
         _check_positive("device time", self.device_time_s, " seconds")
         _check_positive("clip norm", self.clip_norm)
+        _check_positive("lr cap", self.lr_cap)
         if not isinstance(self.weighting, str):
             _check_positive("weighting must be 'mean' or 'sum', or it", self.weighting)
+        if self.park:
+            self._check_parked()
+        if self.lr_cap is not None and self.workers == 1 and self.cluster is None and self.listen is None:
+            raise ConfigError(
+                "--lr-cap is for steps of the store, and 1 worker steps by itself. Leave it out."
+            )
         if self.drop_staler is not None and self.drop_staler < 0:
             raise ConfigError(f"--drop-staler takes a number of updates, 0 or more, got {self.drop_staler}.")
         if self.balance and self.shards != "shared":
@@ -219,6 +223,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                     f"Leave --checkpoint-every or {other} out."
                 )
 
+    def _check_parked(self) -> None:
+        check_parked(self.park, self.workers, self.shards)
+        if self.listen is not None or self.engine != "local" or self.mesh is not None or self.balance:
+            raise ConfigError(
+                "--park is for workers that this machine starts, without --mesh and --balance. Where others "
+                "start them (--listen, --engine, torchrun), start fewer."
+            )
+
     def _check_stuck(self, text: str) -> None:
         action = parse_stuck(text)[1]
         if action != "warn" and self.workers == 1 and self.listen is None:
@@ -261,6 +273,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"--drop-staler {self.drop_staler}",
                 "staleness is fixed by how the model is split",
             ),
+            (self.lr_cap is not None, "--lr-cap", "every stage steps with the script's own rate"),
             (self.weighting != "mean", f"--weighting {self.weighting}", "every update is one step"),
             (self.bad_gradient != "stop", "--bad-gradient skip", "all workers take every step"),
             (self.cluster is not None, "simulate SCRIPT", "a mesh runs in real time only"),
@@ -333,61 +346,6 @@ def config_of(run: Path) -> RunConfig:
         return msgspec.json.decode((run / "config.json").read_bytes(), type=RunConfig)
     except (OSError, msgspec.DecodeError) as error:
         raise TraceError(f"cannot read the configuration of {run}: {error}.") from None
-
-
-def parse_every(text: str) -> Every:
-    """`500`: updates; `60s`, `10m`, `1h`: time."""
-    number, unit = text[:-1], {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
-    try:
-        every = Every(updates=int(text)) if unit is None else Every(seconds=float(number) * unit)
-    except ValueError:
-        every = Every(updates=0)
-    if not 0 < (every.updates or every.seconds or 0) < math.inf:
-        raise ConfigError(
-            "--checkpoint-every takes a number of updates such as 500, or a time such as 60s, 10m or 1h, "
-            f"got {text!r}."
-        )
-    return every
-
-
-def parse_stuck(text: str) -> tuple[float, str]:
-    """`5m:drop`: seconds, and what is done then; `5m` alone only warns."""
-    time, _, action = text.partition(":")
-    unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(time[-1:], 0.0)
-    try:
-        seconds = float(time[:-1]) * unit
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < math.inf or action not in ("", *STUCK_ACTIONS):
-        raise ConfigError(
-            "--stuck-after takes a time and what to do then, such as 90s:warn, 5m:drop or 1h:stop, got "
-            f"{text!r}."
-        )
-    return seconds, action or "warn"
-
-
-def parse_size(text: str) -> int:
-    """`50MB`: bytes, in KB, MB or GB."""
-    units = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
-    number, unit = (text[:-2], units.get(text[-2:].upper())) if text != "0" else ("0", 1)
-    if unit is None or not number.isdecimal():
-        raise ConfigError(f"--trace-limit takes a size such as 50MB or 2GB, or 0, got {text!r}.")
-    return int(number) * unit
-
-
-def parse_injection(text: str) -> tuple[float, float]:
-    """`0.25:0.5`: a quarter of the workers share half of their batches."""
-    donors, _, share = text.partition(":")
-    try:
-        shares = float(donors), float(share)
-    except ValueError:
-        shares = (0.0, 0.0)
-    if not all(0 < each <= 1 for each in shares):
-        raise ConfigError(
-            "inject is DONORS:SHARE, two shares in (0, 1] such as 0.25:0.25 (of the workers, of their "
-            f"batches), got {text!r}."
-        )
-    return shares
 
 
 def _check_positive(what: str, value: float | None, unit: str = "") -> None:

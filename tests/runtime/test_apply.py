@@ -232,3 +232,17 @@ def test_a_gradient_dropped_for_its_staleness_moves_nothing(correct: str) -> Non
     assert books.moved == before
     books.push(2)  # and has read anew since
     assert books.moved > before
+
+
+@pytest.mark.parametrize("correct", ["none", "dana"])
+@pytest.mark.parametrize(("cap", "rate"), [(None, 1.0), (0.25, 0.25), (4.0, 1.0)])
+def test_the_rate_of_a_step_is_the_smaller_of_the_scripts_and_the_cap(
+    cap: float | None, rate: float, correct: str
+) -> None:
+    books = Books("asp", {}, weighting="sum", correct=correct, lr_cap=cap)
+    books.push(0)
+    assert books.moved == pytest.approx(rate)
+
+
+def test_a_flush_is_capped_as_well() -> None:
+    assert moved(4, {"first": 4}, lr_cap=0.5) == pytest.approx(0.5)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 CLUSTER = "The cluster"
 
 
-@takes("seed", "target", "weighting", "damping", "drop_staler", "correct", "shards")
+@takes("seed", "target", "weighting", "damping", "drop_staler", "lr_cap", "park", "correct", "shards")
 def simulate(
     script: Annotated[
         Path | None,
@@ -161,7 +161,20 @@ def _timing_only(
     for each, protocol in protocols:
         parse_compression(each.compress)
         check_family(each.compress, each.name or "", protocol)
+        _check_store(common, each.name or "", protocol)
     return [_simulated(each, protocol, cluster, iterations, common, runs) for each, protocol in protocols]
+
+
+def _check_store(common: dict[str, Any], name: str, protocol: Pacing | Peer) -> None:
+    """What only a store can do is refused, or told, where there is none."""
+    from paceline.protocols import Peer
+
+    if isinstance(protocol, Peer) and common["park"]:
+        raise ConfigError(
+            f"protocol {name!r} is of the peer family, which cannot be parked. Leave --park out."
+        )
+    if isinstance(protocol, Peer) and common["drop_staler"] is not None:
+        print(f"note: --drop-staler is ignored: {name!r} has no store", file=sys.stderr)
 
 
 def _simulated(
@@ -200,7 +213,7 @@ def _simulated(
             compress = parse_compression(each.compress)
             simulate_peers(protocol, cluster, compress=compress, equal_shards=equal, **told)
         else:
-            told |= {"balance": each.balance, "drop_staler": common["drop_staler"]}
+            told |= {name: common[name] for name in ("drop_staler", "park")} | {"balance": each.balance}
             run_simulation(protocol, cluster, equal_shards=equal, **told)
     return write_result(folder), folder
 

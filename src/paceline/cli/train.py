@@ -12,6 +12,7 @@ import typer
 from paceline.cli.flags import dials as d
 from paceline.cli.flags import options as o
 from paceline.cli.flags.dials import Dials, takes
+from paceline.cli.running.advised import advised
 from paceline.cli.running.common import (
     check_script,
     errors_for_people,
@@ -78,6 +79,13 @@ def train(
             help="With --plan: the cluster as it is now. Refused if it is not the one that was planned for.",
         ),
     ] = None,
+    advice: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Follow a file of `paceline advise staleness --apply FILE`; flags given here win.",
+        ),
+    ] = None,
     runs: o.Runs = Path("runs"),
     json: o.Json = False,
 ) -> None:
@@ -101,9 +109,12 @@ def train(
             kept = ("workers", "seed", "clip_norm", "slow", "device_time_s", "jitter")
             chosen |= {key: asked[key] for key in kept}
             return train_planned(chosen, plan, plan_cluster, _flags(context), runs, json)
-        settings = parse_settings(set_ or [])
-        typed = _was_typed(context, "workers")
-        axes, workers = resolved_mesh(dials["mesh"], protocol, dials["workers"], typed)
+        asked = dials.asked() | {"protocol": protocol, "settings": parse_settings(set_ or [])}
+        followed = advised(advice, asked, _typed(context))
+        asked |= followed
+        protocol, settings = asked["protocol"], asked["settings"]
+        typed = _was_typed(context, "workers") or "workers" in followed
+        axes, workers = resolved_mesh(dials["mesh"], protocol, asked["workers"], typed)
         every = None if workers == 1 else dials["checkpoint_every"]
         among = dials["compress"], dials["fabric"], every, dials["store_hosts"]
         sha256 = ""
@@ -111,7 +122,7 @@ def train(
             protocol, sha256 = checked_protocol(protocol, settings, *among)
         else:
             check_split(protocol, settings, axes)
-        asked = dials.asked() | {
+        asked |= {
             "workers": workers,
             "mesh": axes,
             "plain": dials["tls"] is False,
@@ -123,7 +134,7 @@ def train(
         }
         if resume is not None and not _is_told():
             with telling():
-                asked = _as_before(resume, asked, _typed(context))
+                asked = _as_before(resume, asked, _typed(context) | followed.keys())
         _run(asked, runs, json, dials["secret_file"])
     return None
 

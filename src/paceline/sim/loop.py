@@ -11,7 +11,7 @@ as its push was added, which takes no time, and then again and again until it ha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import count, islice
 from math import inf
 
@@ -82,13 +82,15 @@ class Loop:
         self._members: list[int] = []  # the same, by rank; empty until the next look after a change
         self._stopped = False
 
-    def run(self, progress: Callable[[float], None], until_s: float | None = None) -> None:
+    def run(
+        self, progress: Callable[[float], None], until_s: float | None = None, park: Collection[int] = ()
+    ) -> None:
         """From the first join to the last event, or to `until_s` if that comes first."""
         if until_s is not None:
             self._plan(until_s, STOP, 0)
         for event in self._cluster.event:
             self._plan(event.at_s, JOIN if event.kill is None else KILL, event.rank)
-        absent = self._cluster.absent_at_start()
+        absent = self._cluster.absent_at_start().union(park)
         for worker in range(self._cluster.workers):
             if worker not in absent:
                 self._join(worker, 0.0)

@@ -6,12 +6,13 @@ long, which is all a paced protocol decides. The same seed gives the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from copy import deepcopy
 from math import inf
 
 from paceline.protocols import Pacer, Pacing, own
 from paceline.protocols.rules import dropping
+from paceline.protocols.rules.parking import check_parked
 from paceline.protocols.settings import resolved
 from paceline.sim.balanced import BalancedWork, check_balance
 from paceline.sim.cluster import Cluster
@@ -37,6 +38,7 @@ def simulate(
     equal_shards: bool = False,
     balance: bool = False,
     drop_staler: int | None = None,
+    park: Collection[int] = (),
     summarise: bool | None = None,
     trace: Emit | None = None,
     progress: Callable[[float], None] | None = None,
@@ -47,7 +49,8 @@ def simulate(
 
     The budget of workers x iterations is shared, so that fast workers do more, unless
     `equal_shards`. With `balance` every worker's batch follows its speed, and its compute time its
-    batch. With `drop_staler` gradients that missed more updates than that are dropped. With
+    batch. With `drop_staler` gradients that missed more updates than that are dropped. Who is to
+    `park` takes no part. With
     `until_s` the run stops at that time even if there is work left, and tells how far each worker
     got by then. `trace` takes every event (`TraceWriter.write`), `progress` the share
     done. The protocol given is not touched: the run works on a copy with a memory of its own.
@@ -56,6 +59,7 @@ def simulate(
     ok = until_s is None or 0 < until_s < inf
     require(ok, "until_s must be > 0", until_s, "Leave it out to run all iterations.")
     workers = cluster.workers
+    check_parked(park, workers, "equal" if equal_shards else "shared")
     total = workers * iterations
     summarised = total > SUMMARISE_ABOVE if summarise is None else summarise
     tally, pacer = Tally(), Pacer(deepcopy(protocol), drop_staler)
@@ -75,7 +79,9 @@ def simulate(
         record = Summary(emit, pacer.clocks, workers, total)
     else:
         record = Full(emit, pacer.clocks, work.samples, 1 if balance else cluster.batch, exchange_s)
-    Loop(pacer, cluster, timing, work, record, exchange_s).run(progress or (lambda share: None), until_s)
+    Loop(pacer, cluster, timing, work, record, exchange_s).run(
+        progress or (lambda share: None), until_s, park
+    )
     return tally
 
 

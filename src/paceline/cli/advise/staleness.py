@@ -85,6 +85,10 @@ def staleness(
         float, typer.Option(help="Share of the bound to keep within.", rich_help_panel=TRAINING)
     ] = 0.7,
     seed: o.Seed = 0,
+    apply: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the advice as settings that `train --advice FILE` takes."),
+    ] = None,
     json: o.Json = False,
 ) -> None:
     """How stale may gradients be: stable learning rates, speed, error floor, how many workers.
@@ -110,6 +114,10 @@ def staleness(
             "safety": safety,
         }
         advice = _advise(observed, given, recipe, after, seed)
+        if apply is not None:
+            from paceline.plan.staleness.follow import write_advice
+
+            write_advice(apply, advice.follow)
         if json:
             print_json(advice)
         else:

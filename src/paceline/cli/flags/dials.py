@@ -24,6 +24,8 @@ NUMBERS = (
     "weighting",
     "damping",
     "drop_staler",
+    "lr_cap",
+    "park",
     "correct",
     "schedule",
     "clip_norm",

@@ -29,6 +29,10 @@ def _slow(given: list[str] | None) -> dict[int, float]:
     return parse_slow(given or [])
 
 
+def _ranks(given: list[int] | None) -> tuple[int, ...]:
+    return tuple(sorted(set(given or ())))
+
+
 EMULATION = "Emulated devices"
 NUMBERS = "What a gradient counts"
 TROUBLE = "When something goes wrong"
@@ -105,6 +109,24 @@ DropStaler = Annotated[
         rich_help_panel=NUMBERS,
     ),
     Dial(None),
+]
+LrCap = Annotated[
+    float | None,
+    typer.Option(
+        metavar="RATE",
+        help="The largest learning rate the store steps with, whatever the script's scheduler says.",
+        rich_help_panel=NUMBERS,
+    ),
+    Dial(None),
+]
+Park = Annotated[
+    list[int] | None,
+    typer.Option(
+        metavar="RANK",
+        help="Leave this rank out, any number of times: it takes no part, and the others do all the work.",
+        rich_help_panel=NUMBERS,
+    ),
+    Dial(None, parse=_ranks),
 ]
 CORRECT = "auto|none|dana|gap|dc|dca|dana+gap"
 Correct = Annotated[

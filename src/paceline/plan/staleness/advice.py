@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from paceline.plan.staleness.floor import poisson_factor
+from paceline.plan.staleness.follow import Follow, follow
 from paceline.plan.staleness.landscape import Fact, Landscape, Origin, Request
 from paceline.plan.staleness.observe import ENOUGH_CYCLES, Observed
 from paceline.plan.staleness.outlook import Outlook
@@ -57,6 +58,8 @@ class Advice(msgspec.Struct, frozen=True):
     threshold: Threshold | None
     """Gradients to drop for their age; None: it would not help."""
     thresholds: list[Threshold]
+    follow: Follow
+    """The best of these as settings of a run."""
     warnings: list[str]
 
 
@@ -79,19 +82,23 @@ def advise(
     chosen = _worthy(best(by_count, request.safety), now, request.safety)
     groups = group_survey(flow, directions, step, target)
     found = thresholds(flow, directions, step, target=target)
+    group, threshold = _group(groups, now, request.safety), _threshold(found, request.safety)
+    active = list(crew.ranks[: chosen.workers]) if chosen else []
+    grouped = None if group is None else (group, groups[group])
     return Advice(
         inputs=[*_timing_facts(observed), *land.facts, *_step_facts(request, observed, step)],
         objective="rate" if now.seconds_to_target is None else "time to target",
         learning_rate=rates,
         now=now,
         best=chosen,
-        active=list(crew.ranks[: chosen.workers]) if chosen else [],
+        active=active,
         workers=by_count,
         lockstep=lockstep(crew, directions, step, target),
-        group=_group(groups, now, request.safety),
+        group=group,
         groups=groups,
-        threshold=_threshold(found, request.safety),
+        threshold=threshold,
         thresholds=found,
+        follow=follow(now, step, rates, request.safety, (chosen, active), grouped, threshold),
         warnings=[
             *_warnings_of_inputs(observed, land, request, step, now),
             *_warnings_of_stability(request, step, now, chosen, rates, land.sharpest),

@@ -20,8 +20,9 @@ STYLES = {"measured": "green", "given": "", "modelled": "yellow"}
 
 def everything(advice: Advice) -> RenderableType:
     """All that is to be said, from the inputs to the warnings."""
-    notes = [Text.assemble(("note: ", "yellow"), text) for text in advice.warnings]
-    return Group(_inputs(advice), "", _findings(advice), "", _by_workers(advice), *notes)
+    notes = [Text.assemble(("note: ", "yellow"), text) for text in (*advice.warnings, *advice.follow.notes)]
+    follow = Text.assemble(("to follow: ", "bold"), f"{advice.follow.policy}\n  {advice.follow.flags}\n")
+    return Group(_inputs(advice), "", _findings(advice), "", follow, _by_workers(advice), *notes)
 
 
 def _inputs(advice: Advice) -> Table:

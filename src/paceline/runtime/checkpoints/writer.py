@@ -12,7 +12,8 @@ from threading import Thread
 
 from msgspec import structs
 
-from paceline.config import Every, RunConfig, parse_every
+from paceline.amounts import Every, parse_every
+from paceline.config import RunConfig
 from paceline.store.disk.checkpoint import Snapshot, write_checkpoint
 from paceline.trace import TraceWriter, events
 

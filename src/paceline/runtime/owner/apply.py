@@ -14,6 +14,7 @@ from paceline.runtime.run.held_gradients import HeldGradient
 from paceline.runtime.run.member import Member, bad_gradient, smallest
 from paceline.runtime.run.run import Run
 from paceline.store.corrections.correction import Part, Stride
+from paceline.store.optimizers import GroupSettings
 from paceline.store.parameters import Gradients, clip_factor, shares
 
 
@@ -144,8 +145,7 @@ class VerdictApplier:
         if norm is not None and not math.isfinite(norm):
             self._skip(sources, copies)
         else:
-            settings = self._members[sources[0].rank].settings
-            store.apply(gradients, settings, scale, norm, self._clip(sources), copies)
+            store.apply(gradients, self._settings(sources), scale, norm, self._clip(sources), copies)
 
     def _clip(self, sources: list[HeldGradient]) -> float | None:
         """The largest norm the step may have: what the command allows, and the first worker's script."""
@@ -176,7 +176,14 @@ class VerdictApplier:
         stride = stride._replace(factor=clip_factor(norm or 0.0, self._clip(sources)))
         named = zip(sources, factors, strict=True)
         parts = [Part(x.rank, x.gradients, factor, self._members[x.rank].gone) for x, factor in named]
-        return store.apply_each(parts, self._members[sources[0].rank].settings, stride, copies)
+        return store.apply_each(parts, self._settings(sources), stride, copies)
+
+    def _settings(self, sources: list[HeldGradient]) -> list[GroupSettings]:
+        """The first worker's optimizer, its rate within the command's cap."""
+        settings, cap = self._members[sources[0].rank].settings, self._config.lr_cap
+        if cap is None:
+            return settings
+        return [group | {"lr": min(group["lr"], cap)} for group in settings]
 
     @property
     def _active(self) -> int:

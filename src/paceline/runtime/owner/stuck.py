@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from statistics import median
 
-from paceline.config import parse_stuck
+from paceline.amounts import parse_stuck
 from paceline.runtime.owner.owner import Owner
 from paceline.runtime.owner.waiting import run_now, state_of, waits
 from paceline.runtime.run.member import Member

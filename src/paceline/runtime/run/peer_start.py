@@ -159,6 +159,7 @@ def _ignored(config: RunConfig, name: str, protocol: Peer) -> list[str]:
         "--weighting": config.weighting != "mean",
         "--damping": config.damping != "none",
         "--drop-staler": config.drop_staler is not None,
+        "--lr-cap": config.lr_cap is not None,
         "--correct": config.correct not in ("auto", "none"),
         "--private-weights": config.private_weights and not protocol.in_unison,
     }
@@ -176,6 +177,7 @@ def _check_possible(config: RunConfig, name: str, simulated: bool) -> None:
             "What workers do among themselves is not on record; most protocols repeat with the same seed.",
         ),
         (config.balance, "balanced", "Leave --balance out."),
+        (bool(config.park), "begun with parked workers", "Leave --park out, or use a protocol with a store."),
     ):
         if asked:
             raise ConfigError(

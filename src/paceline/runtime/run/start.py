@@ -43,6 +43,8 @@ from paceline.store.parameters import ParameterStore
 from paceline.store.portions import Portion
 from paceline.trace.events import Event, WorkerLeft
 
+PARKED = "parked: it takes no part"
+
 
 class RunStart:
     """Collects workers until the run can begin."""
@@ -151,6 +153,9 @@ class RunStart:
 
     def lost(self, member: Member, reason: str, detail: str) -> None:
         """A worker was lost before training began: note it, or end the run if it cannot or may not go on."""
+        if member.rank in self._config.park:
+            self.absent.append(WorkerLeft(0.0, member.rank, "finished", PARKED))
+            return
         config, told = self._config, f"rank {member.rank} {reason} before training began: {detail}"
         if config.connects:
             raise WorkerFailed(f"{told.rstrip('.')}. Over {config.fabric} nobody can go on without it.")
@@ -222,6 +227,8 @@ class RunStart:
         self.remarks += unchecked(self._config.resume)
         staler = dropping.told(self._config.drop_staler, name, protocol.lockstep)
         self.remarks += [text for text in (remark, momentum_lost(was, correct), staler) if text]
+        if self._config.lr_cap is not None:
+            self.remarks.append(f"learning rates above {self._config.lr_cap:g} are cut to it (--lr-cap)")
         for worker in set(store.corrections.workers if store.corrections is not None else ()):
             if worker not in {member.rank for member in members}:
                 store.forget(worker)

@@ -20,7 +20,8 @@ from typing import Any
 
 import msgspec
 
-from paceline.config import RunConfig, parse_injection
+from paceline.amounts import parse_injection
+from paceline.config import RunConfig
 from paceline.errors import ConfigError
 from paceline.store.work.budget import Batch, Budget, Source, deal_again
 
