@@ -75,12 +75,13 @@ def test_allreduce_equals_the_large_batch_whatever_the_model(lab: Lab, name: str
 
 @pytest.mark.parametrize(("workers", "samples"), [(5, 50), (7, 120)])
 def test_groups_drawn_at_random_mix_as_with_shared_memory(lab: Lab, workers: int, samples: int) -> None:
-    """Among seven workers there are more groups than are connected for good: some exchange by pairs."""
+    """Among seven workers there are more groups than are connected for good: some exchange by pairs. Sums are
+    rounded differently, and batch norm on two samples makes more of that: 4e-10 on one processor."""
     settings = {"pattern": "random", "group_size": 3}
     dials: dict[str, Any] = {"workers": workers, "protocol": "ds_sync", "settings": settings}
     sizes = ("--samples", samples, "--batch", 2, "--epochs", 3)
     runs = [lab.trained("train.py", "normed", *sizes, **dials, fabric=f) for f in ("gloo", "shared")]
-    assert_close(runs[0].weights, runs[1].weights, 1e-10)
+    assert_close(runs[0].weights, runs[1].weights, 1e-8)
     groups = {event.workers for event in runs[0].of(Exchanged)}
     assert (len(groups) > MOST_GROUPS) == (workers == 7)
 

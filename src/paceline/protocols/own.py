@@ -17,8 +17,9 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 from paceline.errors import ConfigError
@@ -178,19 +179,30 @@ def _run(path: Path, shown: str) -> ModuleType:
         with _blamed_on(shown), _found_in(root):
             if parents:
                 return _imported(name, path)
-            spec = importlib.util.spec_from_file_location(name, path)
-            assert spec is not None
-            assert spec.loader is not None
-            module = sys.modules[name] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            return module
+            return _fresh(name, path)
     finally:
         _loading.pop()
 
 
+class _Source(SourceFileLoader):
+    """Runs what the file says now. Python would take a compiled form of the same second and length for it."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(Path(self.path).read_bytes(), self.path, "exec", dont_inherit=True)
+
+
+def _fresh(name: str, path: Path) -> ModuleType:
+    loader = _Source(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
 def _imported(name: str, path: Path) -> ModuleType:
     if str(path) in _modules:  # with another content, or it would not be run again
-        sys.modules.pop(name, None)
+        return _fresh(name, path)
     module = importlib.import_module(name)
     if _file_of(module) != str(path):
         raise ConfigError(

@@ -10,7 +10,7 @@ def check_steady(every: str | None, name: str, protocol: object) -> None:
     """Refuse checkpoints on the way for peers that are never at rest together."""
     if every is None or not isinstance(protocol, Peer) or (protocol.resumable and not protocol.sends_ahead):
         return
-    why = "has vectors under way" if protocol.sends_ahead else "lets workers do unequal numbers of iterations"
+    why = "has vectors under way" if protocol.resumable else "lets workers do unequal numbers of iterations"
     raise ConfigError(
         f"--checkpoint-every {every} saves all peers at rest after the same iteration, but protocol {name!r} "
         f"as it is set {why}. Leave --checkpoint-every out, or use another protocol."
