@@ -177,7 +177,7 @@ def test_two_runs_at_the_same_time_do_not_see_each_other(
 @pytest.mark.parametrize("churn", [(), tuple((50 * n, n % 6) for n in range(20))], ids=["steady", "churn"])
 def test_memory_does_not_grow_with_the_length_of_the_run(variant: Variant, churn: Any) -> None:
     late = tuple((tick + 20, worker) for tick, worker in churn)
-    schedule = Schedule(workers=6, speeds=(1, 2, 7), iterations=100, deaths=churn, joins=late)
+    schedule = Schedule(workers=6, speeds=(1, 2, 7), iterations=60, deaths=churn, joins=late)
     protocol = make(*variant)
     for step in drive(protocol, schedule):
         if step.decision.number % 50 == 0:

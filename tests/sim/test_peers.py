@@ -210,6 +210,7 @@ def test_patterns_that_cannot_work_are_refused_here_too() -> None:
         simulate_peers(make_peer("ds_sync"), cluster(7), iterations=3)
 
 
+@pytest.mark.long
 def test_a_thousand_workers_mix() -> None:
     on = cluster(1000, compute=Lognormal(1.0, 0.2))
     tally = simulate_peers(make_peer("dpsgd", {"topology": "one_peer"}), on, iterations=20)

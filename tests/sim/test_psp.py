@@ -87,7 +87,7 @@ def spread(values: Sequence[float]) -> float:
     return mean([(value - mean(values)) ** 2 for value in values]) ** 0.5
 
 
-@pytest.mark.parametrize("resample", ["event", "fixed"])
+@pytest.mark.parametrize("resample", ["event", pytest.param("fixed", marks=pytest.mark.long)])
 def test_a_larger_sample_means_less_progress_and_less_spread(resample: Resample) -> None:
     runs = [[steps("psp", seed, sample=n, resample=resample) for seed in (0, 1)] for n in (1, 4, 16, 64)]
     progress = [sum(map(mean, seeds)) for seeds in runs]
