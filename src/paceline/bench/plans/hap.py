@@ -48,14 +48,14 @@ class Task(NamedTuple):
 
 def hap(plan: BenchPlan, say: Say) -> list[BenchRow]:
     """In turns."""
-    task = Task(16, 1, 16, 4, 0.05) if plan.quick else Task(64, 2, 64, 16, 0.8)
+    task = Task(16, 1, 16, 4, 0.05) if plan.quick else Task(64, 2, 64, 12, 1.6)
     slow = {rank: max(SPEEDS) / speed for rank, speed in enumerate(SPEEDS) if speed < max(SPEEDS)}
     graph = trace(
         model.Letters(task.width, task.layers, 4), (torch.zeros(task.batch, 16, dtype=torch.long),)
     ).graph
     made = plan_hap(graph, _emulated(graph, task, slow), "letters", task.batch)
     ours, theirs = [], []
-    for _ in range(1 if plan.quick else 2):
+    for _ in range(1 if plan.quick else 3):
         ours.append(_ours(made, task, slow))
         theirs.append(_theirs(task, slow))
     return [_against(ours, theirs, made, plan, say), _prediction(ours, made, plan, say)]
