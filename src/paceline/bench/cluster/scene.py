@@ -111,7 +111,9 @@ SCENES = {
             targets=(0.4,),
             limit_samples=30_000,
         ),
-        msgspec.structs.replace(UNEQUAL, name="decay", epochs=3, tests=10_000, targets=(), virtual=True),
+        msgspec.structs.replace(
+            UNEQUAL, name="decay", epochs=20, every=20_480, tests=10_000, targets=(), virtual=True
+        ),
         *(
             Scene(
                 name=f"workers-{workers}",
