@@ -20,7 +20,8 @@ from paceline.plan.profile.model import fit
 from paceline.plan.profile.units import MIB
 
 SIZES = (64 * 1024, MIB, 4 * MIB, 16 * MIB)
-REPEATS = 5
+REPEATS, AT_LEAST = 5, 3
+"""Times each size is timed; the lesser number where that takes long. One alone would count every hiccup."""
 LONG_S = 0.6
 """After a size whose repeats take longer than this in all, no larger one is timed."""
 MATRIX = 384
@@ -113,21 +114,23 @@ def collectives(rank: int, size: int) -> dict[str, Callable[[int], Callable[[], 
 
 
 def _line(make: Callable[[int], Callable[[], None]], size: int) -> dict[str, float]:
-    times = []
+    times: list[float] = []
     for whole in SIZES:
-        run = make(whole)
-        run()
-        took = []
-        for _ in range(REPEATS):
-            dist.barrier()
-            took.append(_slowest(_timed(run)))
-            if sum(took) > LONG_S:
-                break
+        took = _repeats(make(whole))
         times.append(statistics.median(took))
         if sum(took) > LONG_S:  # a slow link: larger sizes would show nothing new
             break
     latency, per_byte = fit(SIZES[: len(times)], times)
     return {"latency_s": latency, "bytes_per_s": 1 / max(per_byte, 1e-15)}
+
+
+def _repeats(run: Callable[[], None]) -> list[float]:
+    run()
+    took: list[float] = []
+    while len(took) < AT_LEAST or (len(took) < REPEATS and sum(took) <= LONG_S):
+        dist.barrier()
+        took.append(_slowest(_timed(run)))
+    return took
 
 
 def _slowest(seconds: float) -> float:
