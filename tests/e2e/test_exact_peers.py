@@ -26,6 +26,7 @@ LOOSE: list[tuple[str, dict[str, Any]]] = [
     ("dpsgd", {"topology": "matching"}),
     ("dpsgd", {"measure_every": 3}),
     ("easgd", {"period": 2, "mode": "asynchronous"}),
+    ("easgd", {"period": 1, "mode": "asynchronous", "lock": False}),
     ("fedavg", {"period": 3, "fraction": 0.5}),
     ("hpsgd", {}),
     ("osp", {**TIGHT["osp"], "budget": "measured"}),

@@ -368,6 +368,20 @@ def test_where_nobody_waits_a_stopped_run_saves_the_mean_of_all_hosts(
     assert_finite(run.weights)
 
 
+def test_without_a_lock_a_worker_elsewhere_is_sent_the_centre_and_sends_it_back(
+    lab: Lab, elsewhere: LocalEngine
+) -> None:
+    """A replay on one host, where nothing travels, comes to the same bits."""
+    settings = {"mode": "asynchronous", "period": 1, "lock": False}
+    args, dials = ("train.py", "momentum", *SIZES), {"workers": 2, "protocol": "easgd", "settings": settings}
+    apart = Apart(lab, elsewhere, *args, here=1, **dials)
+    apart.host(1)
+    far = trained(apart)
+    moved = {(event.bytes > 0, event.answer_bytes != 0) for event in far.of(Exchanged)}
+    assert moved == {(False, True), (True, False)}
+    assert_equal(lab.trained(*args, **dials, replay=str(far.folder)).weights, far.weights)
+
+
 def test_gloo_is_refused_between_hosts_with_the_reason(lab: Lab, elsewhere: LocalEngine) -> None:
     dials = {"workers": 2, "protocol": "local_sgd", "fabric": "gloo"}
     apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, here=1, **dials)

@@ -29,6 +29,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("dpsgd", {"overlap": True, "topology": "one_peer"}),
     ("easgd", {"mode": "asynchronous", "period": 2}),
     ("easgd", {"mode": "asynchronous", "period": 2, "adaptive": True}),
+    ("easgd", {"mode": "asynchronous", "period": 1, "lock": False}),
 ]
 
 

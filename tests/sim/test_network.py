@@ -105,7 +105,7 @@ def test_what_a_neighbour_has_brought_is_under_way_for_all_who_take_of_it() -> N
 def test_nothing_of_workers_on_the_first_host_travels() -> None:
     one = cluster([Host(workers=4, bandwidth_bytes_per_s=1.0, latency_s=5.0)])
     assert set(meet(HostCosts(one, Compression()), average(range(4))).values()) == {0.0}
-    assert HostCosts(one, Compression()).exchange(3, SIZE, 0.0) == 0.0
+    assert HostCosts(one, Compression()).exchange(3, SIZE, SIZE, 0.0) == 0.0
     assert simulate(BSP(), one, iterations=10).result().seconds == pytest.approx(10.0)
 
 

@@ -306,7 +306,7 @@ class _Worker:
     def _exchange(self, operation: Any) -> FlatVector:
         crew = self.crew
         crew.counts["exchange"] += 1
-        crew.sent[self.me.rank] += operation.vector.size_bytes
+        crew.sent[self.me.rank] += operation.rule.travels(operation.vector.size_bytes)[0]
         there = {worker.me.rank for worker in crew.living}
         other = operation.other if operation.other in there else None
         answer = operation.vector.clone()

@@ -49,9 +49,10 @@ class Costs:
         """How long it takes to ask whether something has arrived: everybody sees its own end of its link."""
         return 0.0
 
-    def exchange(self, rank: int, size_bytes: int, now: float) -> float:
+    def exchange(self, rank: int, there_bytes: int, back_bytes: int, now: float) -> float:
         """There and back, and nobody else is needed."""
-        return 2 * self._links[rank].seconds(round(self._scale * size_bytes))
+        both = there_bytes, back_bytes
+        return sum(self._links[rank].seconds(round(self._scale * size)) for size in both)
 
 
 def costs_of(cluster: Cluster, compress: Compression, scale: float = 1.0) -> Costs | HostCosts:

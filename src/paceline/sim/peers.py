@@ -203,7 +203,7 @@ class PeerLoop:
                 case Wait():
                     return self._wait(worker, operation.handle.lane)
                 case Exchange():
-                    return self._exchange(worker, operation.vector.size_bytes)
+                    return self._exchange(worker, operation)
                 case Recall():
                     answer = {"momentum": worker.me.parameters.clone()}
                 case Start():
@@ -250,20 +250,22 @@ class PeerLoop:
         gathered = self._meeting.arrive(worker.me.rank, call)
         self._carry_out(gathered, worker if lane <= 0 else None)
 
-    def _exchange(self, worker: _Worker, size_bytes: int) -> None:
+    def _exchange(self, worker: _Worker, operation: Exchange) -> None:
         """There and back, and nobody else is needed."""
         rank = worker.me.rank
-        spent = self._exchange_s[rank] = self._trade(rank, size_bytes)
+        spent = self._exchange_s[rank] = self._trade(rank, operation)
         self._sleep(worker)
         self._asleep.travels(rank, spent)
         self._book(worker, {rank})
         self._plan(self._now + spent, WAKE, rank, worker.me.parameters)
 
-    def _trade(self, rank: int, size_bytes: int) -> float:
-        spent = self._costs.exchange(rank, size_bytes, self._now)
-        self._sent[rank] += size_bytes
+    def _trade(self, rank: int, operation: Exchange) -> float:
+        there, back = operation.rule.travels(operation.vector.size_bytes)
+        spent = self._costs.exchange(rank, there, back, self._now)
+        self._sent[rank] += there
         if not self._summarised:
-            self._emit(Exchanged(self._now, "exchange", (rank,), size_bytes, spent))
+            got = None if there == back else back
+            self._emit(Exchanged(self._now, "exchange", (rank,), there, spent, got))
         return spent
 
     def _hear_back(self, rank: int, answer: bool, asking_s: float) -> None:
@@ -275,8 +277,7 @@ class PeerLoop:
     def _start(self, worker: _Worker, operation: Average | Mix | Exchange) -> Handle:
         worker.started += 1
         if isinstance(operation, Exchange):
-            takes_s = self._trade(worker.me.rank, operation.vector.size_bytes)
-            worker.there_at[worker.started] = self._now + takes_s
+            worker.there_at[worker.started] = self._now + self._trade(worker.me.rank, operation)
         else:
             self._meet(worker, operation, worker.started)
         return Handle(worker.started)

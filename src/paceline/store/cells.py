@@ -33,10 +33,15 @@ class Cells:
             for start in range(0, part.numel(), CHUNK):
                 cut = slice(start, start + CHUNK)
                 partner = None if theirs is None else theirs[index][cut]
-                if rule is Rule.GOSSIP:
-                    _gossip(mine[index][cut], partner, part[cut], into[index][cut])
-                else:
-                    _stretch(mine[index][cut], part[cut], rate, into[index][cut])
+                match rule:
+                    case Rule.GOSSIP:
+                        _gossip(mine[index][cut], partner, part[cut], into[index][cut])
+                    case Rule.ELASTIC:
+                        _stretch(mine[index][cut], part[cut], rate, into[index][cut])
+                    case Rule.READ:
+                        into[index][cut].copy_(mine[index][cut])
+                    case Rule.WRITE:
+                        mine[index][cut].copy_(part[cut])
 
 
 def _gossip(mine: Tensor, theirs: Tensor | None, moved: Tensor, into: Tensor) -> None:

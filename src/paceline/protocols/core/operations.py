@@ -179,6 +179,14 @@ class Rule(StrEnum):
     """Both cells become their mean, then the vector is added to one's own. Answers one's own."""
     ELASTIC = "elastic"
     """The cell goes `rate` of its way to the vector. Answers how far it went."""
+    READ = "read"
+    """Answers the cell. The vector stays at home: it only says what kind of vector is read."""
+    WRITE = "write"
+    """The cell becomes the vector, whatever it has become since it was read. Nothing comes back."""
+
+    def travels(self, size_bytes: int) -> tuple[int, int]:
+        """Bytes that travel to a cell, and back, when the vector has so many."""
+        return (0 if self is Rule.READ else size_bytes), (0 if self is Rule.WRITE else size_bytes)
 
 
 CENTRE = -1

@@ -12,6 +12,12 @@ the optimizer Nesterov momentum. In step with each other, all keep the centre th
 server. Asynchronously each exchanges with the one centre whenever it comes round, without waiting; there an
 exchange is carried out as a whole (the authors' server takes no lock, and may hand out half an update).
 
+With `lock=false` it is not: a worker reads the centre, and writes back what it makes of it. What others have
+written in between is lost, as in DeepSpark's server. Then the sum is conserved only as long as no two
+exchanges overlap; what still holds is that all stay between the values there were, since every write is a mean
+of two of them. DeepSpark's server reads again right before it writes, so its updates are lost while one vector
+is added to another; here they are lost while a vector travels to a worker and back, which is longer.
+
 DeepSpark (Kim, Park, Jang, Yoon, 2016) is the asynchronous form with an adaptive period: a worker exchanges
 after the step with which the training loss it has added up since its last exchange exceeds what it had
 added up in its first `period` iterations. So the period grows to about period x first loss / loss, and a
@@ -76,6 +82,9 @@ class EASGD(Peer):
     """Iterations from one decay of alpha to the next; 0: it stays."""
     decay_limit: int = 0
     """Alpha decays so many times at most; 0: without end."""
+    lock: bool = True
+    """Asynchronous only: an exchange is carried out as a whole. false: the centre is read, then written, and
+    what others wrote in between is lost, as in DeepSpark; for comparison."""
     server_factor: float = 1.0
     """Asynchronous only: the centre goes so many times as far to the replica as the replica to it."""
     factor_decay_rate: float = 1.0
@@ -95,6 +104,11 @@ class EASGD(Peer):
             raise ConfigError(
                 "EASGD with an adaptive period is asynchronous: workers differ in when they exchange. "
                 "Set mode=asynchronous."
+            )
+        if not self.lock and self.mode != "asynchronous":
+            raise ConfigError(
+                f"EASGD lock=false is for mode=asynchronous, got mode={self.mode}: only there do workers change "
+                "the centre one by one. Leave it out."
             )
         if self.recalibrate < 0 or (self.recalibrate and not self.adaptive):
             raise ConfigError(
@@ -164,7 +178,7 @@ class EASGD(Peer):
             yield Step(gradient)
             return
         if self.mode == "asynchronous":
-            pull = yield self.pull(me)
+            pull = yield from self.pull(me)
             yield Step(gradient)
             self.give_way(me, pull)
             return
@@ -205,7 +219,7 @@ class EASGD(Peer):
 
     def exchange(self, me: Me) -> Steps:
         """Both ends of the spring give way."""
-        pull = yield self.pull(me)
+        pull = yield from self.pull(me)
         self.give_way(me, pull)
         memory = me.private
         memory.last, memory.added, memory.told = me.count + 1, 0.0, 0
@@ -213,11 +227,16 @@ class EASGD(Peer):
         if self.recalibrate and memory.exchanges % self.recalibrate == 0:
             memory.threshold = None
 
-    def pull(self, me: Me) -> Exchange:
-        """The spring, seen from the centre's end."""
+    def pull(self, me: Me) -> Steps:
+        """Let the centre give way; how far it went."""
         workers = max(1, len(me.members))
         rate = self.springs(me, workers) / workers * self.factor(me)
-        return Exchange(me.parameters, Rule.ELASTIC, CENTRE, rate=rate)
+        if self.lock:
+            return (yield Exchange(me.parameters, Rule.ELASTIC, CENTRE, rate=rate))
+        centre = yield Exchange(me.parameters, Rule.READ, CENTRE)
+        pull = (me.parameters - centre) * rate
+        yield Exchange(centre + pull, Rule.WRITE, CENTRE)
+        return pull
 
     def give_way(self, me: Me, pull: Vector) -> None:
         """The replica's end of the spring; the centre has gone `factor` times as far."""
@@ -248,13 +267,15 @@ class EASGD(Peer):
             yield from self.exchange(me)
 
     def remarks(self, workers: int) -> list[str]:
+        said = [] if self.lock else ["easgd: lock=false loses updates where exchanges overlap, on purpose"]
         springs = 0.0 if self.alpha is None else workers * self.alpha * self.server_factor
         if self.mode == "downpour" or springs <= 1:
-            return []
+            return said
         return [
+            *said,
             f"easgd: {workers} workers x alpha {self.alpha:g} x server_factor {self.server_factor:g} is "
             f"{springs:g}: above 1 the centre overshoots the mean of the replicas when all exchange. "
-            f"Use alpha <= {1 / (workers * self.server_factor):.3g}, or beta instead of alpha"
+            f"Use alpha <= {1 / (workers * self.server_factor):.3g}, or beta instead of alpha",
         ]
 
     @property

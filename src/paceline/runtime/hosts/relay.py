@@ -227,7 +227,7 @@ class Relay:
         call = message.call
         if message.packed:
             self._arriving.brought(self._session, worker, message)
-        elif message.trade is not None or (call is not None and call.kind != "agree"):
+        elif message.brings:
             part = None if call is None else call.part
             self._send_stretches(worker, worker.places.of(message.place, part))
 

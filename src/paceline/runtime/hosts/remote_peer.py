@@ -238,9 +238,9 @@ class RemotePeer:
             return []
         if asked.wait and not asked.test:
             return self._to_started(asked.wait)
-        call = asked.call
-        if asked.trade is None and (call is None or call.kind == "agree"):
+        if not asked.gets:
             return []
+        call = asked.call
         memory, part = COMMON if message.shared else OWN, None if call is None else call.part
         return self._places.answer(memory, asked.place, part)
 

@@ -150,9 +150,10 @@ class MeetingPlace:
     def _trade(self, rank: int, message: m.Meet) -> dict[int, m.Met]:
         """An exchange that nobody has to come to."""
         began, now, lane = time.perf_counter(), self._owner.now(), message.lane
-        size = self._sums.trade(rank, message, self._meeting.active)
-        spent = self._traded(rank, size, began, lane)
-        self._owner.trace.write(events.Exchanged(now, "exchange", (rank,), size, spent))
+        there, back = self._sums.trade(rank, message, self._meeting.active)
+        spent = self._traded(rank, there, back, began, lane)
+        got = None if there == back else back
+        self._owner.trace.write(events.Exchanged(now, "exchange", (rank,), there, spent, got))
         if not lane:
             self._asleep.travels(rank, spent)
             return {rank: m.Met()}
@@ -205,7 +206,7 @@ class MeetingPlace:
         """How long a joint operation has taken, or will."""
         return time.perf_counter() - began
 
-    def _traded(self, rank: int, size_bytes: int, began: float, lane: int) -> float:
+    def _traded(self, rank: int, there_bytes: int, back_bytes: int, began: float, lane: int) -> float:
         """The same of an exchange."""
         return time.perf_counter() - began
 

@@ -102,15 +102,15 @@ class JointSums:
             self._summing.add_up(parts, [replicas[rank].answer(turn)])
         return {rank: m.Met() for rank in gathered.receivers}
 
-    def trade(self, rank: int, message: m.Meet, there: Collection[int]) -> int:
-        """Exchange with a cell; the bytes of it. `there`: whose cells are left, besides one's own."""
+    def trade(self, rank: int, message: m.Meet, there: Collection[int]) -> tuple[int, int]:
+        """Exchange with a cell; the bytes there and back. `there`: whose cells are left, besides one's own."""
         trade, replica = message.trade, self._run.replicas[rank]
         assert trade is not None
         vector = replica.parts(message.place)
         into = replica.parts(message.into) if trade.lane else replica.answer_like(message.place)
         other = trade.other if trade.other in there else None
         self.cells.exchange(trade.rule, trade.cell, other, trade.rate, vector, into)
-        return sum(part.numel() * part.element_size() for part in vector)
+        return trade.rule.travels(sum(part.numel() * part.element_size() for part in vector))
 
     def mean(
         self,

@@ -154,6 +154,11 @@ class Carried(msgspec.Struct, frozen=True, omit_defaults=True):
     """An exchange broke off, so somebody must be lost: why, as this worker sees it."""
 
 
+def _moves(call: Call | None) -> bool:
+    """Whether peers bring vectors to it, and get one: a vote is none."""
+    return call is not None and call.kind != "agree"
+
+
 class Meet(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """A peer has come to a joint operation, or to the end of an iteration without one, and sleeps.
 
@@ -197,6 +202,16 @@ class Meet(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
         """That of what it comes to."""
         came = self.call or self.trade
         return 0 if came is None else came.lane
+
+    @property
+    def brings(self) -> bool:
+        """Whether a vector comes along."""
+        return _moves(self.call) or (self.trade is not None and self.trade.rule is not Rule.READ)
+
+    @property
+    def gets(self) -> bool:
+        """Whether a vector is answered."""
+        return _moves(self.call) or (self.trade is not None and self.trade.rule is not Rule.WRITE)
 
     @property
     def goes_on(self) -> bool:

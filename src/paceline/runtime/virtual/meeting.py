@@ -73,8 +73,8 @@ class VirtualMeeting(MeetingPlace):
     def _spent_on(self, rank: int, spent: float) -> float:
         return self._exchange_s[rank]
 
-    def _traded(self, rank: int, size_bytes: int, began: float, lane: int) -> float:
-        spent = self._costs.exchange(rank, size_bytes, self._owner.now())
+    def _traded(self, rank: int, there_bytes: int, back_bytes: int, began: float, lane: int) -> float:
+        spent = self._costs.exchange(rank, there_bytes, back_bytes, self._owner.now())
         if lane:
             self._there_at[rank, lane] = self._owner.now() + spent
         else:

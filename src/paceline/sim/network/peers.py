@@ -57,18 +57,18 @@ class HostCosts:
             self._there_at.pop((rank, turn), None)
         return self._answers(gathered, complete, now)
 
-    def exchange(self, rank: int, size_bytes: int, now: float) -> float:
+    def exchange(self, rank: int, there_bytes: int, back_bytes: int, now: float) -> float:
         """How long it takes there and back; nobody else is needed."""
-        return self._there_and_back(rank, self._scale * size_bytes, now)
+        return self._there_and_back(rank, self._scale * there_bytes, self._scale * back_bytes, now)
 
     def ask(self, rank: int, now: float) -> float:
         """How long it takes to ask whether something has arrived: behind what is under way already."""
-        return 0.0 if self._ring else self._there_and_back(rank, VOTE_BYTES, now)
+        return 0.0 if self._ring else self._there_and_back(rank, VOTE_BYTES, VOTE_BYTES, now)
 
-    def _there_and_back(self, rank: int, size: float, now: float) -> float:
+    def _there_and_back(self, rank: int, given: float, got: float, now: float) -> float:
         host = self._network.host_of[rank]
-        [there] = self._network.move([Parcel(host, MEETING, size)], now, now)
-        [back] = self._network.move([Parcel(MEETING, host, size)], there, now)
+        [there] = self._network.move([Parcel(host, MEETING, given)], now, now)
+        [back] = self._network.move([Parcel(MEETING, host, got)], there, now)
         return back - now
 
     # -- through the first host ---------------------------------------------------------------
