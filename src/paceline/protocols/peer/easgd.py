@@ -14,9 +14,9 @@ exchange is carried out as a whole (the authors' server takes no lock, and may h
 
 With `lock=false` it is not: a worker reads the centre, and writes back what it makes of it. What others have
 written in between is lost, as in DeepSpark's server. Then the sum is conserved only as long as no two
-exchanges overlap; what still holds is that all stay between the values there were, since every write is a mean
-of two of them. DeepSpark's server reads again right before it writes, so its updates are lost while one vector
-is added to another; here they are lost while a vector travels to a worker and back, which is longer.
+exchanges overlap; what still holds is that all stay between the values there were, since every write is a
+mean of two of them. DeepSpark's server reads again right before it writes, so its updates are lost while one
+vector is added to another; here they are lost while a vector travels to a worker and back, which is longer.
 
 DeepSpark (Kim, Park, Jang, Yoon, 2016) is the asynchronous form with an adaptive period: a worker exchanges
 after the step with which the training loss it has added up since its last exchange exceeds what it had
@@ -107,8 +107,8 @@ class EASGD(Peer):
             )
         if not self.lock and self.mode != "asynchronous":
             raise ConfigError(
-                f"EASGD lock=false is for mode=asynchronous, got mode={self.mode}: only there do workers change "
-                "the centre one by one. Leave it out."
+                f"EASGD lock=false is for mode=asynchronous, got mode={self.mode}: only there do workers "
+                "change the centre one by one. Leave it out."
             )
         if self.recalibrate < 0 or (self.recalibrate and not self.adaptive):
             raise ConfigError(

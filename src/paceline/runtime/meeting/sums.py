@@ -103,7 +103,7 @@ class JointSums:
         return {rank: m.Met() for rank in gathered.receivers}
 
     def trade(self, rank: int, message: m.Meet, there: Collection[int]) -> tuple[int, int]:
-        """Exchange with a cell; the bytes there and back. `there`: whose cells are left, besides one's own."""
+        """Exchange with a cell; the bytes there and back. `there`: whose cells are left, besides its own."""
         trade, replica = message.trade, self._run.replicas[rank]
         assert trade is not None
         vector = replica.parts(message.place)
