@@ -57,7 +57,9 @@ CASES = all_cases()
 def trained() -> dict[str, list[Any]]:
     """Of each case what each rank has."""
     request = {"cases": [asdict(case) for case in CASES.values()]}
-    answers = run_ranks("support.embedding_ranks:everything", RANKS, request, timeout_s=100, paths=(TESTS,))
+    answers = run_ranks(
+        "support.embedding_ranks:everything", RANKS, request, timeout_s=100, paths=(TESTS,), forked=True
+    )
     return {name: [answer[number] for answer in answers] for number, name in enumerate(CASES)}
 
 

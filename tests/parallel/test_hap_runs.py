@@ -61,7 +61,7 @@ def test_any_program_and_any_ratios_give_loss_gradients_and_weights_of_one_proce
     whole = request.config.getoption("--every-case")
     every = cases(range(6) if whole else (0, 3, 5))
     answers = run_ranks(
-        "support.hap_ranks:everything", RANKS, {"cases": every}, timeout_s=350, paths=(TESTS,)
+        "support.hap_ranks:everything", RANKS, {"cases": every}, timeout_s=350, paths=(TESTS,), forked=True
     )
     used = {i.kind for case in every for i in case["plan"].program.instructions}
     if whole:
@@ -88,7 +88,9 @@ def test_a_plan_for_another_model_is_refused() -> None:
     whole, x, _ = model("mlp")
     plan = plan_hap(trace(whole, (x,)).graph, odd_cluster(random.Random(1)), "mlp", BATCH)
     with pytest.raises(ConfigError, match="for another model or batch"):
-        run_ranks("support.hap_ranks:everything", RANKS, _mixed(plan), timeout_s=100, paths=(TESTS,))
+        run_ranks(
+            "support.hap_ranks:everything", RANKS, _mixed(plan), timeout_s=100, paths=(TESTS,), forked=True
+        )
 
 
 def _mixed(plan: HapPlan) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from paceline.plan.osdp.plan import OperatorPlan, OsdpPlan
 from paceline.plan.osdp.scheduler import plan_osdp
 from paceline.plan.profile import ClusterProfile, Device, Line
 from support import osdp_ranks
+from support.runs import children
 
 TESTS = str(Path(__file__).parents[1])
 RANKS = 3
@@ -60,7 +62,9 @@ def test_every_mix_of_modes_and_slices_gives_the_weights_of_one_process() -> Non
     shares = base_plan("tied", limit=base_plan("tied").sharded.memory_bytes)
     kinds = [*(("plain", plan) for plan in plans), ("tied", shares)]
     request = {"plans": kinds, "clip": 0.5}
-    answers = run_ranks("support.osdp_ranks:trains", RANKS, request, timeout_s=350, paths=(TESTS,))
+    answers = run_ranks(
+        "support.osdp_ranks:trains", RANKS, request, timeout_s=350, paths=(TESTS,), forked=True
+    )
     whole = sum(p.numel() for p in osdp_ranks.network().parameters())
     for place, (kind, _) in enumerate(kinds):
         for rank in range(RANKS):
@@ -107,6 +111,15 @@ def test_a_profile_counts_what_pytorch_holds() -> None:
 
 
 @pytest.mark.long
-def test_a_rank_that_fails_is_named_with_its_own_words() -> None:
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_rank_that_fails_is_named_with_its_own_words_and_none_is_left(forked: bool, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="rank 1: ZeroDivisionError: float division by zero"):
-        run_ranks("support.ranks:fails", 2, {}, timeout_s=100, paths=(TESTS,))
+        run_ranks("support.ranks:fails", 3, {}, timeout_s=100, paths=(TESTS,), forked=forked, logs=tmp_path)
+    assert sorted(log.name for log in tmp_path.iterdir()) == ["rank0.log", "rank1.log", "rank2.log"]
+    assert "ZeroDivisionError" in (tmp_path / "rank1.log").read_text()
+    assert not children(os.getpid())
+
+
+def test_a_task_that_cannot_be_imported_is_told_of_forked_ranks_too() -> None:
+    with pytest.raises(RunError, match=r"rank 0 ended with status 1: ModuleNotFoundError: .*no_such_module"):
+        run_ranks("no_such_module:task", 2, {}, timeout_s=100, forked=True)

@@ -78,7 +78,7 @@ def test_a_stopped_run_goes_on_with_another_number_of_workers(lab: Lab, workers:
 
 def test_a_killed_worker_ends_the_run_with_its_place_named_and_the_run_goes_on(lab: Lab) -> None:
     dials = {"workers": 4, "mesh": {"data": 2, "model": 2}, "protocol": "row_split"}
-    running = lab.start("rows.py", "--epochs", 60, "--pause", 0.01, checkpoint_every="10", **dials)
+    running = lab.start("rows.py", "--epochs", 20, "--pause", 0.03, checkpoint_every="10", **dials)
     wait_until(lambda: running.events(Kept) >= 1, "a checkpoint is kept")
     running.kill(3)
     killed = lab.finish(running)
@@ -87,9 +87,9 @@ def test_a_killed_worker_ends_the_run_with_its_place_named_and_the_run_goes_on(l
     assert killed.ended.statuses[3] == -signal.SIGKILL
     kept = killed.of(Kept)[-1]
     resumed = split(
-        lab, "--epochs", 60, mesh={"data": 2, "model": 2}, resume=str(killed.folder / "checkpoint")
+        lab, "--epochs", 20, mesh={"data": 2, "model": 2}, resume=str(killed.folder / "checkpoint")
     )
-    assert resumed.result.samples + kept.samples == 60 * 48
+    assert resumed.result.samples + kept.samples == 20 * 48
 
 
 @pytest.mark.parametrize(

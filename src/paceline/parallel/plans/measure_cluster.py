@@ -29,7 +29,7 @@ MATRIX = 384
 
 def measure_cluster(workers: int, slow: dict[int, float] | None = None) -> ClusterProfile:
     """Start so many workers here and time them. `slow`: ranks that are to count as slower than they are."""
-    answers = run_ranks(f"{__name__}:on_rank", workers, {}, timeout_s=300)
+    answers = run_ranks(f"{__name__}:on_rank", workers, {}, timeout_s=300, forked=True)
     memory = available_bytes() // workers
     devices = tuple(
         Device(

@@ -22,9 +22,21 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Connect, carry the task out, leave the answer in the folder."""
+    """The rank that the command line names."""
     task, size, folder, rank = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody would end it otherwise
+    die_with_parent()
+    carry_out(task, rank, size, folder)
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Nobody would end it otherwise. `parent`: who it was when this process was started."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent is not None and os.getppid() != parent:  # it died before we said that
+        os._exit(1)
+
+
+def carry_out(task: str, rank: int, size: int, folder: Path) -> None:
+    """Connect, carry the task out, leave the answer in the folder."""
     try:
         answer = _carry_out(task, rank, size, folder)
     except Exception as error:
