@@ -107,3 +107,15 @@ def test_workers_that_torchrun_started_form_a_mesh(tmp_path: Path) -> None:
     assert (result.status, result.samples, result.mesh) == ("finished", 48, {"stage": 2})
     assert result.staleness is not None
     assert result.staleness.max == 1
+
+
+@pytest.mark.long
+def test_of_workers_that_torchrun_started_only_the_one_that_failed_says_so(tmp_path: Path) -> None:
+    launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
+    command = (*launch, "-m", "paceline", "train", SCRIPTS / "pipe.py", "-p", "fdg", "--", "--fault", "tuple")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 1
+    said = done.stderr.partition("ChildFailedError")[0]  # from here on torchrun speaks
+    assert said.count("error: rank 1: block '1' (LSTM) returned a tuple") == 1
+    assert "gloo" not in said
+    assert "Aborted" not in said

@@ -177,6 +177,26 @@ def test_mistakes_are_one_line_that_says_what_to_do(
     assert said in run.end.detail
 
 
+@pytest.mark.parametrize(("args", "rank"), [(("--fault", "tuple"), 1), (("--raises", 2), 2)])
+def test_a_stage_that_fails_is_named_and_the_others_end_without_a_word(
+    lab: Lab, args: tuple[object, ...], rank: int
+) -> None:
+    run = lab.run("pipe.py", *args, workers=4, mesh={"stage": 4}, protocol="fdg")
+    assert run.end.detail.startswith(f"rank {rank} (stage {rank})")
+    assert {f"rank{each}": run.log(f"rank{each}") for each in range(4) if each != rank} == {
+        f"rank{each}": "" for each in range(4) if each != rank
+    }
+    assert ("ValueError: the script is at fault" in run.log(f"rank{rank}")) == (rank == 2)
+    assert [e.worker for e in run.of(WorkerLeft) if e.reason == "failed"] == [rank]
+
+
+def test_an_exchange_that_nobodys_failure_explains_shows_where_it_broke_off(lab: Lab) -> None:
+    run = lab.run("pipe.py", "--fault", "torn", workers=2, mesh={"stage": 2}, protocol="fdg")
+    assert run.end.detail.startswith("rank 1 (stage 1) lost another worker: RuntimeError: gloo")
+    assert 'raise RuntimeError("gloo lost its way")' in run.log("rank1")
+    assert run.log("rank0") == ""
+
+
 def test_a_mesh_that_was_not_asked_for_is_refused_with_the_flag(lab: Lab) -> None:
     run = lab.run("pipe.py", workers=4, protocol="allreduce")
     assert run.end.user_mistake

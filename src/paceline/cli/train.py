@@ -157,7 +157,13 @@ def _as_worker(asked: dict[str, Any], runs: Path) -> None:
     from paceline.runtime.script import run_script
 
     cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    raise typer.Exit(run_script(take_part(asked, runs), max(1, cores), conducted=False))
+    seat = take_part(asked, runs)
+    status = run_script(seat, max(1, cores), conducted=False)
+    if status and seat.config.mesh is not None:  # gloo aborts a process whose threads still wait for others
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    raise typer.Exit(status)
 
 
 def _run(asked: dict[str, Any], runs: Path, json: bool, secret_file: Path | None = None) -> None:

@@ -105,6 +105,9 @@ class GoOn(msgspec.Struct, frozen=True, tag=True):
 class End(msgspec.Struct, frozen=True, tag=True):
     """The run cannot go on: end at once."""
 
+    blamed: int
+    """Whose trouble the run's end is put down to."""
+
 
 FromWorker = Hello | Failed | Did | Ready | Plan | Measured | Noted | EndWork | Saved | Torn | Bye
 ToWorker = Welcome | GoOn | End

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -106,6 +108,8 @@ class MeshPace(Pace):
         self._done: list[m.Iteration] = []
         self._sent: dict[str, int] = {}
         self._told_at = 0.0
+        self._withheld: BaseException | None = None
+        """An exchange that broke off: it is shown if the conductor knows of nothing that explains it."""
         threading.Thread(target=self._listen, name="paceline-conductor", daemon=True).start()
 
     # -- the mesh -----------------------------------------------------------------------------
@@ -231,15 +235,35 @@ class MeshPace(Pace):
     def _end(self, error: BaseException | None, text: str) -> None:
         if error is not None and not isinstance(error, RunStopped):
             kind = "config" if isinstance(error, ConfigError) else "error"
-            torn = isinstance(error, RuntimeError) and not isinstance(error, RunError) and _is_torn(error)
-            self._channel.send(m.Torn(text) if torn else Failed(kind, text))  # type: ignore[arg-type]
+            if self._withheld is error:
+                self._hear_why(text)
+            else:
+                self._channel.send(Failed(kind, text))  # type: ignore[arg-type]
             return
         try:
             self._finish(stopped=error is not None)
         except Exception as failure:
-            torn = _is_torn(failure)
-            self._channel.send(m.Torn(str(failure)) if torn else Failed("error", str(failure)))
+            if self.withholds(failure):
+                self._hear_why(str(failure))
+                os._exit(1)
+            self._channel.send(Failed("error", str(failure)))
             raise
+
+    def withholds(self, error: BaseException) -> bool:
+        """Whether an exchange broke off: another worker's loss is what is to be read then, not this."""
+        torn = isinstance(error, RuntimeError) and not isinstance(error, RunError) and _is_torn(error)
+        self._withheld = error if torn else None
+        return torn
+
+    def _hear_why(self, text: str) -> None:
+        """Say that an exchange broke off, and show where, if nobody has anything better to say."""
+        self._channel.send(m.Torn(text))
+        answer: m.ToWorker | None = None
+        while not isinstance(answer, m.End):
+            answer = self._answers.get()
+        if answer.blamed == self.rank and self._withheld is not None:
+            traceback.print_exception(self._withheld)
+        sys.stdout.flush()
 
     def _finish(self, stopped: bool) -> None:
         if self._split is None:
@@ -261,9 +285,12 @@ class MeshPace(Pace):
                 received = self._channel.receive(m.worker_decoder)
             except OSError:
                 return
-            if received is None or isinstance(received[0], m.End):
+            answer = m.End(self.rank) if received is None else received[0]
+            if isinstance(answer, m.End) and self._withheld is None:
                 os._exit(1)
-            self._answers.put(received[0])
+            self._answers.put(answer)
+            if isinstance(answer, m.End):
+                return
 
     def _leave(self) -> None:
         raise ConfigError("pace.leave() on a mesh: the other workers cannot go on without this one's part.")

@@ -60,7 +60,7 @@ def run_script(seat: Seat, threads: int, conducted: bool = True) -> int:
     except BaseException as caught:  # whatever it is, the others must hear of it
         error = caught
         if not isinstance(caught, PacelineError):
-            traceback.print_exc()
+            _show(caught)
         elif not isinstance(caught, RunStopped | ConfigError):
             print(caught, file=sys.stderr)
     if error is None and joined() is None:
@@ -70,6 +70,12 @@ def run_script(seat: Seat, threads: int, conducted: bool = True) -> int:
         print(f"error: rank {seat.rank}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     return status
+
+
+def _show(error: BaseException) -> None:
+    pace = joined()
+    if pace is None or not pace.withholds(error):
+        traceback.print_exception(error)
 
 
 def _check_there(script: str) -> None:

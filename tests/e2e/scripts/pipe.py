@@ -78,6 +78,8 @@ for epoch in pace.epochs(options.epochs):
             raise ValueError("the script is at fault")
         if pace.lead and count == options.stop:
             pace.stop("enough")
+        if options.fault == "torn" and pace.rank == 1:
+            raise RuntimeError("gloo lost its way")
         if options.fault == "whole":
             model(torch.zeros(4, 6))
         time.sleep(options.pause)

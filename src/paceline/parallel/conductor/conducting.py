@@ -233,7 +233,7 @@ class Conductor:
         left = [player for player in self._players.values() if not player.gone]
         for player in left:
             with suppress(OSError):
-                player.channel.send(m.End())
+                player.channel.send(m.End(min(self._troubles).rank))
         until = time.monotonic() + LAST_S
         while left and time.monotonic() < until:
             time.sleep(0.005)
@@ -270,15 +270,21 @@ class Conductor:
         first = min(self._troubles)
         name = self._grid.name(first.rank)
         words = {0: "died", 1: f"failed: {first.text}", 2: f"lost another worker: {first.text}"}
-        detail = first.text if first.mistake else f"{name} {words[first.weight]}"
+        detail = self._mistake(first) if first.mistake else f"{name} {words[first.weight]}"
+        heard = "" if first.mistake else first.text  # the last word has it
         for player in sorted(self._players.values(), key=lambda each: each.rank):
             if player.rank == first.rank:
-                self.books.left(player.rank, "died" if first.weight == 0 else "failed", first.text)
+                self.books.left(player.rank, "died" if first.weight == 0 else "failed", heard)
             elif not player.over:
                 self.books.left(player.rank, "stopped")
         self._keeping.tell(wait=True)
         alone = ", and the other parts of a split model cannot go on without it" if first.weight == 0 else ""
         self.books.end("failed", detail + alone, mistake=first.mistake)
+
+    def _mistake(self, first: Trouble) -> str:
+        """With its place, unless several made the same."""
+        alone = sum(each.text == first.text for each in self._troubles) == 1
+        return f"{self._grid.name(first.rank)}: {first.text}" if alone else first.text
 
 
 def _lives(pid: int) -> bool:

@@ -229,6 +229,10 @@ class Pace(ABC):
             self._left = True
             self._leave()
 
+    def withholds(self, error: BaseException) -> bool:
+        """Whether what the script raised is not to be shown, because another worker's error explains it."""
+        return False
+
     def _check_here(self, what: str, instead: str = "") -> None:
         """Refuse what only a worker may do that still takes part."""
         if self._left:
