@@ -33,15 +33,25 @@ def overlapped(run: Run) -> bool:
     return found
 
 
-@pytest.mark.parametrize("length", [0, 1, 3])
-def test_hpsgd_applies_every_gradient_exactly_once_while_averages_travel(lab: Lab, length: int) -> None:
+@pytest.mark.parametrize("settings", [{}, {"round_length": 1}, {"round_length": 3, "delta_kind": "grad_sum"}])
+def test_hpsgd_applies_every_gradient_exactly_once_while_averages_travel(
+    lab: Lab, settings: dict[str, Any]
+) -> None:
     """Whole numbers and quarters add up exactly: the weights are the start minus the mean of all sums."""
-    dials: dict[str, Any] = {"device_time_s": 0.004, "jitter": 0.5, "settings": {"round_length": length}}
+    dials: dict[str, Any] = {"device_time_s": 0.004, "jitter": 0.5, "settings": settings}
     run = lab.trained("train.py", "exact", *SIZES, workers=4, protocol="hpsgd", **dials)
     model, _ = CASES["exact"].build()
     x, _ = CASES["exact"].samples(SAMPLES)
     assert torch.equal(run.weights["w"], model.state_dict()["w"] - EPOCHS * x.sum(0) / 4)
     assert overlapped(run)
+
+
+def test_sums_of_gradients_with_adam_are_refused_before_the_first_iteration(lab: Lab) -> None:
+    dials: dict[str, Any] = {"protocol": "hpsgd", "settings": {"delta_kind": "grad_sum"}}
+    run = lab.run("train.py", "adamw", *SIZES, workers=2, **dials)
+    assert run.end.user_mistake
+    assert "SGD without momentum only, got AdamW" in run.end.detail
+    assert not run.pushes
 
 
 @pytest.mark.parametrize("overlap", [0.0, 1.0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given
@@ -206,3 +208,103 @@ def test_who_trains_with_momentum_is_told_of_the_bound_and_the_remedy() -> None:
     assert "look_ahead=true" in told
     assert not HPSGD().caution(0.0)
     assert not HPSGD(look_ahead=True).caution(0.9)
+
+
+# Sums of gradients.
+
+
+def falling(iteration: int) -> float:
+    return 0.1 * 0.8**iteration
+
+
+@given(
+    workers=st.integers(1, 4), seed=seeds, length=lengths, iterations=st.integers(1, 12), blocks=st.booleans()
+)
+def test_at_a_constant_rate_sums_of_gradients_are_displacements_bit_for_bit(
+    workers: int, seed: int, length: int, iterations: int, blocks: bool
+) -> None:
+    dials = {"round_length": max(1, length) if blocks else length, "blocking": blocks}
+    ours, theirs = (
+        Crew(HPSGD(**dials, delta_kind=kind), workers, noisy(seed), seed=seed).run(iterations).settle()  # type: ignore[arg-type]
+        for kind in ("grad_sum", "displacement")
+    )
+    assert all(torch.equal(x, y) for x, y in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+@given(workers=st.integers(1, 4), seed=seeds, length=st.integers(1, 4), rounds=st.integers(1, 4))
+def test_sums_of_gradients_step_with_the_rate_at_their_merge(
+    workers: int, seed: int, length: int, rounds: int
+) -> None:
+    """W[k+1] = W[k] - rate at the merge x mean of the sums of the round before, by an independent loop."""
+    w = torch.linspace(-1, 1, SIZE, dtype=torch.float64)
+    replicas, last = [w.clone() for _ in range(workers)], None
+    for k in range(rounds):
+        sums = torch.zeros(workers, SIZE, dtype=torch.float64)
+        for t in range(k * length, (k + 1) * length):
+            for rank, x in enumerate(replicas):
+                gradient = noisy(seed)(rank, t, x)
+                sums[rank] += gradient
+                replicas[rank] = x - falling(t) * gradient
+        if last is not None:
+            w = w - falling((k + 1) * length - 1) * last
+            replicas = [w.clone() for _ in replicas]
+        last = sums.mean(0)
+    protocol = HPSGD(round_length=length, delta_kind="grad_sum")
+    crew = Crew(protocol, workers, noisy(seed), seed=seed, rate=falling).run(rounds * length)
+    close(crew.models()[0], w)
+    close(crew.parameters(), replicas)
+    assert last is not None
+    close(crew.settle().models()[0], w - falling(rounds * length - 1) * last)
+
+
+def test_where_the_rate_changes_within_a_round_they_differ_from_displacements() -> None:
+    ours, theirs = (
+        Crew(HPSGD(round_length=3, delta_kind=kind), 2, noisy(0), rate=falling).run(9).settle()  # type: ignore[arg-type]
+        for kind in ("grad_sum", "displacement")
+    )
+    assert (ours.models()[0] - theirs.models()[0]).abs().max() > 1e-3
+
+
+def test_with_unequal_rates_the_agreed_model_is_still_the_same_on_all() -> None:
+    protocol = HPSGD(round_length=2, delta_kind="grad_sum")
+    crew = Crew(protocol, 2, noisy(1))
+    for iteration in range(8):
+        for worker in crew.workers:
+            worker.optimizer.param_groups[0]["lr"] = 0.1 / (1 + worker.me.rank * iteration)
+        models = crew.run(1).models()
+        assert torch.equal(models[0], models[1])
+
+
+def test_a_merge_takes_the_smallest_of_the_rates() -> None:
+    protocol = HPSGD(round_length=1, blocking=True, delta_kind="grad_sum")
+    crew = Crew(protocol, 2, lambda rank, iteration, x: torch.ones_like(x)).run(1)
+    crew.workers[1].optimizer.param_groups[0]["lr"] = 0.05
+    close(crew.run(1).models()[0], torch.linspace(-1, 1, SIZE, dtype=torch.float64) - 0.15)
+
+
+def two_groups(parameters: list[Tensor]) -> torch.optim.Optimizer:
+    groups = [{"params": parameters[:1], "lr": 0.2}, {"params": parameters[1:]}]
+    return torch.optim.SGD(groups, lr=0.1)
+
+
+@pytest.mark.parametrize(("optimizer", "rate"), [(two_groups, lambda t: 0.1), (sgd, lambda t: 0.0)])
+def test_rates_that_sums_of_gradients_cannot_follow_are_refused(
+    optimizer: MakeOptimizer, rate: Callable[[int], float]
+) -> None:
+    """Groups whose rates do not change alike, and a rate of nothing, which shows no gradient."""
+    crew = Crew(HPSGD(delta_kind="grad_sum"), 1, noisy(0), optimizer=optimizer).run(1)
+    crew.rate = rate
+    with pytest.raises(ConfigError, match=r"one factor for all groups.*delta_kind=displacement"):
+        crew.run(1)
+
+
+@pytest.mark.parametrize(("name", "momentum"), [("SGD", 0.9), ("Adam", 0.0), ("AdamW", 0.0)])
+def test_sums_of_gradients_are_refused_for_what_is_not_plain_sgd(name: str, momentum: float) -> None:
+    with pytest.raises(
+        ConfigError, match=f"SGD without momentum only, got {name} with momentum {momentum:g}"
+    ):
+        HPSGD(delta_kind="grad_sum").check_optimizer(name, momentum)
+    HPSGD().check_optimizer(name, momentum)
+    HPSGD(delta_kind="grad_sum").check_optimizer("SGD", 0.0)
+    with pytest.raises(ConfigError, match="look_ahead=true is for momentum"):
+        HPSGD(delta_kind="grad_sum", look_ahead=True)

@@ -135,6 +135,9 @@ class Peer:
     def check(self, workers: int) -> None:
         """Refuse a number of workers that cannot work, with the reason."""
 
+    def check_optimizer(self, name: str, momentum: float) -> None:
+        """Refuse an optimizer that cannot work, with the reason."""
+
     def caution(self, momentum: float) -> str:
         """What somebody who trains with this momentum is told at the start of a run; usually nothing."""
         return ""

@@ -17,14 +17,21 @@ same bound: z^2 - (1 + momentum) z + momentum + lr x c = 0 either way. What help
 with `look_ahead` a round starts where the worker's own part of what is under way will have brought the
 agreed model. One worker, or workers with equal gradients, then train as plain PyTorch does.
 
+With `delta_kind=grad_sum` sums of gradients are averaged, as in the published code, and a merge steps with
+the rate there is then. A worker's sum is what its steps moved it by, each divided by its rate; so clipping
+and weight decay are part of it, and as long as the rate stays, bits are those of displacements. A merge takes
+the smallest of the workers' rates, so that they agree.
+
 Where this differs from the published code: whether a round is over is decided together (there every rank
-looks for itself, and ranks may part); displacements are averaged, not sums of gradients, so that any
-optimizer and schedule will do; and at the end what is under way is applied, then the rest, each once.
+looks for itself, and ranks may part); displacements are averaged unless told otherwise, so that any optimizer
+and schedule will do; and at the end what is under way is applied, then the rest, each once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isclose
+from typing import Literal
 
 from paceline.errors import ConfigError
 from paceline.protocols.core.operations import (
@@ -52,6 +59,9 @@ class HPSGD(Peer):
     does: for optimizers with momentum, which the delay makes unstable."""
     blocking: bool = False
     """Wait for the average of a round at its end, without overlap, for comparison; needs a round_length."""
+    delta_kind: Literal["displacement", "grad_sum"] = "displacement"
+    """What is averaged: how far a round has moved the worker, or the sum of its gradients, with which a merge
+    steps at its own rate. They differ when the rate changes; the latter is for SGD without momentum only."""
 
     def __post_init__(self) -> None:
         if self.round_length < 0:
@@ -62,6 +72,18 @@ class HPSGD(Peer):
             raise ConfigError(
                 "HPSGD with blocking=true has nothing under way: it needs a round_length, and no look_ahead; "
                 f"got round_length={self.round_length}, look_ahead={str(self.look_ahead).lower()}."
+            )
+
+        if self.delta_kind == "grad_sum" and self.look_ahead:
+            raise ConfigError(
+                "HPSGD look_ahead=true is for momentum, which delta_kind=grad_sum refuses. Leave one out."
+            )
+
+    def check_optimizer(self, name: str, momentum: float) -> None:
+        if self.delta_kind == "grad_sum" and (name != "SGD" or momentum):
+            raise ConfigError(
+                "HPSGD delta_kind=grad_sum is defined for SGD without momentum only, got "
+                f"{name} with momentum {momentum:g}. Use delta_kind=displacement."
             )
 
     @property
@@ -89,10 +111,13 @@ class HPSGD(Peer):
         begin(me)
         me.private.base = me.parameters.clone()
         me.private.under_way = None
+        me.private.first_rates, me.private.factor, me.private.earlier = (), 1.0, None
         me.agreed.steps = 0
 
     def iteration(self, me: Me) -> Steps:
         gradient = yield Compute()
+        if self.delta_kind == "grad_sum":
+            self.follow_rate(me)
         yield Step(gradient)
         me.agreed.steps += 1
         if (yield from self.over(me)):
@@ -107,25 +132,51 @@ class HPSGD(Peer):
 
     def next_round(self, me: Me) -> Steps:
         """Merge what has arrived, send off what this round has come to."""
-        moved = me.private.base - me.parameters
+        moved = self.moved(me)
         if me.private.under_way is not None:
-            take_mean(me, (yield Wait(me.private.under_way)))
+            yield from self.merge(me, (yield Wait(me.private.under_way)))
             ahead = self.look_ahead
             me.parameters[:] = me.agreed.snapshot - moved if ahead else me.agreed.snapshot
         if self.blocking:
-            take_mean(me, (yield Average(moved)))
+            yield from self.merge(me, (yield Average(moved)))
             me.parameters[:] = me.agreed.snapshot
         me.private.base[:] = me.parameters
         me.private.under_way = None if self.blocking else (yield Start(Average(moved)))
         me.agreed.steps = 0
 
+    def moved(self, me: Me) -> Vector:
+        """What this round has come to, as is averaged."""
+        memory, moved = me.private, me.private.base - me.parameters
+        if memory.factor != 1:
+            moved = moved * (1 / memory.factor)
+        if memory.earlier is not None:
+            moved, memory.earlier = memory.earlier + moved, None
+        total: Vector = moved
+        return total
+
+    def follow_rate(self, me: Me) -> None:
+        """What was done at another rate is counted before the rate of the next step holds."""
+        memory = me.private
+        memory.first_rates = memory.first_rates or me.rates
+        factor = rate_factor(me.rates, memory.first_rates)
+        if factor != memory.factor:
+            memory.earlier = self.moved(me)
+            memory.base[:], memory.factor = me.parameters, factor
+
+    def merge(self, me: Me, mean: Vector) -> Steps:
+        """Move the agreed model by what was averaged."""
+        if self.delta_kind == "grad_sum":
+            mean = mean.clone()  # it has to outlast the vote
+            mean = mean * (yield Agree(me.private.factor, How.MIN))
+        take_mean(me, mean)
+
     def settle(self, me: Me) -> Steps:
         """What is under way first, then the rest."""
-        moved = me.private.base - me.parameters
+        moved = self.moved(me)
         if me.private.under_way is not None:
-            take_mean(me, (yield Wait(me.private.under_way)))
+            yield from self.merge(me, (yield Wait(me.private.under_way)))
             me.private.under_way = None
-        take_mean(me, (yield Average(moved)))
+        yield from self.merge(me, (yield Average(moved)))
         me.parameters[:] = me.agreed.snapshot
         me.private.base[:] = me.parameters
         yield from average_buffers(me)
@@ -133,3 +184,16 @@ class HPSGD(Peer):
     def model(self, me: Me) -> Vector:
         snapshot: Vector = me.agreed.snapshot
         return snapshot
+
+
+def rate_factor(rates: tuple[float, ...], first: tuple[float, ...]) -> float:
+    """How many times the first learning rates those of now are."""
+    if not rates:
+        return 1.0
+    factor = rates[0] / first[0] if first[0] else 0.0
+    if factor <= 0 or not all(isclose(now, factor * then) for now, then in zip(rates, first, strict=True)):
+        raise ConfigError(
+            "HPSGD delta_kind=grad_sum needs rates above 0 that change by one factor for all groups, "
+            f"got {rates} after {first}. Use delta_kind=displacement."
+        )
+    return factor

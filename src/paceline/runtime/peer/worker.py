@@ -91,14 +91,15 @@ class PeerWorker(Worker):
 
     def _mention_caution(self, optimizer: torch.optim.Optimizer) -> None:
         """Once for all workers."""
-        momentum = max(float(group.get("momentum") or 0.0) for group in optimizer.param_groups)
-        text = self._protocol.caution(momentum) if self.rank == 0 else ""
+        text = self._protocol.caution(_momentum(optimizer)) if self.rank == 0 else ""
         if text:
             self._warn(text)
 
     def _describe(self, optimizer: torch.optim.Optimizer) -> OptimizerSpec:
         """It stays here, so its class and settings are nobody else's business; unless one step is for all."""
         check_suited(optimizer)
+        for part in parts_of(optimizer):
+            self._protocol.check_optimizer(type(part).__name__, _momentum(part))
         config = self._link.config
         apart = config.connects or config.private_weights or config.compress != "none"
         if self._protocol.in_unison and not apart and not has_hooks(optimizer):
@@ -262,3 +263,8 @@ class PeerWorker(Worker):
         if self._trainer.shared:
             self._trainer.binding.part()
         self._ending.settle()
+
+
+def _momentum(optimizer: torch.optim.Optimizer) -> float:
+    """The largest of its groups'."""
+    return max(float(group.get("momentum") or 0.0) for group in optimizer.param_groups)
