@@ -55,10 +55,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = {item for item in items if item.get_closest_marker("long")}
     cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.path.parent.name in ("e2e", "scripts"):
+        if item.path.parent.name in ("e2e", "scripts") or item.get_closest_marker("some"):
             cases[item.nodeid.partition("[")[0]].append(item)
     for name, some in cases.items():
-        left_out |= set(some).difference(evenly(some, MOST_CASES, name))
+        marker = some[0].get_closest_marker("some")
+        left_out |= set(some).difference(evenly(some, marker.args[0] if marker else MOST_CASES, name))
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 

@@ -24,6 +24,7 @@ POLLING = ("psp", "resample=poll", "poll_s=0.003")
 APART = ("psp", "form=distributed", "poll_s=0.003")
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     "asked", [*((name, *each) for name, each in PACED.items()), POLLING, APART], ids=" ".join
 )

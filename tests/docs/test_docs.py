@@ -109,7 +109,6 @@ def skip_if_impossible(text: str) -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.usefixtures("engine_here")
 @pytest.mark.parametrize(("page", "line"), commands(), ids=lambda value: value[:60])
 def test_every_command_of_the_docs_runs(
     page: str,
@@ -118,10 +117,13 @@ def test_every_command_of_the_docs_runs(
     background: list[subprocess.Popen[bytes]],
     shell: Shell,
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     skip_if_impossible(line)
     words = shlex.split(line)
     if page != "README.md" and words[0] == "paceline" and words[1] in WARM and "&" not in line:
+        if words[1] in KEEPS_RUNS:
+            request.getfixturevalue("engine_here")
         monkeypatch.chdir(workplace)
         runs = ("--runs", "runs") if words[1] in KEEPS_RUNS else ()
         done = shell(words[1], *runs, *words[2:])

@@ -1,4 +1,4 @@
-"""A command that shows one view does not pay for torch."""
+"""A command that shows one view, or starts workers elsewhere, does not pay for torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("view", ["terminal.progress", "terminal.table", "report.report"])
-def test_a_view_does_not_import_torch(view: str) -> None:
-    code = f"import sys, paceline.view.{view}; sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize(
+    "module",
+    ["view.terminal.progress", "view.terminal.table", "view.report.report", "engines.local", "engines.ray"],
+)
+def test_a_view_or_engine_does_not_import_torch(module: str) -> None:
+    code = f"import sys, paceline.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

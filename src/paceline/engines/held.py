@@ -12,7 +12,6 @@ from paceline.config import RunConfig
 from paceline.engines.meeting import StoreOrder, launch_service, meeting_of
 from paceline.fabric.channel import Channel
 from paceline.fabric.neighbours import find_neighbour
-from paceline.runtime.messages import workers as m
 
 
 class HeldStore:
@@ -41,6 +40,8 @@ class HeldStore:
 
     def speak_for(self, rank: int, text: str) -> None:
         """Tell it that a worker it may be waiting for is not going to come."""
+        from paceline.runtime.messages import workers as m  # imports torch, which nothing else here needs
+
         with contextlib.suppress(OSError):
             sock = find_neighbour(self.meeting.name)
             if sock is None:  # it has ended
