@@ -31,10 +31,14 @@ def silent(text: str) -> None:
     pass
 
 
-def test_every_recipe_runs_in_its_quick_form_and_gives_the_figures_of_its_rule() -> None:
-    rows = papers(BenchPlan(quick=True), silent)
+def test_every_recipe_runs_in_its_quick_form_and_gives_the_figures_of_its_rule(
+    request: pytest.FixtureRequest,
+) -> None:
+    """`make test` tries every second one."""
+    some = [*TRIED] if request.config.getoption("--every-case") else [*TRIED][::2]
+    rows = papers(BenchPlan(quick=True, recipes=(*some, *OPEN)), silent)
     claimed = [(row.case["recipe"], row.case["claimed"]) for row in rows if row.value is not None]
-    assert claimed == [(name, figure.name) for name, recipe in TRIED.items() for figure in recipe.figures]
+    assert claimed == [(name, figure.name) for name in some for figure in TRIED[name].figures]
     assert {row.case["recipe"] for row in rows if row.value is None} == set(OPEN)
     assert {row.case["verdict"] for row in rows} == {"not judged: quick", "cannot be judged here"}
 
