@@ -2,7 +2,8 @@
 
 Both are measured, but apart: batches in one process, where the stages take turns and a busy machine changes
 nothing, seconds on emulated devices. GPipe and 1F1B compute what back-propagation does, and so need its
-batches. Every pipeline gets its best of the same learning rates, chosen with a seed that does not count.
+batches; `bp` needs them too, and has the time of one stage after another. Every pipeline gets its best of the
+same learning rates, chosen with a seed that does not count.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -58,22 +59,26 @@ class Data(NamedTuple):
     rates: tuple[float, ...]
 
 
+class Needed(NamedTuple):
+    """What a pipeline needed to get there."""
+
+    batches: list[int]
+    """By seed; 0: it never did."""
+    rate: float
+
+
 class Entry(NamedTuple):
     """A pipeline that is tried."""
 
     protocol: str
-    settings: dict[str, Any]
+    predict: bool = False
 
     def __str__(self) -> str:
-        return " ".join([self.protocol, *(f"{key}={value}" for key, value in self.settings.items())])
+        return f"{self.protocol} predict=True" if self.predict else self.protocol
 
 
-EXACT = Entry("bp", {})
-ENTRIES = tuple(
-    Entry(name, {"predict": True} if predict else {})
-    for name in ("adl", "fdg", "layerwise")
-    for predict in (False, True)
-)
+EXACT = Entry("bp")
+ENTRIES = tuple(Entry(name, predict) for name in ("adl", "fdg", "layerwise") for predict in (False, True))
 
 
 def to_accuracy(speeds: Speeds, plan: BenchPlan, say: Say) -> list[BenchRow]:
@@ -99,15 +104,17 @@ def _there(plan: BenchPlan, say: Say) -> list[Data]:
 
 def _rows(data: Data, speeds: Speeds, plan: BenchPlan, say: Say) -> list[BenchRow]:
     seeds = range(plan.seed, plan.seed + (1 if plan.quick else max(3, plan.seeds)))
-    exact, rate = _needed(EXACT, data, seeds, say)
     entries = [entry for entry in ENTRIES if entry.protocol in speeds.ours]
-    return [_row(entry, exact, rate, data, seeds, speeds, say) for entry in entries]
+    exact = _needed(EXACT, data, seeds, say)
+    found = {entry: _needed(entry, data, seeds, say) for entry in entries}
+    found |= {EXACT: exact} if EXACT.protocol in speeds.ours else {}
+    return [_row(entry, own, exact, data, seeds, speeds) for entry, own in found.items()]
 
 
 def _row(
-    entry: Entry, exact: list[int], rate: float, data: Data, seeds: Sequence[int], speeds: Speeds, say: Say
+    entry: Entry, own: Needed, best: Needed, data: Data, seeds: Sequence[int], speeds: Speeds
 ) -> BenchRow:
-    needed, own_rate = _needed(entry, data, seeds, say)
+    (needed, own_rate), (exact, rate) = own, best
     there = [(mine, his) for mine, his in zip(needed, exact, strict=True) if mine and his]
     ours = [mine * speeds.ours[entry.protocol] for mine, _ in there]
     theirs = [his * speeds.torchs for _, his in there]
@@ -129,19 +136,29 @@ def _list(batches: Sequence[int]) -> str:
     return " ".join(str(each) if each else "-" for each in batches)
 
 
-def _needed(entry: Entry, data: Data, seeds: Sequence[int], say: Say) -> tuple[list[int], float]:
-    """Batches to the target for every seed (0: never), at the best rate of a seed of its own."""
-    tried = {rate: _batches(entry, data, seeds[-1] + 1, rate) or data.most + 1 for rate in data.rates}
-    rate = min(tried, key=lambda each: (tried[each], each))
+def _needed(entry: Entry, data: Data, seeds: Sequence[int], say: Say) -> Needed:
+    """Batches to the target for every seed, at the best rate of a seed of its own."""
+    rate = _best_rate(entry, data, seeds[-1] + 1)
     needed = [_batches(entry, data, seed, rate) for seed in seeds]
     say(f"pipeline, {data.name}: {entry} needs {_list(needed)} batches at rate {rate:g}")
-    return needed, rate
+    return Needed(needed, rate)
+
+
+def _best_rate(entry: Entry, data: Data, seed: int) -> float:
+    """The soonest there, the first of equals; each is given up when it cannot be sooner than the best before it."""
+    best, most = data.rates[0], data.most
+    for rate in data.rates:
+        taken = _batches(entry, data._replace(most=most), seed, rate)
+        if taken:
+            best, most = rate, taken - 1
+    return best
 
 
 def _batches(entry: Entry, data: Data, seed: int, rate: float) -> int:
     """How many batches it takes; 0: more than there may be."""
     model = data.blocks(seed)
-    schedule = make_pipeline(entry.protocol, entry.settings).schedule(STAGES)
+    settings = {"predict": True} if entry.predict else {}
+    schedule = make_pipeline(entry.protocol, settings).schedule(STAGES)
     pipe = InTurn(
         schedule,
         model,
@@ -152,7 +169,7 @@ def _batches(entry: Entry, data: Data, seed: int, rate: float) -> int:
     draw, seen, fed = torch.Generator().manual_seed(seed), [0.0] * SMOOTH, 0
     while fed < data.most:
         order = torch.randperm(len(data.y), generator=draw)
-        for chosen in torch.split(order, data.batch)[: len(data.y) // data.batch]:
+        for chosen in torch.split(order, data.batch)[: min(len(data.y) // data.batch, data.most - fed)]:
             pipe.step(data.x[chosen], data.y[chosen])
             fed += 1
             if fed % LOOK == 0:

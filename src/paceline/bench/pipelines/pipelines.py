@@ -2,7 +2,7 @@
 
 Four equal blocks on four workers with emulated devices: forward one unit of time, backward two. What theory
 allows: GPipe and 1F1B with M micro-batches take 3 (M + 3) / M units for a batch, a pipeline without bubbles 3
-with stored graphs and 4 where batches are computed once more (an emulated device does one thing at a time, so
+with stored graphs, 12 where one stage computes at a time (bp), and 4 where batches are computed once more (an emulated device does one thing at a time, so
 the second forward hides behind nothing), and with a slower stage what that stage takes alone.
 """
 
@@ -43,6 +43,7 @@ class Case(NamedTuple):
 
 
 CASES = (
+    Case("bp", 12.0),
     Case("adl", 3.0),
     Case("fdg", 3.0),
     Case("layerwise", 4.0),
@@ -54,7 +55,7 @@ CASES = (
 def pipelines(plan: BenchPlan, say: Say) -> list[BenchRow]:
     """Ours against theory, and against torch's schedules; then how many samples each needs."""
     unit, batches = (0.01, 8) if plan.quick else (0.05, 24)
-    cases = CASES[:1] if plan.quick else CASES
+    cases = CASES[1:2] if plan.quick else CASES
     ours: dict[Case, Spread] = {}
     for number, case in enumerate(cases, 1):
         say(f"pipeline, {number} of {len(cases)} of ours: {case.protocol}, slowest stage {case.slow:g}x")
