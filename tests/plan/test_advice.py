@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import inf
 
 import pytest
 from typer.testing import CliRunner
@@ -53,6 +54,25 @@ def test_near_the_bound_it_warns_and_does_not_refuse():
     assert advice.best is None
     assert advice.active == []
     assert any("above the bound" in text for text in advice.warnings)
+
+
+@pytest.mark.parametrize("spread", [0.2, 1.0, 3.0])
+def test_an_absurd_rate_is_told_to_be_unstable_at_any_staleness(spread):
+    """Some of these once came out as convergence, after minutes."""
+    request = Request(curvature=10.0, noise=1.0, loss=1.0, lr=1e7)
+    advice = advise(
+        from_cluster(Cluster(workers=4, compute=Lognormal(1.0, spread)), "test"), landscape(request), request
+    )
+    shown = [*advice.workers, advice.now, advice.lockstep, *advice.groups.values()]
+    assert all(not one.stable and one.rate_per_s < 0 and one.floor == inf for one in shown)
+    assert any("1e+07 is unstable at any staleness" in text for text in advice.warnings)
+
+
+def test_a_rate_that_one_worker_stands_is_not_called_absurd():
+    advice = advised(lr=0.1)
+    assert not advice.now.stable
+    assert advice.workers[0].stable
+    assert not any("at any staleness" in text for text in advice.warnings)
 
 
 def test_without_a_learning_rate_the_safe_one_is_taken():

@@ -23,6 +23,7 @@ from paceline.plan.staleness.delays import (
 )
 from paceline.plan.staleness.discrete import decay_per_update
 from paceline.plan.staleness.roots import (
+    FAR,
     SAFE_LOAD,
     critical_load,
     decay,
@@ -188,3 +189,12 @@ def test_pooling_keeps_the_mean_and_the_weights():
 def test_impossible_laws_are_refused(make):
     with pytest.raises(ConfigError, match="got"):
         make()
+
+
+def test_far_beyond_the_bound_the_error_grows_as_at_that_distance():
+    """The followed root ends left of the axis there, and no grid of starts finds the other."""
+    law = Samples.of(np.exp(np.random.default_rng(0).normal(-0.5, 1.0, 1000)).tolist())
+    bound = critical_load(law)
+    assert decay(1e9 * bound, law) == decay(FAR * bound, law) < decay(2 * bound, law) < 0
+    assert roots_right_of(FAR * bound, law, -decay(FAR * bound, law) + 1e-6) == 0
+    assert decay(1e9, ShiftedExponential()) == pytest.approx(0.5)

@@ -145,7 +145,7 @@ def _needed(entry: Entry, data: Data, seeds: Sequence[int], say: Say) -> Needed:
 
 
 def _best_rate(entry: Entry, data: Data, seed: int) -> float:
-    """The soonest there, the first of equals; each is given up when it cannot be sooner than the best before it."""
+    """The soonest there, the first of equals; one that cannot be sooner any more is given up."""
     best, most = data.rates[0], data.most
     for rate in data.rates:
         taken = _batches(entry, data._replace(most=most), seed, rate)

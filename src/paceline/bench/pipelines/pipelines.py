@@ -2,8 +2,9 @@
 
 Four equal blocks on four workers with emulated devices: forward one unit of time, backward two. What theory
 allows: GPipe and 1F1B with M micro-batches take 3 (M + 3) / M units for a batch, a pipeline without bubbles 3
-with stored graphs, 12 where one stage computes at a time (bp), and 4 where batches are computed once more (an emulated device does one thing at a time, so
-the second forward hides behind nothing), and with a slower stage what that stage takes alone.
+with stored graphs and 4 where batches are computed once more (an emulated device does one thing at a time, so
+the second forward hides behind nothing), stages that take turns (bp) 12, and with a slower stage what that
+stage takes alone.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from paceline.plan.staleness.policies import (
     outlook,
     survey,
 )
+from paceline.plan.staleness.roots import FAR
 from paceline.plan.staleness.thresholds import Threshold, best_threshold, thresholds
 
 
@@ -102,6 +103,7 @@ def advise(
         warnings=[
             *_warnings_of_inputs(observed, land, request, step, now),
             *_warnings_of_stability(request, step, now, chosen, rates, land.sharpest),
+            *_warnings_of_absurdity(step, now, by_count[0]),
         ],
     )
 
@@ -196,3 +198,13 @@ def _warnings_of_stability(
     step_curvature = step.length(now.workers) / (1 - step.momentum) * sharpest
     if now.stable and poisson_factor(now.floor_factor, step_curvature) == inf:
         yield "pushes at quite irregular times would let the variance grow without bound."
+
+
+def _warnings_of_absurdity(step: PolicyStep, now: Outlook, alone: Outlook) -> Iterator[str]:
+    if not alone.stable:
+        yield (
+            f"a learning rate of {step.lr:g} is unstable at any staleness: even for one worker, whose "
+            f"gradients are fresh, it is {alone.margin:.3g} times the bound."
+        )
+    if now.load > FAR * now.critical:
+        yield f"growth is told as it is at {FAR:g} times the bound: beyond, it is faster still."

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.plan.staleness.delays import Constant, DelayLaw, ShiftedExponential, Smeared
-from paceline.plan.staleness.roots import critical_load, dominant_root
+from paceline.plan.staleness.roots import critical_load, decay, dominant_root
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 _PANELS_UP_TO = 64.0
@@ -33,7 +33,7 @@ def floor_factor(load: float, law: DelayLaw) -> float:
     """Phi: how many times higher the floor is than it would be without staleness."""
     if load <= 0:
         return 1.0
-    if load >= critical_load(law):
+    if load >= critical_load(law) or decay(load, law) < 0:
         return inf
     x = load * law.mean
     if isinstance(law, Constant):

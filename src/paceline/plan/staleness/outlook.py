@@ -113,7 +113,8 @@ def expect(
         load=load,
         critical=equation.critical,
         margin=load / bound,
-        stable=load < equation.critical,
+        stable=load < equation.critical
+        and way.rate_per_s >= 0,  # a bound that is out of sight counts as none
         rate_per_update=way.rate_per_s / updates_per_s,
         rate_per_s=way.rate_per_s,
         floor=way.floor,

@@ -29,6 +29,9 @@ from paceline.plan.staleness.delays import Complex, Constant, DelayLaw, Gamma
 SAFE_LOAD = pi / 2
 """Below this load every delay law of mean 1 is stable; a constant delay is the worst of them."""
 
+FAR = 20.0
+"""So many times beyond the bound it is no matter how many more."""
+
 _BISECTIONS = 60
 _NEWTONS = 60
 _HIGHEST = 64.0
@@ -53,8 +56,13 @@ def dominant_root(load: float, law: DelayLaw) -> complex:
 
 
 def decay(load: float, law: DelayLaw) -> float:
-    """How fast the mean error falls, per unit of the law's time; negative when it grows."""
-    return -dominant_root(load, law).real
+    """How fast the mean error falls, per unit of the law's time; negative when it grows.
+
+    From `FAR` times the bound on that of `FAR` times the bound stands for it: the error grows faster still,
+    and roots would have to be counted along a line as long as the load.
+    """
+    bound = min(critical_load(law), _HIGHEST / law.mean)
+    return -dominant_root(min(load, FAR * bound), law).real
 
 
 @lru_cache(maxsize=4096)
