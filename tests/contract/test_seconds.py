@@ -20,6 +20,7 @@ PEER_RUNS: list[tuple[str, dict[str, Any]]] = [
     ("osp", {"overlap": 1.0, "ramp": "constant", "rank_every": 1, "small_bytes": 0, "budget": "measured"}),
     ("hpsgd", {}),
     ("dpsgd", {"overlap": True}),
+    ("osp", {"overlap": 1.0, "ramp": "constant", "rank_every": 2, "small_bytes": 0, "budget": "times"}),
     ("dpsgd", {"topology": "matching"}),
     ("easgd", {"period": 2, "mode": "asynchronous"}),
     ("fedavg", {"period": 3, "fraction": 0.5}),

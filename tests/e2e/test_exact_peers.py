@@ -30,6 +30,7 @@ LOOSE: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"period": 3, "fraction": 0.5}),
     ("hpsgd", {}),
     ("osp", {**TIGHT["osp"], "budget": "measured"}),
+    ("osp", {**TIGHT["osp"], "budget": "times"}),
 ]
 """Further ways in which workers talk: those that follow times, and those that compute twice."""
 VARIANTS = [*((name, TIGHT.get(name, {})) for name in sorted(PEERS)), *LOOSE]

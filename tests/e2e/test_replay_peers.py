@@ -28,6 +28,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("dpsgd", {"topology": "matching"}),
     ("dpsgd", {"overlap": True, "topology": "one_peer"}),
     ("easgd", {"mode": "asynchronous", "period": 2}),
+    ("osp", {**TIGHT["osp"], "budget": "times"}),
     ("easgd", {"mode": "asynchronous", "period": 2, "adaptive": True}),
     ("easgd", {"mode": "asynchronous", "period": 1, "lock": False}),
 ]

@@ -238,6 +238,86 @@ def test_what_comes_too_late_is_put_off_less() -> None:
     assert alone.living[0].me.agreed.room == 1.0
 
 
+class Times:
+    """A clock that moves by what computing, averaging and waiting take, in the order a rank asks for it."""
+
+    def __init__(self, crew: Crew, compute_s: float, average_s: float, wait_s: float = 0.0) -> None:
+        self.crew, self.now = crew, {worker.me.rank: 0.0 for worker in crew.workers}
+        self.takes = {"Compute": compute_s, "Average": average_s, "Wait": wait_s}
+        self.read: dict[int, int] = {}
+
+    def __call__(self, rank: int) -> float:
+        new = self.crew.log[self.read.get(rank, 0) :]
+        self.read[rank] = len(self.crew.log)
+        self.now[rank] += sum(self.takes.get(name, 0.0) for who, _, name in new if who == rank)
+        return self.now[rank]
+
+
+def timed(workers: int, *takes: float, overlap: float = 1.0, late: bool = False) -> Crew:
+    """A crew of six tensors of one size; `late`: what was put off is never there in time."""
+    protocol = osp(overlap, budget="times", rank_every=2)
+    travel = (lambda rank, lane: 9) if late else (lambda rank, lane: 0)
+    crew = Crew(protocol, workers, alike, tensors=(1,) * 6, travel=travel)
+    crew.clock = Times(crew, *takes)
+    return crew
+
+
+@pytest.mark.parametrize(
+    ("compute_s", "average_s", "overlap", "put_off"),
+    [(1.0, 1.8, 1.0, 3), (1.0, 1.81, 1.0, 2), (1.0, 0.1, 0.7, 4), (1.0, 0.0, 1.0, 6), (0.1, 9.0, 1.0, 0)],
+)
+def test_what_is_put_off_is_nine_tenths_of_what_travels_while_all_compute(
+    compute_s: float, average_s: float, overlap: float, put_off: int
+) -> None:
+    """min(overlap, 0.9 x computing / averaging) of the model, from its tensors of a sixth each."""
+    crew = timed(1, compute_s, average_s, overlap=overlap).run(2)
+    assert [len(each) for each in drops(crew)] == [put_off]
+
+
+def test_the_time_to_average_everything_is_scaled_up_from_the_part_that_was() -> None:
+    """After the first ranking half is put off; averaging the other half takes half as long."""
+    crew = timed(1, 1.0, 1.8).run(2)
+    crew.clock.takes["Average"] = 0.9  # type: ignore[attr-defined]
+    assert [len(each) for each in drops(crew.run(4))] == [3]
+
+
+def test_who_computes_longest_and_who_came_last_to_the_average_count() -> None:
+    crew = timed(2, 1.0, 1.8)
+    fast = Times(crew, 0.2, 5.0)  # it computes little, and waits for the other
+    slow = crew.clock
+    crew.clock = lambda rank: (slow, fast)[rank](rank)
+    assert [len(each) for each in drops(crew.run(2))] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "late", "room"), [(0.04, True, 0.9), (0.01, True, 1.0), (0.04, False, 1.0)]
+)
+def test_less_is_put_off_while_workers_wait_for_more_than_a_hundredth_of_computing(
+    wait_s: float, late: bool, room: float
+) -> None:
+    """Of two iterations between rankings both wait: 0.04 s on the mean is more, 0.01 s is not."""
+    crew = timed(1, 1.0, 1.8, wait_s, late=late).run(4)
+    assert crew.living[0].me.agreed.room == room
+
+
+def test_room_grows_back_while_nobody_waits_and_not_beyond_the_formula() -> None:
+    crew = timed(1, 1.0, 1.8).run(2)
+    crew.living[0].me.agreed.room = 0.9
+    assert crew.run(2).living[0].me.agreed.room == pytest.approx(0.9 * 1.02)
+    assert crew.run(20).living[0].me.agreed.room == 1.0
+
+
+@every_optimizer
+@given(seed=seeds)
+def test_with_measured_times_too_one_worker_trains_as_plain_pytorch(
+    optimizer: MakeOptimizer, seed: int
+) -> None:
+    protocol = osp(1.0, budget="times", rank_every=2)
+    crew = Crew(protocol, 1, noisy(seed), optimizer=optimizer, travel=lambda rank, lane: 9)
+    crew.clock = Times(crew, 1.0, 1.8, 0.1)
+    close(crew.run(9).settle().parameters()[0], large_batch(1, 9, noisy(seed), optimizer))
+
+
 @given(seed=seeds, decay=st.sampled_from([0.0, 0.5, 0.9]))
 def test_the_guess_of_ema_is_the_own_gradient_moved_by_the_running_difference_to_the_mean(
     seed: int, decay: float

@@ -195,6 +195,15 @@ def test_osp_puts_off_as_much_as_the_link_carries_beside_computing() -> None:
     assert all(0.2 * 400_000 < size <= 0.29 * 400_000 for size in late)
 
 
+def test_osp_computes_what_it_puts_off_from_the_times_of_the_first_iterations() -> None:
+    """The same link: nine tenths of a quarter, in tensors of a hundredth, and nobody ever waits for it."""
+    on = cluster(2, link=Link(bandwidth_bytes_per_s=1e5), model_bytes=400_000)
+    events = trace(make_peer("osp", {"budget": "times", **OVERLAPPED}), on, iterations=20)
+    sizes = [e.bytes for e in events if isinstance(e, Exchanged) and e.operation == "average"][-20:]
+    late = {min(pair) for pair in zip(sizes[::2], sizes[1::2], strict=True)}
+    assert all(0.21 * 400_000 < size <= 0.225 * 400_000 for size in late)
+
+
 def test_osp_cannot_know_a_loss_here() -> None:
     with pytest.raises(ConfigError, match="use ramp=linear"):
         simulate_peers(make_peer("osp", {"ramp": "loss", "ramp_length": 2}), cluster(), iterations=3)

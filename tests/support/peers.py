@@ -28,6 +28,7 @@ from paceline.protocols.core.operations import (
     Exchange,
     Handle,
     Mix,
+    Now,
     Preview,
     Probe,
     Recall,
@@ -77,6 +78,8 @@ class Crew:
         """`loss`: what a rank's script reports; `rate`: the learning rate at an iteration, if it changes;
         `travel`: iterations of a rank until what it has started, complete elsewhere, reaches it."""
         protocol.check(workers)
+        self.clock: Callable[[int], float] = lambda rank: 0.0
+        """What a rank is told when it asks for the time."""
         self.tensors, self.loss, self.rate, self.travel = tensors, loss, rate, travel
         self.waited = 0
         """How often somebody had to wait for what was still travelling."""
@@ -263,6 +266,8 @@ class _Worker:
                 self.wake(self._exchange(operation))
             case Start():
                 self._start(operation.operation)
+            case Now():
+                self.answer = self.crew.clock(self.me.rank)
             case Test():
                 self.answer = self.is_here(operation.handle.lane)
             case Wait():

@@ -27,6 +27,7 @@ from paceline.protocols.core.operations import (
     Handle,
     Joint,
     Mix,
+    Now,
     Operation,
     Probe,
     Recall,
@@ -204,6 +205,8 @@ class PeerLoop:
                     return self._wait(worker, operation.handle.lane)
                 case Exchange():
                     return self._exchange(worker, operation)
+                case Now():
+                    answer = self._now
                 case Recall():
                     answer = {"momentum": worker.me.parameters.clone()}
                 case Start():
@@ -371,13 +374,7 @@ def _fresh(decision: Decision) -> Decision:
 
 
 def _started(
-    protocol: Peer,
-    cluster: Cluster,
-    run: str,
-    started_at: str,
-    seed: int,
-    summarised: bool,
-    compress: Compression,
+    protocol: Peer, cluster: Cluster, run: str, began: str, seed: int, summarised: bool, compress: Compression
 ) -> RunStarted:
     names = (name for name, cls in PEERS.items() if type(protocol) is cls)
     name = next(names, None) or own.loaded_as(type(protocol)) or type(protocol).__name__.lower()
@@ -390,7 +387,7 @@ def _started(
         cluster.workers,
         seed,
         simulated=True,
-        started_at=started_at,
+        started_at=began,
         emulated=cluster.describe(),
         summarised=summarised,
         family="peer",

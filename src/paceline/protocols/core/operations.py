@@ -172,6 +172,12 @@ class Test:
     handle: Handle
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Now:
+    """Answers the seconds on the run's clock. A replay answers what was answered then, and in a simulation it
+    is the virtual time. Over a collective fabric each worker has its own: compare one's only."""
+
+
 class Rule(StrEnum):
     """What an exchange does to a cell. The rules have names, since it has to be carried out elsewhere."""
 
@@ -223,6 +229,7 @@ Operation = (
     | Start
     | Wait
     | Test
+    | Now
     | Exchange
 )
 Steps = Generator[Operation, Any, Any]

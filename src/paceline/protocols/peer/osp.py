@@ -17,7 +17,11 @@ is SGD delayed by one step. At most one exchange is under way; everybody splits 
 Where this differs from the paper, of which only the abstract could be read: there is no server; a tensor's
 importance is the mean of |parameter x mean gradient| over its elements; tensors of few bytes always go at
 once; the budget is a share of the model, grown by iterations or by the reported loss, and cut down while
-what was put off comes too late. A step that was put off uses the learning rates of its own iteration.
+what was put off comes too late. With `budget=times` it is made of two times, which are taken anew with every
+ranking: computing (of the slowest worker) and averaging the whole model (of the one that came last, scaled up
+from what was averaged at once). min(overlap, 0.9 x computing / averaging) of the model is put off; a tenth
+less than before while workers wait for it for more than a hundredth of computing, 1.02 times as much, up to
+that, while nobody waits. A step that was put off uses the learning rates of its own iteration.
 With `preview=ema` (which the paper is said to have weighed and left) the worker's own gradient is moved by
 the running mean of how far the mean gradient was from it before; that takes two more vectors.
 """
@@ -34,6 +38,7 @@ from paceline.protocols.core.operations import (
     Average,
     Compute,
     How,
+    Now,
     Preview,
     Start,
     Step,
@@ -46,6 +51,10 @@ from paceline.protocols.core.parts import Part
 from paceline.protocols.core.peer import Me, Peer, average_buffers
 
 SHRINK, GROW = 0.9, 1.02
+HIDDEN = 0.9
+"""Of what could travel while an iteration computes, so much is put off."""
+TOLERATED = 0.01
+"""Waiting for what was put off, as a share of computing, that is no reason to put off less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +63,9 @@ class OSP(Peer):
 
     overlap: float = 0.8
     """Largest share of the model's bytes that is averaged beside the next iteration; 0 is allreduce."""
-    budget: Literal["fixed", "measured"] = "fixed"
-    """Whether that share is kept to, or cut down while what was put off comes too late to be hidden."""
+    budget: Literal["fixed", "measured", "times"] = "fixed"
+    """Whether that share is kept to, or cut down while what was put off comes too late to be hidden, or made
+    of the times that computing and averaging take."""
     ramp: Literal["linear", "loss", "constant"] = "linear"
     """How the share grows from 0: with the iterations, as the reported loss falls, or at once when ranked."""
     ramp_length: int = 200
@@ -118,13 +128,19 @@ class OSP(Peer):
         me.private.late, me.private.losses = 0, []
         if self.preview == "ema":
             me.private.apart, me.private.own = me.parameters * 0.0, me.parameters * 0.0
+        me.private.waited_s, me.private.compute_s, me.private.average_s = 0.0, 0.0, 0.0
+        me.agreed.hidden = 1.0
         me.agreed.room, me.agreed.grown, me.agreed.first_loss = 1.0, 0.0, None
         me.agreed.scores = {}
         me.agreed.later, me.agreed.now = _parts(me, ())
 
     def iteration(self, me: Me) -> Steps:
-        gradient = yield Compute()
         ranks = (me.count + 1) % self.rank_every == 0 and self.overlap > 0
+        timed = ranks and self.budget == "times"
+        began = (yield Now()) if timed else 0.0
+        gradient = yield Compute()
+        if timed:
+            me.private.compute_s = (yield Now()) - began
         yield from self.install(me, ranks)
         yield from self.synchronise(me, gradient, ranks)
         if me.private.split or me.agreed.later.tensors:
@@ -142,10 +158,14 @@ class OSP(Peer):
         if me.private.under_way is None:
             return
         (handle, part, rates), me.private.under_way = me.private.under_way, None
-        if self.budget == "measured":
-            arrived = yield Test(handle)
-            me.private.late += not arrived
+        arrived = self.budget == "fixed" or (yield Test(handle))
+        me.private.late += not arrived
+        timed = self.budget == "times" and not arrived
+        began = (yield Now()) if timed else 0.0
         mean = yield Wait(handle)
+        if timed:
+            mean = mean.clone()  # it has to outlast the question
+            me.private.waited_s += (yield Now()) - began
         if self.preview == "ema":
             memory, new = me.private, (1 - self.ema_decay) * (mean - me.private.own)
             me.tensors.copy(self.ema_decay * memory.apart + new, memory.apart, part)
@@ -159,7 +179,12 @@ class OSP(Peer):
         now, split = me.agreed.now, bool(me.agreed.later.tensors)
         if split and not now.tensors:
             return
+        timed = ranks and self.budget == "times"
+        began = (yield Now()) if timed else 0.0
         mean = yield Average(gradient, weight=me.samples, part=now if split else None)
+        if timed:
+            mean = mean.clone()  # it has to outlast the question
+            me.private.average_s = (yield Now()) - began
         if ranks:
             me.agreed.scores |= me.tensors.scores(me.parameters, mean, now)
         yield Step(mean, now if split else None)
@@ -189,6 +214,8 @@ class OSP(Peer):
             late = yield Agree(me.private.late, How.MAX)
             room = me.agreed.room * (SHRINK if late else GROW)
             me.private.late, me.agreed.room = 0, min(1.0, room)
+        elif self.budget == "times":
+            yield from self.follow_times(me)
         sizes, scores = me.tensors.sizes, me.agreed.scores
         budget, chosen = self.share(me) * sum(sizes), []
         for tensor in sorted(range(len(sizes)), key=lambda each: (scores.get(each, 0.0), each)):
@@ -197,6 +224,21 @@ class OSP(Peer):
                 chosen.append(tensor)
         me.agreed.later, me.agreed.now = _parts(me, chosen)
 
+    def follow_times(self, me: Me) -> Steps:
+        """What can travel while all compute, and whether that was too much lately."""
+        memory, agreed, now = me.private, me.agreed, me.agreed.now
+        compute_s = yield Agree(memory.compute_s, How.MAX)
+        average_s = yield Agree(memory.average_s, How.MIN)
+        waited_s = (yield Agree(memory.waited_s, How.MAX)) / self.rank_every
+        if now.tensors:
+            whole_s = average_s * sum(me.tensors.sizes) / now.size_bytes
+            agreed.hidden = HIDDEN * compute_s / whole_s if whole_s > 0 else 1.0
+        if waited_s > TOLERATED * compute_s:
+            agreed.room *= SHRINK
+        elif waited_s == 0:
+            agreed.room = min(1.0, agreed.room * GROW)
+        memory.waited_s = 0.0
+
     def share(self, me: Me) -> float:
         """The share of the model that may be put off."""
         grown = 1.0
@@ -204,6 +246,8 @@ class OSP(Peer):
             grown = min(1.0, (me.count + 1) / self.ramp_length)
         elif self.ramp == "loss":
             grown = me.agreed.grown
+        if self.budget == "times":
+            return float(min(self.overlap, me.agreed.room * me.agreed.hidden) * grown)
         return float(self.overlap * me.agreed.room * grown)
 
     def look_at_loss(self, me: Me) -> Steps:

@@ -65,13 +65,11 @@ class MeetingPlace:
         """Answers are sent, batches drawn and reports written as the owner does it for everybody."""
         self._run, self._owner, self._members = run, owner, owner.members
         self._send, self._draw, self._report = owner.send, owner.draw, owner.report
-        self._layout = run.store.layout
         roll = run.ledger.pacer.protocol
         assert isinstance(roll, PeerBooks)
         self._roll = roll
-        self._meeting = Meeting()
-        self._asleep = run.ledger.asleep
-        self._sums = JointSums(run, owner)
+        self._meeting, self._asleep = Meeting(), run.ledger.asleep
+        self._layout, self._sums = run.store.layout, JointSums(run, owner)
         self._unreleased: set[int] = set()
         self._held: dict[int, m.Met] = {}
         self._ready: dict[tuple[int, int], m.Met] = {}
@@ -108,8 +106,9 @@ class MeetingPlace:
 
     def meet(self, member: Member, message: m.Meet, fds: list[int]) -> None:
         """A worker has come."""
+        self._heard_at = self._owner.now()
         if message.push is None and message.saved is None:
-            self._note(events.Came(self._owner.now(), member.rank))
+            self._note(events.Came(self._heard_at, member.rank))
         replica = self._run.replicas[member.rank]
         for fd in fds:
             lent = Segment(fd, answer_bytes(self._layout))
@@ -152,8 +151,8 @@ class MeetingPlace:
         began, now, lane = time.perf_counter(), self._owner.now(), message.lane
         there, back = self._sums.trade(rank, message, self._meeting.active)
         spent = self._traded(rank, there, back, began, lane)
-        got = None if there == back else back
-        self._owner.trace.write(events.Exchanged(now, "exchange", (rank,), there, spent, got))
+        both = there, spent, None if there == back else back
+        self._owner.trace.write(events.Exchanged(now, "exchange", (rank,), *both))
         if not lane:
             self._asleep.travels(rank, spent)
             return {rank: m.Met()}
@@ -165,8 +164,8 @@ class MeetingPlace:
     def _started_before(self, rank: int, message: m.Meet) -> dict[int, m.Met]:
         """A worker asks for an operation it has started, or has come to the end of its iteration."""
         key = rank, message.wait
-        if message.test:
-            return {rank: m.Met(key in self._ready)}
+        if message.test or message.clock:  # the time is that on record, for a replay
+            return {rank: m.Met(self._heard_at if message.clock else key in self._ready)}
         if message.wait == 0 or key in self._ready:
             return {rank: self._ready.pop(key, m.Met())}
         self._waiting[rank] = message.wait

@@ -174,6 +174,8 @@ class Meet(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """The lane of a started operation that it waits for."""
     test: bool = False
     """Whether it only wants to know if that one is complete."""
+    clock: bool = False
+    """Whether it only wants to know the time."""
     retires: bool = False
     """Whether it has done its last iteration; not answered."""
     trade: Trade | None = None

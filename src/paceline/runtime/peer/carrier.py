@@ -39,6 +39,9 @@ class Carrier(Protocol):
     def test(self, handle: Handle) -> Any:
         """Whether what was started is complete."""
 
+    def now(self) -> float:
+        """The seconds on the run's clock."""
+
     def wait(self, handle: Handle) -> FlatVector:
         """The answer to what was started."""
 

@@ -131,6 +131,10 @@ class SharedCarrier:
         """The meeting place knows."""
         return self.meet(Meet(wait=handle.lane, test=True)).outcome
 
+    def now(self) -> float:
+        """The meeting place has the clock, whichever it is."""
+        return float(self.meet(Meet(clock=True)).outcome or 0.0)
+
     def wait(self, handle: Handle) -> FlatVector:
         """The answer lies in the memory that was lent for it."""
         met = self.meet(Meet(wait=handle.lane, push=self._peer.told()))

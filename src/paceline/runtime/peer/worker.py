@@ -21,6 +21,7 @@ from paceline.protocols.core.operations import (
     Compute,
     Exchange,
     Mix,
+    Now,
     Operation,
     Preview,
     Probe,
@@ -204,6 +205,8 @@ class PeerWorker(Worker):
                 return carrier.start(operation.operation)
             case Test():
                 return carrier.test(operation.handle)
+            case Now():
+                return carrier.now()
             case Wait():
                 return carrier.wait(operation.handle)
             case Done():

@@ -13,6 +13,7 @@ Hence a worker that has finished stays, and takes part with nothing until all ha
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -230,6 +231,10 @@ class CollectiveCarrier:
     def test(self, handle: Handle) -> Any:
         """This worker sees it by itself."""
         return all(work.is_completed() for work in self._started[handle.lane][-1])
+
+    def now(self) -> float:
+        """A clock of this worker's own, since such runs are not replayed."""
+        return time.perf_counter()
 
     def wait(self, handle: Handle) -> FlatVector:
         """The sum is there, and what it is to be divided by."""
