@@ -254,7 +254,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     def _check_mesh(self) -> None:
         """What the splitting of a model has no use for, or cannot do."""
         for asked, flag, why in (
-            (self.listen is not None, "--listen", "the groups of a mesh do not ask who connects"),
+            (
+                self.listen is not None,
+                "--listen",
+                "its groups (gloo) take in whoever connects, so it stays on one host",
+            ),
             (self.connects, f"--fabric {self.fabric}", "a mesh has process groups of its own"),
             (self.balance, "--balance", "all workers of a copy work on the same batches"),
             (

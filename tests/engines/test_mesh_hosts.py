@@ -9,7 +9,11 @@ from paceline.engines.meeting import MeetingPoint, take_seat
 from paceline.engines.torchrun import _listening
 from paceline.errors import ConfigError
 
-SAID = r"the mesh stage=2 would reach over several hosts \({}\), where its groups \(gloo\) take in whoever"
+SAID = (
+    r"the mesh stage=2 would reach over several hosts \({}\), where its groups \(gloo\) take in whoever"
+    r" connects, and its conductor shares memory with all workers\. Place all 2 workers on the host .*, or "
+    r"train over hosts without --mesh\."
+)
 
 
 def config() -> RunConfig:

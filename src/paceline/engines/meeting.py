@@ -75,7 +75,8 @@ def over_hosts(mesh: Mapping[str, int], where: str) -> ConfigError:
     """Why a mesh stays on one host: the same words whoever places its workers."""
     return ConfigError(
         f"the mesh {Grid(mesh)} would reach over several hosts ({where}), where its groups (gloo) take in "
-        "whoever connects. Let all workers be placed on the host that the run is started on."
+        f"whoever connects, and its conductor shares memory with all workers. Place all {Grid(mesh).count} "
+        "workers on the host that the run is started on, or train over hosts without --mesh."
     )
 
 
