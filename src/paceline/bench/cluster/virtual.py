@@ -11,23 +11,18 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-import msgspec
-
 from paceline.bench.cluster import script as cluster_script
 from paceline.bench.cluster.course import AccuracyCourse, judge_of
 from paceline.bench.cluster.entries import Entry
 from paceline.bench.cluster.other import NAME as DDP
 from paceline.bench.cluster.results import Job, Outcome
 from paceline.bench.cluster.scene import Scene
+from paceline.bench.exact import ExactRuns, trouble, virtual
 from paceline.bench.harness.bar import Bar
 from paceline.config import RunConfig
-from paceline.engines.control import Ended
-from paceline.engines.local import LocalEngine
 from paceline.errors import EngineLost, RunError
 from paceline.sim.network.links import Fabric
-from paceline.sim.request import ClusterRequest
 
-LOOK_S = 0.2
 STAND_IN = Entry("allreduce")
 """What DDP is in virtual time."""
 
@@ -43,7 +38,7 @@ class VirtualHosts:
         }
         for fabric, path in self._clusters.items():
             path.write_text(scene.cluster(fabric))
-        self._engine: LocalEngine | None = None
+        self._runs = ExactRuns(cluster_script.__file__)
         self._number = 0
 
     def __enter__(self) -> VirtualHosts:
@@ -52,8 +47,7 @@ class VirtualHosts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._engine is not None:
-            self._engine.close()
+        self._runs.close()
 
     def run(self, job: Job, entry: Entry, bar: Bar) -> Outcome:
         """One run, to its end."""
@@ -61,31 +55,23 @@ class VirtualHosts:
         ddp = entry.protocol == DDP
         config = self._config(job, STAND_IN if ddp else entry, self._clusters["ring" if ddp else "star"])
         course = AccuracyCourse(self._scene, Path(config.folder), self._judge, limit_s=float("inf"))
-        began, trouble = time.monotonic(), ""
+        began = time.monotonic()
         try:
-            trouble = self._follow(config, course, bar)
+            wrong = self._follow(config, course, bar)
         except EngineLost as error:
-            self._engine, trouble = None, str(error)
-        final = None if trouble else self._final(config)
+            wrong = str(error)
+        final = None if wrong else self._final(config)
         figures = course.figures(final) if course.seconds > 0 else None
-        return Outcome(job=job, figures=figures, took_s=time.monotonic() - began, trouble=trouble)
+        return Outcome(job=job, figures=figures, took_s=time.monotonic() - began, trouble=wrong)
 
     def _follow(self, config: RunConfig, course: AccuracyCourse, bar: Bar) -> str:
         """Until the run has ended; returns what went wrong."""
-        trace = [Path(config.folder) / "trace.jsonl"]
-        engine = self._engine = self._engine or LocalEngine(cluster_script.__file__)
-        engine.launch(config)
-        ended: Ended | None = None
-        while ended is None:
-            ended = engine.wait(LOOK_S)
-            course.look(trace)
+
+        def look() -> None:
+            course.look([config.path / "trace.jsonl"])
             bar.show(course.samples, course.best)
-        failed = sorted(rank for rank, status in ended.statuses.items() if status != 0)
-        if not failed and ended.store_status == 0:
-            return ""
-        logs = [Path(config.folder) / "logs" / f"rank{rank}.log" for rank in failed]
-        said = [line for log in logs if log.exists() for line in log.read_text().splitlines()[-1:]]
-        return f"ranks {failed} failed: {' '.join(said)}".rstrip(": ") if failed else "the store failed"
+
+        return trouble(config, self._runs.run(config, look))
 
     def _final(self, config: RunConfig) -> float | None:
         """How good the weights are that the run has saved, where it is about that."""
@@ -99,7 +85,7 @@ class VirtualHosts:
     def _config(self, job: Job, entry: Entry, cluster: Path) -> RunConfig:
         folder = self._folder / f"{job.scene}-{self._number}"
         folder.mkdir()
-        config = RunConfig(
+        return RunConfig(
             run=folder.name,
             folder=str(folder),
             script=cluster_script.__file__,
@@ -110,7 +96,5 @@ class VirtualHosts:
             balance=entry.balance,
             correct=entry.correct,
             seed=job.seed,
-            cluster=msgspec.to_builtins(ClusterRequest(file=str(cluster)), str_keys=True),
+            cluster=virtual(cluster),
         )
-        (folder / "config.json").write_bytes(msgspec.json.encode(config))
-        return config

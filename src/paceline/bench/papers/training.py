@@ -15,15 +15,13 @@ import msgspec
 from safetensors.torch import save_file
 
 import paceline
+from paceline.bench.exact import ExactRuns, trouble, virtual
 from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.kept import keep
 from paceline.bench.papers import body
 from paceline.bench.papers.trial import Course, Judged, Side, SplitSide, Trial, Work
 from paceline.config import RunConfig
-from paceline.engines.control import Ended
-from paceline.engines.local import LocalEngine
 from paceline.errors import RunError
-from paceline.sim.request import ClusterRequest
 from paceline.trace import read_trace, tally
 from paceline.trace.events import Evaluated, Reported
 
@@ -51,7 +49,7 @@ class Trainer:
     def __init__(self, plan: BenchPlan, say: Say, known: list[Trained] | None = None) -> None:
         self._plan, self._say = plan, say
         self._known = {each.key: each.course for each in known or [] if each.version == paceline.__version__}
-        self._engine: LocalEngine | None = None
+        self._runs = ExactRuns(body.__file__)
         self._folder = tempfile.TemporaryDirectory(prefix="paceline-papers-")
         self._number = 0
 
@@ -61,8 +59,7 @@ class Trainer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._engine is not None:
-            self._engine.close()
+        self._runs.close()
         self._folder.cleanup()
 
     def values(self, trial: Trial, judged: Judged) -> Values:
@@ -121,13 +118,7 @@ class Trainer:
         folder = Path(self._folder.name) / f"run-{self._number}"
         folder.mkdir()
         config = self._with_digits(_config(work, folder))
-        (folder / "config.json").write_bytes(msgspec.json.encode(config))
-        engine = self._engine = self._engine or LocalEngine(body.__file__)
-        engine.launch(config)
-        ended = engine.wait(PATIENCE_S)
-        if ended is None:
-            raise RunError(f"a run of {work.side.protocol} was not over after {PATIENCE_S:g} s.")
-        return _course(folder, _trouble(folder, ended))
+        return _course(folder, trouble(config, self._runs.run(config, patience_s=PATIENCE_S)))
 
     def _with_digits(self, config: RunConfig) -> RunConfig:
         """They are read once: that takes longer than all else that a worker does before its first step."""
@@ -166,25 +157,16 @@ def _config(work: Work, folder: Path) -> RunConfig:
         weighting=side.weighting,
         schedule=side.schedule,
         seed=work.seed,
-        cluster=msgspec.to_builtins(ClusterRequest(file=str(cluster)), str_keys=True),
+        cluster=virtual(cluster),
     )
 
 
-def _trouble(folder: Path, ended: Ended) -> str:
-    """What went wrong, if anything."""
-    failed = sorted(rank for rank, status in ended.statuses.items() if status != 0)
-    if not failed and ended.store_status == 0:
-        return ""
-    logs = [*folder.glob("logs/*.log")]
-    return " ".join(line for log in logs for line in log.read_text().splitlines()[-1:]) or "no word of it"
-
-
-def _course(folder: Path, trouble: str) -> Course:
+def _course(folder: Path, wrong: str) -> Course:
     """What its trace tells. Only a run that diverged may fail."""
     events = list(read_trace(folder))
     result = tally(events).result()
-    detail = f"{trouble} {events[-1]}"
-    if trouble and NOT_FINITE not in detail and "NaN" not in detail:
+    detail = f"{wrong} {events[-1]}"
+    if wrong and NOT_FINITE not in detail and "NaN" not in detail:
         raise RunError(f"a run of {result.protocol} failed: {detail}")
     told: dict[str, float] = {}
     for event in events:
@@ -197,5 +179,5 @@ def _course(folder: Path, trouble: str) -> Course:
         sent_bytes=result.bytes_sent or 0,
         lssr=result.lssr,
         told=told,
-        diverged=bool(trouble),
+        diverged=bool(wrong),
     )

@@ -6,83 +6,49 @@ import os
 import signal
 import time
 from pathlib import Path
-from types import TracebackType
 
-from paceline.bench.cluster.course import AccuracyCourse, Figures, Judge, judge_of
-from paceline.bench.cluster.hosts import FIRST_PORT, HostProcesses, OurProcesses, Stalls, bytes_over
+import msgspec
+
+from paceline.bench.cluster.course import AccuracyCourse
+from paceline.bench.cluster.hosts import HostProcesses, OurProcesses
 from paceline.bench.cluster.results import Job, Outcome
-from paceline.bench.cluster.scene import Scene
 from paceline.bench.cluster.script import pid_of
 from paceline.bench.cluster.tasks import TASKS
-from paceline.bench.cluster.testbed import watch
+from paceline.bench.cluster.testbed import BedHosts
 from paceline.bench.harness.bar import Bar
 from paceline.bench.rivals.killed import Killed, applied, steps_of, stood_still_s
 from paceline.bench.rivals.launch import ATTEMPTS, RivalProcesses
 from paceline.bench.rivals.roster import Found, Rival, Side
 from paceline.bench.rivals.scene import VICTIM
 from paceline.errors import RunError
-from paceline.testbed import Testbed
 
 LOOK_S = 0.05
 SILENT_S = 180.0
 """How long a job may take until its first step."""
 
 
-class PeerHosts:
-    """The hosts of a scene; every run is started anew on them."""
-
-    def __init__(self, scene: Scene, data: Path, folder: Path) -> None:
-        self._scene, self._data, self._folder = scene, data, folder
-        self._judge: Judge = judge_of(scene, data)
-        self._number = 0
-        self._bed: Testbed | None = None
-
-    def __enter__(self) -> PeerHosts:
-        self._bed = self._scene.testbed()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._bed is not None
-        self._bed.down()
+class PeerHosts(BedHosts):
+    """What runs of ours and of rivals are started on."""
 
     def run(self, job: Job, side: Side, found: Found, bar: Bar) -> Outcome:
         """One run, to its end."""
-        assert self._bed is not None
-        began, link = time.monotonic(), self._bed[self._scene.slow_link]
-        run = self._processes(job, side, found)
-        course, before = AccuracyCourse(self._scene, run.copies, self._judge), bytes_over(link)
-        trouble, killed = "", None
-        try:
-            run.start()
-            if self._scene.epochs:
-                killed = self._kill(run, course, bar, self._planned())
-            else:
-                trouble = watch(self._scene, run, course, bar, Stalls(self._scene, self._bed))
-        except RunError as error:  # one that fails does not end the others
-            trouble = str(error)
-        finally:
-            moved = bytes_over(link) - before
-            run.stop()
-        return Outcome(
-            job=job,
-            figures=_figures(course),
-            took_s=time.monotonic() - began,
-            slow_link_bytes=moved,
-            trouble=trouble,
-            killed=killed,
-            about=found.version,
-        )
+        run, killed = self._processes(job, side, found), None
+
+        def follow(course: AccuracyCourse) -> str:
+            nonlocal killed
+            if not self._scene.epochs:
+                return self.watch(run, course, bar)
+            killed = self._kill(run, course, bar, self._planned())
+            return ""
+
+        outcome = self.see_through(job, run, follow)
+        return msgspec.structs.replace(outcome, killed=killed, about=found.version)
 
     def _processes(self, job: Job, side: Side, found: Found) -> HostProcesses:
-        assert self._bed is not None
-        self._number += 1
-        place = job.words(self._scene, self._data), self._folder / str(self._number)
-        port = FIRST_PORT + self._number
+        place = self.place(job)
         if isinstance(side, Rival):
-            return RivalProcesses(self._scene, self._bed, side, found, *place, port)
-        return OurProcesses(self._scene, self._bed, side, *place, port)
+            return RivalProcesses(self._scene, self.bed, side, found, *place)
+        return OurProcesses(self._scene, self.bed, side, *place)
 
     def _kill(self, run: HostProcesses, course: AccuracyCourse, bar: Bar, planned: int) -> Killed:
         """Kill a worker when half of the work is done, and see what the others do."""
@@ -143,7 +109,3 @@ class PeerHosts:
 
 def _there(run: HostProcesses) -> list[Path]:
     return [path for path in run.traces if path.exists()]
-
-
-def _figures(course: AccuracyCourse) -> Figures | None:
-    return course.figures() if course.seconds > 0 else None
