@@ -139,6 +139,7 @@ def test_blocking_is_local_sgd_with_the_round_as_its_period(
     )
     assert ours.waited == 0
     assert ours.counts == theirs.counts
+    assert not ours.protocol.sends_ahead  # so that a checkpoint can be taken at any time
     close(ours.settle().models()[0], theirs.mean())
 
 

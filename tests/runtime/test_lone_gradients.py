@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
-from paceline.runtime.lone.gradients import gradients_of, sums_are_finite
+from paceline.runtime.lone.gradients import clip, gradients_of, sums_are_finite
 
 
 def test_every_gradient_that_will_be_stepped_with_is_looked_at_and_no_other() -> None:
@@ -27,3 +28,11 @@ def test_one_number_that_is_not_finite_shows_in_whichever_gradient_it_is() -> No
             assert sums_are_finite(gradients)
             gradients[bad][2] = value
             assert not sums_are_finite(gradients)
+
+
+@pytest.mark.parametrize(("most", "norm"), [(2.5, 2.5), (10.0, 5.0)])
+def test_clipped_gradients_have_the_norm_together_and_short_ones_stay(most: float, norm: float) -> None:
+    gradients = [torch.tensor([3.0, 0.0]), torch.tensor([4.0])]
+    clip(gradients, most)
+    torch.testing.assert_close(gradients[0], torch.tensor([3.0, 0.0]) * norm / 5)
+    torch.testing.assert_close(gradients[1], torch.tensor([4.0]) * norm / 5)
