@@ -26,7 +26,7 @@ from paceline.errors import ConfigError, RunError, RunStopped
 from paceline.fabric.channel import Channel
 from paceline.parallel import messages as m
 from paceline.parallel.mesh import Mesh, connect, gather_bytes
-from paceline.parallel.parts import Part, write_part
+from paceline.parallel.parts import PARTS, Part, write_part
 from paceline.parallel.pieces import Piece
 from paceline.parallel.signs import Action, Signs
 from paceline.protocols.grid import Grid, check_axes
@@ -196,7 +196,7 @@ class MeshPace(Pace):
         part = self._split.part()
         self.tell()
         if part is not None:
-            write_part(self.config.path / "parts", self.rank, part)
+            write_part(self.config.path / PARTS, self.rank, part)
         state = part.state if part is not None else None
         self._channel.send(m.Saved(state.updates if state else 0, state.samples if state else 0))
         self._answers.get()
@@ -272,7 +272,7 @@ class MeshPace(Pace):
         part = self._split.part()
         self.tell()
         if part is not None:
-            write_part(self.config.path / "parts", self.rank, part)
+            write_part(self.config.path / PARTS, self.rank, part)
         self._split.close()
         torch.distributed.barrier()  # who leaves first would break off what others still wait for
         self._channel.send(m.Bye(stopped, self._split.resumable))

@@ -22,6 +22,8 @@ from paceline.parallel.pieces import Piece
 from paceline.store.disk.checkpoint import Snapshot, check_optimizer, read_checkpoint
 
 STATE = "mesh.json"
+PARTS = "parts"
+"""The folder in a run's where workers write them."""
 
 
 class Part(msgspec.Struct):
@@ -58,6 +60,9 @@ def read_parts(folder: Path) -> Snapshot:
     found = sorted(folder.glob("*.json"))
     indices = {path.stem: msgspec.json.decode(path.read_bytes(), type=PartIndex) for path in found}
     states = [index.state for index in indices.values()]
+    if len({state.updates for state in states}) > 1:
+        counts = ", ".join(str(state.updates) for state in states)
+        raise RunError(f"the parts in {folder} are from different moments: after {counts} updates.")
     values = {name: value for state in states for name, value in state.optimizer.items()}
     whole = msgspec.structs.replace(states[0], optimizer=values)
     text = msgspec.json.format(msgspec.json.encode(whole))

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.parallel.parts import read_mesh_checkpoint
+from paceline.store.disk.folders import all_saved_in
 from paceline.trace.events import Evaluated, Kept
 from support.runs import Lab, Run, wait_until
 
@@ -90,6 +92,17 @@ def test_a_killed_worker_ends_the_run_with_its_place_named_and_the_run_goes_on(l
         lab, "--epochs", 20, mesh={"data": 2, "model": 2}, resume=str(killed.folder / "checkpoint")
     )
     assert resumed.result.samples + kept.samples == 20 * 48
+
+
+def test_a_checkpoint_that_is_due_is_taken_once_and_holds_what_it_says(lab: Lab) -> None:
+    dials = {"workers": 2, "mesh": {"model": 2}, "protocol": "row_split", "checkpoint_every": "10", "keep": 9}
+    run = lab.run("rows.py", "--epochs", 10, "--pause", 0.01, "--raises", 1, "--at", 50, **dials)
+    assert run.result.status == "failed"
+    kept = [each.version for each in run.of(Kept)]
+    found = [read_mesh_checkpoint(each).state.updates for each in all_saved_in(run.folder)]
+    assert kept
+    assert found[::-1] == kept
+    assert not list(run.folder.glob("parts*"))
 
 
 @pytest.mark.parametrize(

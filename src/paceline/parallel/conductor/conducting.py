@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -22,7 +23,7 @@ from paceline.fabric.channel import Channel
 from paceline.fabric.watcher import Watcher
 from paceline.parallel import messages as m
 from paceline.parallel.conductor.books import Books
-from paceline.parallel.parts import read_parts
+from paceline.parallel.parts import PARTS, read_parts
 from paceline.parallel.signs import Action, Signs
 from paceline.protocols.grid import Grid
 from paceline.runtime.checkpoints.writer import CheckpointWriter
@@ -81,11 +82,14 @@ class Conductor:
         self._watcher = Watcher()
         self.books = Books(config, self._grid)
         self._keeping = CheckpointWriter(config, self.books.trace, self.books.now)
+        self._parts, self._taken = config.path / PARTS, config.path / f"{PARTS}.taken"
         self._troubles: list[Trouble] = []
         self._decide_at: float | None = None
         self._stopping = False
         self._calls: list[Action] = []
         """What is to be called for, one after another."""
+        self._saving = False
+        """Whether a checkpoint is called for, and not all parts of it are there."""
         self._epoll = select.epoll()
         self._epoll.register(self._watcher.fileno(), select.EPOLLIN)
         self._stop = stop
@@ -146,7 +150,8 @@ class Conductor:
             if now >= self._decide_at:
                 self._end_all()
             return
-        if self._keeping.due(self.books.version) and Action.SAVE not in self._calls:
+        if self._keeping.due(self.books.version) and not self._saving:
+            self._saving = True
             self._calls.append(Action.SAVE)
         self._keeping.tell()
         if self._calls and self._signs.called is Action.NONE:
@@ -185,14 +190,22 @@ class Conductor:
         if not all(each.saved for each in self._players.values()):
             return
         self._signs.clear()
-        self._keeping.keep(message.updates, message.samples, lambda: self._whole)
+        self._saving = False
+        self._keeping.keep(message.updates, message.samples, self._take_parts)
         for each in self._players.values():
             each.saved = False
             with suppress(OSError):
                 each.channel.send(m.GoOn())
 
-    def _whole(self) -> Snapshot:
-        return read_parts(self.config.path / "parts")
+    def _take_parts(self) -> Callable[[], Snapshot]:
+        """Out of the way of workers, who may write their next ones while these are read."""
+        shutil.rmtree(self._taken, ignore_errors=True)
+        os.replace(self._parts, self._taken)
+        return lambda: read_parts(self._taken)
+
+    def _remove_parts(self) -> None:
+        for folder in (self._parts, self._taken):
+            shutil.rmtree(folder, ignore_errors=True)
 
     # -- losses -------------------------------------------------------------------------------
 
@@ -253,8 +266,7 @@ class Conductor:
             return
         self._keeping.tell(wait=True)
         checkpoint = self.config.path / "checkpoint"
-        parts = self.config.path / "parts"
-        whole = read_parts(parts) if parts.is_dir() else None
+        whole = read_parts(self._parts) if self._parts.is_dir() else None
         if whole is not None:
             save_weights(self.config.path / "weights.safetensors", whole.model)
         stopped = self.books.stopped
@@ -262,7 +274,7 @@ class Conductor:
             remove_checkpoint(checkpoint)
         elif whole is not None and self.books.resumable:
             write_checkpoint(checkpoint, whole)
-        remove_checkpoint(parts)
+        self._remove_parts()
         self.books.end("stopped" if stopped else "finished", "interrupted" if stopped else "")
 
     def _put_down(self) -> None:
@@ -278,6 +290,7 @@ class Conductor:
             elif not player.over:
                 self.books.left(player.rank, "stopped")
         self._keeping.tell(wait=True)
+        self._remove_parts()
         alone = ", and the other parts of a split model cannot go on without it" if first.weight == 0 else ""
         self.books.end("failed", detail + alone, mistake=first.mistake)
 
