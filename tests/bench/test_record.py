@@ -10,6 +10,7 @@ import pytest
 from paceline.bench.harness import machine
 from paceline.bench.harness.machine import copy_bandwidth, look_around, memory_limit_s
 from paceline.bench.harness.record import BenchRecord, BenchRow, as_page, as_table, as_tables, write_record
+from paceline.bench.harness.run import shown_command
 from paceline.bench.harness.stats import Interval, paired_ratio, ratio_of_medians, spread
 
 
@@ -149,3 +150,8 @@ def test_pictures_are_files_beside_the_page_that_shows_them(tmp_path: Path) -> N
     page = write_record(tmp_path, msgspec.structs.replace(record([row()]), plots={"speed": "<svg/>"}))
     assert "![speed](2030-01-02-exchange-speed.svg)" in page.read_text()
     assert (tmp_path / "2030-01-02-exchange-speed.svg").read_text() == "<svg/>"
+
+
+def test_a_command_on_record_names_no_folder_of_this_machine() -> None:
+    words = ["bench", "cluster", "--data", "/home/somebody/cifar-10", "--results", "kept.jsonl"]
+    assert shown_command(words) == "paceline bench cluster --data cifar-10 --results kept.jsonl"

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import msgspec
 
@@ -234,6 +235,11 @@ def apart(names: Iterable[str]) -> tuple[list[str], tuple[str, ...]]:
     return [*words[:at], *(word for word in words[at:] if word in BENCHMARKS)], recipes
 
 
+def shown_command(words: Iterable[str]) -> str:
+    """As it was typed, but that a path of this machine alone is told by its last part."""
+    return shlex.join(["paceline", *(Path(word).name if word.startswith("/") else word for word in words)])
+
+
 def run(name: str, plan: BenchPlan, say: Say) -> BenchRecord:
     """Measure one."""
     benchmark = BENCHMARKS[name]
@@ -244,7 +250,7 @@ def run(name: str, plan: BenchPlan, say: Say) -> BenchRecord:
         name=f"{name}-simulated" if plan.simulated else name,
         question=benchmark.question,
         date=today(),
-        command=shlex.join(["paceline", *sys.argv[1:]]),
+        command=shown_command(sys.argv[1:]),
         seed=plan.seed,
         quick=plan.quick,
         machine=machine,
