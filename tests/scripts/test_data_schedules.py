@@ -98,7 +98,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 pace = paceline.join()
 torch.manual_seed(1)
-x = torch.randn(90, 4, dtype=torch.float64)
+x = torch.randn(102, 4, dtype=torch.float64)  # 26 batches: not all workers can have a multiple of three
 loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4)
 model = nn.Linear(4, 1).double()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
