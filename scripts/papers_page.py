@@ -27,7 +27,8 @@ tries all of them again, and with the name of a recipe behind it one of them. Th
 in its recipe before it ran (`src/paceline/bench/papers/`). What is simulated, predicted or computed by a
 formula is called so. Accuracy is that of small models with real gradients: it shows whether an effect exists
 and where it comes from, not how large it is for the published models. Differences of accuracies are in points
-of a hundred. What is not tried is in the last tables, with what it would take.
+of a hundred; 0.00x means that the accuracy was never reached. What is not tried is in the last tables, with
+what it would take.
 
 Verdicts: {verdicts}.
 
