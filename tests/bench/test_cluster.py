@@ -84,6 +84,12 @@ def test_an_entry_names_its_correction_and_hands_it_on() -> None:
     assert parse_entry("bsp+balance+none").flags == ["--protocol", "bsp", "--balance", "--correct", "none"]
 
 
+def test_an_entry_says_on_how_many_hosts_its_store_lies() -> None:
+    entry = parse_entry("asp+store_hosts=4@0.05")
+    assert (entry.title, entry.store_hosts, entry.lr) == ("asp+store_hosts=4", 4, 0.05)
+    assert entry.flags == ["--protocol", "asp", "--store-hosts", "4"]
+
+
 def test_ddp_is_always_among_those_that_were_chosen() -> None:
     assert [entry.name for entry in entries(["asp"])] == ["ddp", "asp"]
     assert [entry.name for entry in entries(["asp", "ddp"])] == ["asp", "ddp"]
@@ -97,6 +103,8 @@ def test_ddp_is_always_among_those_that_were_chosen() -> None:
         ("ssp:staleness", "a setting is NAME=VALUE"),
         ("ddp+balance", "ddp has neither settings nor balance"),
         ("asp+dna", "no correction of stale gradients is called 'dna'"),
+        ("allreduce+store_hosts=2", "goes with protocols that have one"),
+        ("asp+store_hosts=no", "For instance asp\\+store_hosts=4"),
     ],
 )
 def test_a_wrong_entry_is_named(text: str, said: str) -> None:

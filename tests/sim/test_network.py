@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -118,6 +119,21 @@ def test_with_a_store_all_weights_leave_over_its_hosts_link_and_all_gradients_co
     assert begins == pytest.approx({0: 0.0} | dict.fromkeys(range(1, count), (count - 1) * SIZE / RATE))
     arrivals = ways.push(range(count), 100.0)
     assert max(arrivals.values()) == pytest.approx(100.0 + (count - 1) * SIZE / RATE)
+
+
+@given(HOSTS)
+def test_a_store_on_all_hosts_shares_its_traffic_among_their_links(count: int) -> None:
+    """Every host keeps its own piece, sends one to each of the others and receives one from each."""
+    spread = msgspec.structs.replace(cluster(alike(count)), store_hosts=count)
+    ways, passed_on = StoreWays(spread), (count - 1) / count * SIZE / RATE
+    assert ways.pull(range(count), 0.0, once=False) == pytest.approx(dict.fromkeys(range(count), passed_on))
+    assert ways.push(range(count), 9.0) == pytest.approx(dict.fromkeys(range(count), 9.0 + passed_on))
+
+
+def test_a_store_lies_on_hosts_that_exist() -> None:
+    for hosts, store_hosts in (((), 2), (alike(2), 3), (alike(2), 0)):
+        with pytest.raises(ConfigError, match=rf"store_hosts.*{store_hosts}.*Use 1 to"):
+            Cluster(workers=2, model_bytes=SIZE, host=tuple(hosts), store_hosts=store_hosts)
 
 
 def test_workers_alike_that_push_at_the_same_moment_share_the_link_and_stay_in_step() -> None:

@@ -157,6 +157,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """Uplinks of racks, each way."""
     fabric: Fabric = "star"
     """How peers' vectors travel between hosts."""
+    store_hosts: int = 1
+    """So many of the first hosts hold an equal portion of the store each, as with `train --store-hosts`."""
     slow: dict[int, float] = {}
     """Ranks that always compute this many times slower."""
     transient: Transient | None = None
@@ -179,6 +181,10 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         self._check_ranks()
         self._check_links()
         check_hosts(self.workers, self.host, self.racks, bool(self._worker_links), self.fabric)
+        most = max(1, len(self.host))
+        remedy = f"Use 1 to {most}: there are {len(self.host)} [[host]] tables."
+        ok = 1 <= self.store_hosts <= most
+        require(ok, "the store lies on store_hosts of the hosts", self.store_hosts, remedy)
         _check_membership(self.event)
 
     @classmethod

@@ -46,7 +46,8 @@ Links are every worker's own way to the store. Machines that share theirs are wr
     [racks.left]                   # its uplink
     bandwidth_bytes_per_s = 1.25e7
 
-with `fabric = "ring"` if peers' vectors go around and not through the first host.
+with `fabric = "ring"` if peers' vectors go around and not through the first host, and `store_hosts = 2` if
+two hosts hold a portion of the store each.
 
 Instead of `workers`, unlike machines are written as groups: `[[group]] count = 4, slow = 2.0` with
 their own `compute`, `transient`, `drift` and `link` where these differ.

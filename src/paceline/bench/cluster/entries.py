@@ -21,6 +21,7 @@ from paceline.protocols import PACED, PEERS
 from paceline.protocols.settings import make_any, resolved
 
 BALANCED = "balance"
+HOLDERS = "store_hosts="
 SETTINGS: dict[str, dict[str, str]] = {
     "sync_switch": {"phases": "bsp@4096,asp"},
     "hybrid_sgd": {"h": "100"},
@@ -62,12 +63,15 @@ class Entry(msgspec.Struct, frozen=True):
     """None: what is sensible for it."""
     correct: str = AUTO
     """What is done about stale gradients."""
+    store_hosts: int = 1
+    """How many hosts hold a portion of the store."""
 
     @property
     def name(self) -> str:
         """What it is called, without its settings."""
         corrected = "" if self.correct == AUTO else f"+{self.correct}"
-        return self.protocol + f"+{BALANCED}" * self.balance + corrected
+        spread = "" if self.store_hosts == 1 else f"+{HOLDERS}{self.store_hosts}"
+        return self.protocol + f"+{BALANCED}" * self.balance + spread + corrected
 
     @property
     def title(self) -> str:
@@ -96,7 +100,8 @@ class Entry(msgspec.Struct, frozen=True):
         """For `paceline train`."""
         chosen = [word for key, value in self.settings.items() for word in ("--set", f"{key}={value}")]
         corrected = [] if self.correct == AUTO else ["--correct", self.correct]
-        return ["--protocol", self.protocol, *chosen, *["--balance"] * self.balance, *corrected]
+        spread = [] if self.store_hosts == 1 else ["--store-hosts", str(self.store_hosts)]
+        return ["--protocol", self.protocol, *chosen, *["--balance"] * self.balance, *spread, *corrected]
 
 
 def every_entry() -> list[Entry]:
@@ -113,11 +118,12 @@ def entries(names: Iterable[str]) -> list[Entry]:
 
 def parse_entry(text: str) -> Entry:
     """`asp`, `bsp+balance`, with a correction, settings or a learning rate of one's own: `asp+dana+gap`,
-    `ssp:staleness=5`, `asp@0.06`."""
+    `ssp:staleness=5`, `asp@0.06`; `asp+store_hosts=4` with a portion of the store on each of four hosts."""
     first, *given = text.strip().split(":")
     named, at, rate = first.partition("@")
     protocol, *parts = named.split("+")
-    balance, correct = BALANCED in parts, "+".join(part for part in parts if part != BALANCED) or AUTO
+    balance, holders = BALANCED in parts, [part for part in parts if part.startswith(HOLDERS)]
+    correct = "+".join(part for part in parts if part not in (BALANCED, *holders)) or AUTO
     lr = _rate(rate) if at else None
     if protocol == DDP:
         if parts or given:
@@ -126,7 +132,19 @@ def parse_entry(text: str) -> Entry:
     parse_correction(correct)
     settings = SETTINGS.get(protocol, {}) | dict(_setting(item) for item in given)
     make_any(protocol, settings)
-    return Entry(protocol, settings, balance, lr, correct)
+    return Entry(protocol, settings, balance, lr, correct, _store_hosts(protocol, holders, text))
+
+
+def _store_hosts(protocol: str, given: list[str], text: str) -> int:
+    if not given:
+        return 1
+    count = given[-1].removeprefix(HOLDERS)
+    if protocol not in PACED or not count.isdecimal() or int(count) < 1:
+        raise ConfigError(
+            f"+{HOLDERS}N says how many hosts hold a portion of a store, so it goes with protocols that have "
+            f"one ({', '.join(PACED)}), got {text!r}. For instance asp+{HOLDERS}4."
+        )
+    return int(count)
 
 
 def _rate(text: str) -> float:

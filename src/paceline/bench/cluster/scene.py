@@ -80,9 +80,10 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
         """Its hosts."""
         return Testbed.up({name: HostSpec(link_mbit=mbit) for name, mbit in self.links_mbit.items()})
 
-    def cluster(self, fabric: Fabric = "star") -> str:
+    def cluster(self, fabric: Fabric = "star", store_hosts: int = 1) -> str:
         """The same for the simulator: the text of a cluster file."""
         lines = [f"model_bytes = {MODEL_BYTES}", f'fabric = "{fabric}"']
+        lines += [f"store_hosts = {store_hosts}"] if store_hosts > 1 else []
         lines += ["[compute]", 'kind = "fixed"', f"mean_s = {self.device_s}"]
         for mbit in self.links_mbit.values():
             lines.append("[[host]]")

@@ -130,7 +130,7 @@ def _ratio(ours: list[Outcome], theirs: list[Outcome], target: float) -> float |
 def _wanted(scene: Scene, entry: Entry) -> float | None:
     if scene.name == "unequal":
         return WANTED.get(entry.title)
-    return WANTED_EQUAL if scene.name == "equal" and entry.title in WANTED else None
+    return WANTED_EQUAL if scene.name == "equal" and entry.protocol in WANTED else None
 
 
 def _pace(outcomes: list[Outcome], simulated: bool) -> dict[str, Value]:

@@ -33,11 +33,6 @@ class VirtualHosts:
     def __init__(self, scene: Scene, data: Path, folder: Path) -> None:
         self._scene, self._data, self._folder = scene, data, folder
         self._judge = judge_of(scene, data)
-        self._clusters: dict[Fabric, Path] = {
-            fabric: folder / f"{scene.name}-{fabric}.toml" for fabric in ("star", "ring")
-        }
-        for fabric, path in self._clusters.items():
-            path.write_text(scene.cluster(fabric))
         self._runs = ExactRuns(cluster_script.__file__)
         self._number = 0
 
@@ -52,8 +47,7 @@ class VirtualHosts:
     def run(self, job: Job, entry: Entry, bar: Bar) -> Outcome:
         """One run, to its end."""
         self._number += 1
-        ddp = entry.protocol == DDP
-        config = self._config(job, STAND_IN if ddp else entry, self._clusters["ring" if ddp else "star"])
+        config = self._config(job, STAND_IN if entry.protocol == DDP else entry, self._cluster(entry))
         course = AccuracyCourse(self._scene, Path(config.folder), self._judge, limit_s=float("inf"))
         began = time.monotonic()
         try:
@@ -81,6 +75,13 @@ class VirtualHosts:
         if not weights.exists():
             raise RunError(f"the run left no {weights}.")
         return self._judge(weights)
+
+    def _cluster(self, entry: Entry) -> Path:
+        """The file of the hosts as they are for an entry."""
+        fabric: Fabric = "ring" if entry.protocol == DDP else "star"
+        path = self._folder / f"{self._scene.name}-{fabric}-{entry.store_hosts}.toml"
+        path.write_text(self._scene.cluster(fabric, entry.store_hosts))
+        return path
 
     def _config(self, job: Job, entry: Entry, cluster: Path) -> RunConfig:
         folder = self._folder / f"{job.scene}-{self._number}"
