@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -14,12 +15,14 @@ from paceline.bench.cluster.entries import parse_entry
 from paceline.bench.cluster.results import Outcome, Results
 from paceline.bench.cluster.scene import SCENES, Scene
 from paceline.bench.cluster.series import Series
+from paceline.bench.cluster.tasks import TASKS
 from paceline.bench.fidelity.beds import BEDS, QUICK_BED
 from paceline.bench.fidelity.fidelity import check, chosen, fidelity
 from paceline.bench.harness.plan import BenchPlan
 from paceline.bench.harness.record import BenchRecord, as_tables
 from paceline.errors import ConfigError
 from paceline.protocols import PACED, PEERS
+from paceline.protocols.peer.osp import OSP
 from paceline.protocols.settings import make_any
 from paceline.sim import load_cluster, simulate_peers
 from paceline.testbed import why_not
@@ -133,3 +136,14 @@ def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(ConfigError, match="which only root may"):
         check(BenchPlan(quick=True))
+
+
+def test_osp_has_something_to_put_off_on_the_testbeds() -> None:
+    sizes = tuple(4 * each.numel() for each in TASKS[BEDS["unequal"].task].model(0).parameters())
+    osp = make_any("osp", parse_entry("osp").settings)
+    assert isinstance(osp, OSP)
+    agreed = SimpleNamespace(room=1.0, scores={}, later=None, now=None)
+    me = SimpleNamespace(count=osp.rank_every - 1, tensors=SimpleNamespace(sizes=sizes), agreed=agreed)
+    assert list(osp.rank(me)) == []  # type: ignore[arg-type]
+    assert agreed.later.size_bytes > 0
+    assert sum(sizes) == 1_004_000  # as before there were several tensors: records stay comparable

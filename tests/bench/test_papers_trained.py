@@ -13,8 +13,8 @@ from paceline.bench.harness.plan import BenchPlan
 from paceline.bench.kept import read_kept
 from paceline.bench.papers.papers import TRIED
 from paceline.bench.papers.recipe import Figure, as_good, better, gains
-from paceline.bench.papers.training import Trained, Trainer
-from paceline.bench.papers.trial import Course, Side, SplitSide, Trial, Work, sooner
+from paceline.bench.papers.training import Trained, TrialTrainer
+from paceline.bench.papers.trial import Course, Side, SplitSide, Trial, TrialRun, sooner
 from paceline.parallel.registry import make_split
 from paceline.protocols.settings import make_any
 from paceline.sim.toml import load_cluster
@@ -102,12 +102,12 @@ def test_differences_in_points_are_judged_as_the_rule_says(
     assert {value: figure.verdict(value) for value in verdicts} == verdicts
 
 
-class Pretended(Trainer):
+class Pretended(TrialTrainer):
     """Learns best at rate 2, and counts its runs."""
 
     runs = 0
 
-    def _run(self, work: Work) -> Course:
+    def _run(self, work: TrialRun) -> Course:
         self.runs += 1
         rate = float(work.args[work.args.index("--lr") + 1])
         return course(1.0 - abs(rate - 2.0) / 10)

@@ -21,7 +21,7 @@ from paceline.bench.harness.plan import BenchPlan
 from paceline.bench.harness.record import BenchRecord
 from paceline.bench.harness.run import BENCHMARKS, chosen
 from paceline.bench.rivals import digits, roster
-from paceline.bench.rivals.killed import Killed, Step, applied, steps_of, stood_still_s
+from paceline.bench.rivals.killed import Killed, TracedStep, applied, steps_of, stood_still_s
 from paceline.bench.rivals.peers import check_peers
 from paceline.bench.rivals.plot import plots_of_peers
 from paceline.bench.rivals.roster import OURS, RIVALS, Found, Rival, find, sides
@@ -165,8 +165,8 @@ def test_the_plot_has_every_side_and_no_bar_for_a_job_that_did_not_finish() -> N
     assert "did not finish" in drawn
 
 
-def step(t: float, rank: int, clock: int = 0) -> Step:
-    return Step(t, rank, clock, 16, True)
+def step(t: float, rank: int, clock: int = 0) -> TracedStep:
+    return TracedStep(t, rank, clock, 16, True)
 
 
 def test_a_worker_stands_still_for_its_longest_gap_after_the_death_less_the_usual_one() -> None:

@@ -8,12 +8,12 @@ import pytest
 
 from paceline.bench.harness.plan import BenchPlan
 from paceline.bench.layers.layers import FULL, check
-from paceline.bench.layers.script import Seen
+from paceline.bench.layers.script import WorkerFigures
 from paceline.bench.pipelines import accuracy
 from paceline.bench.pipelines.accuracy import (
     EXACT,
-    Data,
-    Entry,
+    PipelineData,
+    PipelineEntry,
     Speeds,
     _batches,
     _best_rate,
@@ -22,7 +22,7 @@ from paceline.bench.pipelines.accuracy import (
 )
 from paceline.bench.pipelines.pipelines import CASES, allowed_speedup
 from paceline.errors import RunError
-from paceline.parallel.layers.costs import Figures
+from paceline.parallel.layers.costs import LayerFigures
 
 
 def test_theory_gives_torchs_schedules_their_bubbles() -> None:
@@ -36,7 +36,7 @@ def test_theory_gives_torchs_schedules_their_bubbles() -> None:
 def test_time_to_accuracy_is_batches_times_seconds_per_batch() -> None:
     rows = to_accuracy(Speeds({"adl": 0.5}, 2.0), BenchPlan(quick=True), lambda text: None)
     exact = _batches(EXACT, _made_up(), 0, 0.05)
-    ours = _batches(Entry("adl"), _made_up(), 0, 0.05)
+    ours = _batches(PipelineEntry("adl"), _made_up(), 0, 0.05)
     assert exact
     assert ours
     assert rows[0].measured["gpipe or 1f1b"].median == exact * 2.0
@@ -64,7 +64,7 @@ def test_the_best_rate_is_the_soonest_there_and_others_are_given_up(
 ) -> None:
     given = []
 
-    def batches(entry: Entry, data: Data, seed: int, rate: float) -> int:
+    def batches(entry: PipelineEntry, data: PipelineData, seed: int, rate: float) -> int:
         given.append(data.most)
         return taken[rate] if taken[rate] <= data.most else 0
 
@@ -74,14 +74,14 @@ def test_the_best_rate_is_the_soonest_there_and_others_are_given_up(
 
 
 def test_figures_that_are_not_the_cost_models_end_the_benchmark() -> None:
-    right = Figures(100.0, 1000.0, 64.0, 5)
-    check(0, Seen(right, Figures(100.0, 950.0, 64.0, 5)))
+    right = LayerFigures(100.0, 1000.0, 64.0, 5)
+    check(0, WorkerFigures(right, LayerFigures(100.0, 950.0, 64.0, 5)))
     for field, off in (("weight_bytes", 101.0), ("sent_bytes", 65.0), ("synchronisations", 4)):
         wrong = replace(right, multiply_adds=950.0, **{field: off})
         with pytest.raises(RunError, match="by the cost model"):
-            check(0, Seen(right, wrong))
+            check(0, WorkerFigures(right, wrong))
     with pytest.raises(RunError, match="multiply-adds"):
-        check(0, Seen(right, Figures(100.0, 1001.0, 64.0, 5)))
+        check(0, WorkerFigures(right, LayerFigures(100.0, 1001.0, 64.0, 5)))
 
 
 def test_the_model_of_the_benchmark_is_larger_than_the_budget_of_one_worker_and_a_quarter_is_not() -> None:

@@ -18,22 +18,23 @@ from paceline.bench.harness.plan import BenchPlan
 from paceline.bench.harness.run import run
 from paceline.bench.harness.stats import spread
 from paceline.bench.kept import read_kept
+from paceline.bench.strategies import outcome
 from paceline.bench.strategies import series as series_module
 from paceline.bench.strategies.cells import QUICK, Cell, Setup, chosen_cells, every_cell, left_out
 from paceline.bench.strategies.data import digits
-from paceline.bench.strategies.outcome import Figures, Measured, Outcome, Results, gaps, rate
+from paceline.bench.strategies.outcome import MeasuredStrategy, StrategyFigures, StrategyOutcome, gaps, rate
 from paceline.bench.strategies.roster import STRATEGIES, Strategy, chosen_strategies
 from paceline.bench.strategies.runs.models import MODELS, activation_bytes, make, parameter_bytes
 from paceline.bench.strategies.runs.places import Ran, check_world
-from paceline.bench.strategies.runs.request import Answer, Request
-from paceline.bench.strategies.series import Runner, Series
+from paceline.bench.strategies.runs.request import Answer, StrategyRequest
+from paceline.bench.strategies.series import Runner, StrategySeries
 from paceline.bench.strategies.strategies import check
 from paceline.bench.strategies.told.best import best_rows
 from paceline.bench.strategies.told.findings import FINDINGS, findings
 from paceline.bench.strategies.told.formulas import Loads, state_bytes
 from paceline.bench.strategies.told.plots import plots
 from paceline.bench.strategies.told.scoring import advice_rows, strategy_of
-from paceline.bench.strategies.told.tables import T1, Grid, tables
+from paceline.bench.strategies.told.tables import T1, ResultGrid, tables
 from paceline.bench.strategies.waits import waits_of
 from paceline.errors import ConfigError, RunError
 from paceline.plan.strategy import Constraints, advise
@@ -61,8 +62,8 @@ def answer(rank: int, ends: list[float], samples: int = 8, world: int = 2) -> An
     )
 
 
-def figures(speed: float, accuracy: float = 0.9, peak: int = 100) -> Figures:
-    return Figures(
+def figures(speed: float, accuracy: float = 0.9, peak: int = 100) -> StrategyFigures:
+    return StrategyFigures(
         samples_per_s=speed,
         total_s=100 / speed,
         iteration=spread([64 / speed]),
@@ -75,13 +76,13 @@ def figures(speed: float, accuracy: float = 0.9, peak: int = 100) -> Figures:
     )
 
 
-def measured(cell: Cell, name: str, *seen: Figures) -> Measured:
-    return Measured(cell=cell, strategy=STRATEGIES[name], lr=0.1, figures=list(seen))
+def measured(cell: Cell, name: str, *seen: StrategyFigures) -> MeasuredStrategy:
+    return MeasuredStrategy(cell=cell, strategy=STRATEGIES[name], lr=0.1, figures=list(seen))
 
 
-def grid(*each: Measured) -> Grid:
+def grid(*each: MeasuredStrategy) -> ResultGrid:
     """Cells that are throttled or for memory need no measured collectives."""
-    return Grid(each, Setup(), Loads(Setup(), SHAPE))
+    return ResultGrid(each, Setup(), Loads(Setup(), SHAPE))
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
@@ -211,19 +212,19 @@ def test_every_protocol_of_the_roster_exists_with_its_settings(strategy: Strateg
 
 
 def test_all_try_equally_many_rates_and_keep_the_best() -> None:
-    results = Results(None)
+    results = outcome.StrategyResults(None)
     whole = of_series(chosen_strategies(["ps-async"]), Setup())
     tried = {each.name: whole.tried(each) for each in whole.strategies}
     assert {len(jobs) for jobs in tried.values()} == {3}
     for job in tried["ps-async"]:
-        results.add(Outcome(job=job, figures=figures(1.0, accuracy=0.9 if job.lr == 0.05 else 0.5)))
+        results.add(StrategyOutcome(job=job, figures=figures(1.0, accuracy=0.9 if job.lr == 0.05 else 0.5)))
     assert whole.lr(STRATEGIES["ps-async"], results) == 0.05
 
 
 def of_series(
     strategies: list[Strategy], setup: Setup, cells: tuple[str, ...] = ("vgg-4-native-none",)
-) -> Series:
-    return Series(
+) -> StrategySeries:
+    return StrategySeries(
         cells=chosen_cells(cells),
         strategies=strategies,
         seeds=(0, 1),
@@ -238,7 +239,7 @@ def test_what_is_known_is_not_run_again_but_what_failed_is(
 ) -> None:
     asked: list[str] = []
 
-    def runs(strategy: Strategy, request: Request) -> Ran:
+    def runs(strategy: Strategy, request: StrategyRequest) -> Ran:
         asked.append(strategy.name)
         if strategy.name == "ddp":
             raise RunError("gone")
@@ -252,7 +253,7 @@ def test_what_is_known_is_not_run_again_but_what_failed_is(
     whole = of_series(chosen_strategies(["single"]), QUICK, ("vgg-2-memory",))
     for expected in (["single", "ddp", "ps-sync"], ["ddp"]):
         asked.clear()
-        results = Results(tmp_path / "kept.jsonl")
+        results = outcome.StrategyResults(tmp_path / "kept.jsonl")
         Runner(whole, digits(), results, said.append).run_all()
         assert asked == expected
     assert "did not run: gone" in said[-1]
@@ -350,18 +351,18 @@ def test_advice_is_right_if_it_is_nearly_the_fastest_of_what_is_accurate_enough(
 
 
 @pytest.fixture(scope="module")
-def quick_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[Outcome]]:
+def quick_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[StrategyOutcome]]:
     """The smallest part of the quick form: five strategies in one cell, with real processes."""
     kept = tmp_path_factory.mktemp("kept") / "results.jsonl"
     plan = BenchPlan(
         quick=True, cells=("vgg-2-native-none",), protocols=("fsdp", "ps-async-mod"), results=str(kept)
     )
-    return run("strategies", plan, say=lambda text: None), read_kept(kept, Outcome)
+    return run("strategies", plan, say=lambda text: None), read_kept(kept, StrategyOutcome)
 
 
 @pytest.mark.timeout(300)
 def test_synchronous_strategies_train_alike_and_shards_add_up_to_one_model(
-    quick_run: tuple[Any, list[Outcome]],
+    quick_run: tuple[Any, list[StrategyOutcome]],
 ) -> None:
     record, outcomes = quick_run
     seen = {each.job.strategy: each.figures for each in outcomes}

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.cli.running.engines import check_engine
 from paceline.cli.train import make_config
-from paceline.engines import ENGINES, Offer
+from paceline.engines import ENGINES, EngineOffer
 from paceline.errors import ConfigError
 from support.runs import SCRIPTS, Lab
 from support.shell import Shell
@@ -49,7 +49,7 @@ def test_an_engine_is_one_module_and_one_line(
 
     toy = SimpleNamespace(check=lambda where: heard.append(("checked", where)), opened=opened)
     monkeypatch.setitem(sys.modules, "toy_engine", toy)
-    monkeypatch.setitem(ENGINES, "toy", Offer("toy_engine", "a toy", "Toy", "address", places=False))
+    monkeypatch.setitem(ENGINES, "toy", EngineOffer("toy_engine", "a toy", "Toy", "address", places=False))
     done = shell("train", SCRIPTS / "train.py", "--engine", "toy", "--address", "shelf", "--", "momentum")
     assert done.code == 0, done.err
     assert heard == [("checked", "shelf"), ("opened", "shelf")]
@@ -63,6 +63,6 @@ def test_every_command_that_trains_asks_the_dictionary(
         raise ConfigError("out of order")
 
     monkeypatch.setitem(sys.modules, "broken_engine", SimpleNamespace(check=refuse, opened=refuse))
-    monkeypatch.setitem(ENGINES, "local", Offer("broken_engine", "nobody", places=False))
+    monkeypatch.setitem(ENGINES, "local", EngineOffer("broken_engine", "nobody", places=False))
     refused = shell(command, SCRIPTS / "train.py", "--", "momentum")
     assert (refused.code, refused.error) == (2, "out of order")

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from paceline.doctor.link import MeasuredLink, judge, measure
-from paceline.doctor.server import LinkServer, Side
+from paceline.doctor.server import LinkServer, LinkSide
 from paceline.doctor.wire import MAGIC, connect
 from paceline.errors import ConfigError
 from paceline.fabric.wire import enter
@@ -174,8 +174,8 @@ def test_nobody_there_is_said_with_what_to_do(tmp_path: Path) -> None:
     assert "no doctor answers at 127.0.0.1:1: Connection refused. Start one there" in done.stderr
 
 
-def side(**changed: Any) -> Side:
-    return msgspec.structs.replace(Side("a", 2, "3.11.7", "0.1.0", "2.6.0"), **changed)
+def side(**changed: Any) -> LinkSide:
+    return msgspec.structs.replace(LinkSide("a", 2, "3.11.7", "0.1.0", "2.6.0"), **changed)
 
 
 def link(**changed: Any) -> MeasuredLink:

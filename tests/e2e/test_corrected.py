@@ -75,9 +75,11 @@ def test_a_real_run_is_what_danas_rule_makes_of_its_trace(lab: Lab, protocol: st
 
 
 def test_a_worker_that_dies_takes_its_momentum_along(lab: Lab) -> None:
-    running = lab.start("train.py", "momentum", *SIZES, protocol="asp", **DIALS, **REAL)
-    running.until_pushes(12)
+    pause = ("--pause", lab.root / "go on", "--before", 3)
+    running = lab.start("train.py", "momentum", *SIZES, *pause, protocol="asp", **DIALS, **REAL)
+    lab.until_paused(WORKERS)
     running.kill(1)
+    (lab.root / "go on").touch()
     run = lab.finish(running)
     assert run.result.status == "finished", run.end.detail
     assert run.died == {1}

@@ -14,7 +14,7 @@ import pytest
 from paceline.cli.running.ending import finish
 from paceline.trace.events import Heard, Silent
 from paceline.trace.waits import NOTICES
-from paceline.view.why import ReplicaMembership, lines, why
+from paceline.view.why import WorkerWhereabouts, lines, why
 from support.runs import Lab, Running, once, wait_until
 from support.shell import Shell
 
@@ -73,7 +73,7 @@ def until_named(running: Running) -> None:
     wait_until(lambda: running.events(Silent) > 0, "rank 1 is named")
 
 
-def ranked(folder: Path) -> dict[int, ReplicaMembership]:
+def ranked(folder: Path) -> dict[int, WorkerWhereabouts]:
     return {each.rank: each for each in why(folder).workers}
 
 

@@ -52,7 +52,7 @@ def test_a_stopped_run_goes_on_with_another_sharding_and_other_groups(
     lab: Lab, sharding: str, again: str
 ) -> None:
     """It begins with the weights that were saved: with a rate of 0, they are what it ends with."""
-    args = ("--epochs", 3, "--sharding", sharding, "--optimizer", "adagrad", "--pause", 0.02)
+    args = ("--epochs", 3, "--sharding", sharding, "--optimizer", "adagrad", "--pause", 0.1)
     running = lab.start("clicks.py", *args, workers=4, mesh=GRID)
     running.until_pushes(24)
     running.stop()
@@ -76,7 +76,7 @@ def test_moments_go_on_where_they_were(lab: Lab) -> None:
     """Row-wise AdaGrad, tables split by columns: a resumed run is the uninterrupted one."""
     args = ("--epochs", 3, "--sharding", "column", "--optimizer", "adagrad")
     whole = tabled(lab, *args)
-    running = lab.start("clicks.py", *args, "--pause", 0.02, workers=4, mesh=GRID)
+    running = lab.start("clicks.py", *args, "--pause", 0.1, workers=4, mesh=GRID)
     running.until_pushes(24)
     running.stop()
     stopped = lab.finish(running)
@@ -92,7 +92,7 @@ def test_moments_go_on_where_they_were(lab: Lab) -> None:
 def test_moments_of_a_lone_run_go_on_where_they_were(lab: Lab) -> None:
     args = ("--epochs", 3, "--optimizer", "adagrad")
     whole = lab.trained("clicks.py", *args, workers=1)
-    running = lab.start("clicks.py", *args, "--pause", 0.02, workers=1)
+    running = lab.start("clicks.py", *args, "--pause", 0.1, workers=1)
     running.until_pushes(20)
     running.stop()
     stopped = lab.finish(running)

@@ -41,7 +41,7 @@ def test_gradients_of_several_batches_make_one_step(lab: Lab) -> None:
 
 def test_a_stopped_run_goes_on_where_it_was(lab: Lab) -> None:
     whole = meshed(lab, "--epochs", 3, "--schedule")
-    args = ("--epochs", 3, "--schedule", "--pause", 0.02)
+    args = ("--epochs", 3, "--schedule", "--pause", 0.1)
     running = lab.start("rows.py", *args, workers=2, mesh={"data": 2})
     running.until_pushes(18)
     running.stop()

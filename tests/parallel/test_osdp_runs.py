@@ -16,7 +16,7 @@ from paceline.parallel.plans.processes import run_ranks
 from paceline.parallel.plans.sharding import check_plan
 from paceline.plan.osdp.plan import OperatorPlan, OsdpPlan
 from paceline.plan.osdp.scheduler import plan_osdp
-from paceline.plan.profile import ClusterProfile, Device, Line
+from paceline.plan.profile import ClusterProfile, Device, TransferCost
 from support import osdp_ranks
 from support.runs import children
 
@@ -24,7 +24,7 @@ TESTS = str(Path(__file__).parents[1])
 RANKS = 3
 CLUSTER = ClusterProfile(
     devices=(Device(name="d", flops_per_s=1e10, memory_bytes=2**40),) * RANKS,
-    link=Line(latency_s=1e-5, bytes_per_s=1e9),
+    link=TransferCost(latency_s=1e-5, bytes_per_s=1e9),
     overhead_bytes=0,
 )
 

@@ -110,7 +110,7 @@ def test_a_script_that_fails_on_one_stage_is_named_and_not_its_neighbours(lab: L
 @pytest.mark.parametrize(("stages", "again"), [(4, 2), (2, 4)])
 def test_a_stopped_run_goes_on_with_another_number_of_stages(lab: Lab, stages: int, again: int) -> None:
     whole = piped(lab, "--epochs", 3, "--schedule", "--norm", protocol="bp", mesh={"stage": 2})
-    args = ("--epochs", 3, "--schedule", "--norm", "--pause", 0.02)
+    args = ("--epochs", 3, "--schedule", "--norm", "--pause", 0.1)
     running = lab.start("pipe.py", *args, workers=stages, mesh={"stage": stages}, protocol="bp")
     running.until_pushes(17 * stages)
     running.stop()

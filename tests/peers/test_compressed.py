@@ -14,10 +14,10 @@ from paceline.errors import BadGradient, ConfigError
 from paceline.protocols import PEERS
 from paceline.protocols.core.operations import Average
 from paceline.protocols.core.peer import Me
-from paceline.protocols.rules.compression import parse_compression
+from paceline.protocols.rules.compression import check_family, parse_compression
 from paceline.protocols.settings import make_peer
 from paceline.runtime.peer.compression import Packing
-from paceline.store.compression import Matrix
+from paceline.store.compression.codecs import Matrix
 from paceline.store.vector import FlatVector
 from support.peers import Crew
 from support.problems import SIZE, large_batch, noisy, nothing
@@ -121,6 +121,7 @@ def test_what_is_not_finite_passes_for_others_to_find(way: str) -> None:
 # -- with every protocol -------------------------------------------------------------------------------
 
 
+@pytest.mark.some(24)
 @pytest.mark.parametrize(
     ("protocol", "way"),
     [(p, w) for p in sorted(AVERAGING - MIXING) for w in WAYS if (p, w) != ("osp", "powersgd:1")],
@@ -165,6 +166,54 @@ def test_what_is_left_out_of_a_tensor_is_added_whichever_stage_carries_it(way: s
     rest = torch.stack([worker.packing.kept.residuals["change"][0] for worker in run.workers]).mean(0)
     total = sum(torch.sin(torch.full_like(start, t + 1.0)) for t in range(9))
     torch.testing.assert_close(run.mean() - 0.1 * rest, start - 0.1 * total)
+
+
+IN_PARTS = {
+    "diloco_fragments": ("diloco", {"period": 4, "fragments": 2, "momentum": 0.0, "lr": 1.0}),
+    "diloco_late_fragments": (
+        "diloco",
+        {"period": 4, "fragments": 2, "momentum": 0.0, "lr": 1.0, "delay": 1},
+    ),
+    "local_sgd_groups": ("local_sgd", {"period": 4, "group_size": 2}),
+}
+"""What averages some tensors, or among some workers, between the averages of everything among all."""
+
+
+def partly(case: str, way: str, **more: Any) -> Crew:
+    name, settings = IN_PARTS[case]
+    return Crew(make_peer(name, settings), 4, compress=way, matrices=MATRICES, **more)
+
+
+@pytest.mark.parametrize("way", ["int8", "topk:0.34"])
+@pytest.mark.parametrize("case", ["diloco_fragments", "local_sgd_groups"])
+def test_averages_in_parts_and_groups_lose_nothing_for_good(case: str, way: str) -> None:
+    """What arrived, and what is kept back, is all that was given: every worker's own gradient, by tensor."""
+    run = partly(case, way, gradient=lambda rank, iteration, x: torch.sin(x * 0 + iteration + rank))
+    start = run.workers[0].x.clone()
+    run.run(11)
+    run.settle()
+    rest = torch.stack([worker.packing.kept.residuals["change"][0] for worker in run.workers]).mean(0)
+    total = sum(torch.sin(torch.tensor(float(t + r))) for t in range(11) for r in range(4)) / 4
+    torch.testing.assert_close(run.mean() - rest, start - 0.1 * total, rtol=0, atol=1e-6)
+    assert float(rest.abs().max()) > 0
+
+
+@pytest.mark.parametrize("way", ["fp16", "bf16", "int8", "topk:0.34"])
+@pytest.mark.parametrize("case", sorted(IN_PARTS))
+def test_averages_in_parts_and_groups_arrive_where_all_are_drawn_to(case: str, way: str) -> None:
+    ones = torch.ones(SIZE, dtype=torch.float64)
+    run = partly(case, way, gradient=attraction, initial=lambda rank: ones).run(240).settle()
+    first, *others = run.models()
+    assert float(first.norm()) < 0.02
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("case", sorted(IN_PARTS))
+def test_powersgd_is_refused_where_not_all_take_the_basis_from_the_same_mean(case: str) -> None:
+    name, settings = IN_PARTS[case]
+    check_family("int8", name, make_peer(name, settings))
+    with pytest.raises(ConfigError, match=r"tensors now and others later|averages in groups"):
+        check_family("powersgd:1", name, make_peer(name, settings))
 
 
 @pytest.mark.parametrize("way", WAYS)

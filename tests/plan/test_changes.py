@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.plan.profile import ClusterProfile, Device, Line, load_cluster_profile
+from paceline.plan.profile import ClusterProfile, Device, TransferCost, load_cluster_profile
 from paceline.plan.profile.changes import check_cluster, check_here, differences
 from paceline.plan.profile.files import write_json
 from paceline.plan.profile.units import GIB
 
 PLANNED = ClusterProfile(
     devices=(Device(name="d", flops_per_s=2e9, memory_bytes=8 * GIB),) * 3,
-    link=Line(latency_s=1e-4, bytes_per_s=1e8),
+    link=TransferCost(latency_s=1e-4, bytes_per_s=1e8),
     host="a machine",
     slow={1: 2.0},
 )
@@ -33,7 +33,10 @@ def changed(rank: int, **fields: object) -> ClusterProfile:
         (msgspec.structs.replace(PLANNED, devices=PLANNED.devices[:2]), "has 2 devices, planned were 3"),
         (changed(2, flops_per_s=1e9), "device 2 computes 1 Gflop/s, planned 2"),
         (changed(0, memory_bytes=4 * GIB), r"device 0 holds 4.00 GiB, planned 8.00 GiB"),
-        (msgspec.structs.replace(PLANNED, link=Line(latency_s=1e-4, bytes_per_s=1e7)), "all_gather moves"),
+        (
+            msgspec.structs.replace(PLANNED, link=TransferCost(latency_s=1e-4, bytes_per_s=1e7)),
+            "all_gather moves",
+        ),
         (msgspec.structs.replace(PLANNED, slow={}), "rank 1 is slowed by 1, planned 2"),
     ],
 )

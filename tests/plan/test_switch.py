@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
-from paceline.plan.switch import Found, Key, Train, Trial, keep, recall, script_digest, search
+from paceline.plan.switch import Key, ShareTrial, SwitchAnswer, Train, keep, recall, script_digest, search
 
 
 def oracle(accuracy: Callable[[float], float], asp_over_bsp: float = 0.152) -> Train:
@@ -26,7 +26,7 @@ def step(least: float) -> Callable[[float], float]:
     return lambda share: 0.9 if share >= least else 0.5
 
 
-def intervals(found: Found) -> list[tuple[float, float]]:
+def intervals(found: SwitchAnswer) -> list[tuple[float, float]]:
     """The interval after each share tried."""
     low, high, seen = 0.0, 1.0, [(0.0, 1.0)]
     for trial in found.trials[1:]:
@@ -119,7 +119,7 @@ def test_the_search_ends_where_chance_would_decide_and_keeps_what_it_has() -> No
 def test_chance_is_runs_on_both_sides_with_a_mean_nearer_than_its_error(
     accuracies: tuple[float, ...], chance: bool
 ) -> None:
-    assert Trial(0.5, accuracies, (1.0,) * len(accuracies)).is_chance(0.9) == chance
+    assert ShareTrial(0.5, accuracies, (1.0,) * len(accuracies)).is_chance(0.9) == chance
 
 
 # -- cost -------------------------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ from paceline.protocols.rules.compression import Compression
 from paceline.runtime.hosts.arrivals import Arrivals
 from paceline.runtime.hosts.local_worker import LocalWorker
 from paceline.runtime.hosts.remote_hosts import RemoteHost
-from paceline.runtime.hosts.remote_worker import Heard
+from paceline.runtime.hosts.remote_worker import RemoteEvent
 from paceline.runtime.messages import workers as m
-from paceline.runtime.messages.hosts import HOST, WORKER, FromHost, Lend, SumVectors, Term, VectorStaged
+from paceline.runtime.messages.hosts import HOST, WORKER, FromHost, LendMemory, SumVectors, Term, VectorStaged
 from paceline.runtime.messages.memories import (
     COMMON,
     FIRST_LENT,
@@ -34,7 +34,8 @@ from paceline.runtime.messages.memories import (
     WEIGHTS,
     Places,
 )
-from paceline.store.compression import encode
+from paceline.store.compression.codecs import encode
+from paceline.store.compression.wire_form import write, written_bytes
 from paceline.store.cutting import cut_of
 from paceline.store.layout import Layout, describe
 from paceline.store.optimizers import OptimizerSpec
@@ -48,7 +49,6 @@ from paceline.store.replicas import (
     answer_bytes,
     parameter_parts,
 )
-from paceline.store.wire_form import write, written_bytes
 
 Memories = dict[int, Tensor]
 
@@ -116,7 +116,7 @@ class Elsewhere:
     """A host with one peer, as the run's host knows it."""
 
     def __init__(self, layout: Layout, compress: str = "none") -> None:
-        self.heard: list[Heard] = []
+        self.heard: list[RemoteEvent] = []
         config = RunConfig(run="", folder="", workers=2, compress=compress)
         self.host = RemoteHost("there", self.heard.append, lambda: None, (1,), config)
         self.says(m.Register(layout, OptimizerSpec("SGD", ()), None, True))
@@ -160,7 +160,7 @@ def test_what_does_not_exist_is_refused_before_it_is_looked_for(layout: Layout, 
 
 def test_what_it_lends_is_handed_on_with_its_next_word(layout: Layout) -> None:
     elsewhere = Elsewhere(layout)
-    elsewhere.tells(Lend())
+    elsewhere.tells(LendMemory())
     elsewhere.says(m.Meet(Call(**AVERAGE), place=LENT + 1))
     handed = elsewhere.heard[-1].fds
     assert len(handed) == 1
@@ -179,9 +179,9 @@ def test_answers_and_what_was_not_lent_cannot_be_written_from_elsewhere(layout: 
 def test_nobody_lends_without_end(layout: Layout) -> None:
     elsewhere = Elsewhere(layout)
     for _ in range(MOST_LENT):
-        elsewhere.tells(Lend())
+        elsewhere.tells(LendMemory())
     with pytest.raises(RunError, match=f"more than {MOST_LENT} memories"):
-        elsewhere.tells(Lend())
+        elsewhere.tells(LendMemory())
 
 
 # -- compressed ---------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def squeezed(layout: Layout, seed: int) -> tuple[bytes, list[Tensor]]:
 
 def test_a_compressed_vector_is_put_where_its_worker_names_it(layout: Layout) -> None:
     elsewhere, (data, arrives) = Elsewhere(layout, "int8"), squeezed(layout, 0)
-    elsewhere.tells(Lend())
+    elsewhere.tells(LendMemory())
     elsewhere.tells(VectorStaged(len(data)))
     elsewhere.host.place(0, STAGED, 0, len(data))[:] = data
     elsewhere.says(m.Meet(Call(**AVERAGE), place=LENT, packed=len(data)))
@@ -231,7 +231,7 @@ def test_a_compressed_vector_that_was_not_sent_or_is_none_is_refused(
     layout: Layout, staged: int | None, message: m.Meet
 ) -> None:
     elsewhere = Elsewhere(layout, "int8")
-    elsewhere.tells(Lend())
+    elsewhere.tells(LendMemory())
     if staged is not None:
         elsewhere.tells(VectorStaged(staged))
     before = len(elsewhere.heard)

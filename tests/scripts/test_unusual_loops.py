@@ -34,6 +34,33 @@ def test_a_step_leaves_gradients_alone_that_the_script_adds_to(lab: Lab, protoco
     assert {event.values["moved"] for event in run.of(Reported) if "moved" in event.values} == {0.0}
 
 
+@pytest.mark.parametrize("protocol", ["bsp", "allreduce"])
+def test_a_gradient_of_zeros_counts_as_one_when_others_were_reached_more_often(
+    lab: Lab, protocol: str
+) -> None:
+    """A loss of weight zero, with a backward pass of its own: weight decay goes on, as alone."""
+    alone = trained(lab, "two losses", 1)
+    assert_close(trained(lab, "two losses", 2, protocol=protocol).weights, alone.weights, 1e-12)
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "allreduce"])
+def test_a_model_that_is_converted_after_prepare_is_trained_all_the_same(lab: Lab, protocol: str) -> None:
+    """`model.to(memory_format=...)` moves gradients out of the memory that they are read from."""
+    alone = trained(lab, "converted", 1)
+    assert_close(trained(lab, "converted", 2, protocol=protocol).weights, alone.weights, 1e-12)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_lazy_layer_without_a_shape_is_refused_in_one_sentence(lab: Lab, workers: int) -> None:
+    run = lab.run(SCRIPT, "--case", "lazy", workers=workers)
+    assert "has no shape yet" in run.end.detail
+
+
+def test_a_schedule_that_counts_one_workers_steps_is_noticed(lab: Lab) -> None:
+    assert "no scheduler was prepared" in notes(trained(lab, "schedule", 2))
+    assert "no scheduler was prepared" not in notes(trained(lab, "loader", 2))
+
+
 def notes(run: Run) -> str:
     return "\n".join(event.text for event in run.of(Note))
 

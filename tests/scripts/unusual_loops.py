@@ -99,10 +99,20 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(6, 8), Counting() if case == "buffer" else nn.Tanh(), nn.Linear(8, 3))
     if case == "complex":
         model.register_parameter("phase", nn.Parameter(torch.ones(3, dtype=torch.complex128)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.5)
+    if case == "two losses":
+        model.register_parameter("extra", nn.Parameter(torch.ones(3)))
+    if case == "converted":
+        model = nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(8, 3))
+    if case == "lazy":
+        model[0] = nn.LazyLinear(8)
+    decay = 0.5 if case == "two losses" else 0.0
+    optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.5, weight_decay=decay)
     loader = loader_for(case, options.batch)
     pace = paceline.join("bsp")
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1 if case == "schedule" else 10**6)
     model, optimizer, loader = pace.prepare(model, optimizer, loader)
+    if case == "converted":
+        model.to(memory_format=torch.channels_last)
     for epoch in pace.epochs(2):
         if case == "sampler":
             loader.sampler.set_epoch(epoch)
@@ -115,8 +125,11 @@ def main() -> None:
                 optimizer.zero_grad()
             loss = F.cross_entropy(model(x.double()), y)
             loss.backward()
+            if case == "two losses":  # the second says nothing about `extra`, so far
+                (model(x.double()).mean() + 0.0 * model.extra.sum()).backward()
             before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
             optimizer.step()
+            scheduler.step()
             if case == "data":  # the usual way to bound weights
                 model[2].weight.data = model[2].weight.data.clamp(-0.1, 0.1)
             if case == "group" and epoch == 1 and not number:

@@ -21,7 +21,7 @@ from paceline.protocols.paced.psp import PSP, Resample
 from paceline.protocols.paced.psp_distributed import PeerBarrier
 from paceline.protocols.paced.ssp import SSP
 from paceline.sim import Cluster, Exponential, Membership, Timing, load_cluster, simulate
-from paceline.sim.psp_peers import PeerRun, SampleLook, simulate_barriers
+from paceline.sim.psp_peers import BarrierResult, SampleLook, simulate_barriers
 
 TASK = Exponential(mean_s=2.0, spread=0.5)
 REFERENCE = Cluster(workers=200, compute=TASK)
@@ -140,7 +140,7 @@ def test_drawing_anew_at_every_event_looks_at_a_hundred_times_as_many_clocks(
 # Without a middle.
 
 
-def peers(resample: Any, **more: Any) -> PeerRun:
+def peers(resample: Any, **more: Any) -> BarrierResult:
     settings = {"until_s": 60.0, "seed": 1, **more}
     return simulate_barriers(PeerBarrier(0, 10, 0, resample, poll_s=0.25), FEW, **settings)
 

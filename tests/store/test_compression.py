@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from paceline.protocols.rules.compression import INT8_CHUNK, Compression, parse_compression
-from paceline.store.compression import (
+from paceline.store.compression.codecs import (
     Basis,
     Matrix,
     encode,

@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.corrections import parse_correction
 from paceline.errors import ConfigError
 from paceline.store.corrections.choice import choose
-from paceline.store.corrections.correction import Part, Stride
+from paceline.store.corrections.correction import GradientPart, Stride
 from paceline.store.parameters import Gradients, ParameterStore
 from paceline.store.portions import FirstPortion, PortionStore, Pushed, StepEach, cut, of_whole, to_whole
 from support.corrected import SIZE, Crew, close, noise, plain
@@ -102,7 +102,7 @@ def go_on(crew: Crew, numbers: range) -> None:
         worker, gradients = number % 3, crew.gradients(noise(number))
         crew.store.mend(gradients, crew.copies[worker])
         if crew.store.looks_ahead:
-            part = Part(worker, gradients, 1.0)
+            part = GradientPart(worker, gradients, 1.0)
             stride = Stride(1 / 3, 1 / 3, 3)
             crew.store.apply_each([part], crew.settings, stride, [crew.copies[worker]])
         else:
@@ -136,11 +136,11 @@ def test_portions_are_corrected_as_the_whole_is_bit_for_bit(name: str) -> None:
         own.pushed[views[own]] = HERE
         crew.store.mend(whole, crew.copies[worker])
         crew.store.apply_each(
-            [Part(worker, whole, 1.0)], crew.settings, Stride(0.3, 0.3, 3), _of(crew, worker)
+            [GradientPart(worker, whole, 1.0)], crew.settings, Stride(0.3, 0.3, 3), _of(crew, worker)
         )
         for store, seen in views.items():
             store.mend(seen, copies[worker])
-            store.apply_each([Part(worker, seen, 1.0)], crew.settings, Stride(0.3, 0.3, 3))
+            store.apply_each([GradientPart(worker, seen, 1.0)], crew.settings, Stride(0.3, 0.3, 3))
         for store in views:
             store.hand_out(copies[worker])
         assert torch.equal(copies[worker], crew.copies[worker])

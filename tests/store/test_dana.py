@@ -11,7 +11,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch import nn
 
-from paceline.store.corrections.correction import Part, Stride
+from paceline.store.corrections.correction import GradientPart, Stride
 from support.corrected import SIZE, Crew, close, noise
 from support.reference_dana import ReferenceDana
 
@@ -184,7 +184,10 @@ def test_a_gradient_of_somebody_who_has_left_counts_and_its_momentum_is_not_kept
     for rank in range(3):
         crew.push(rank, noise(rank), 3)
     crew.store.forget(1)
-    parts = [Part(1, crew.gradients(noise(7)), 0.5, gone=True), Part(2, crew.gradients(noise(8)), 0.5)]
+    parts = [
+        GradientPart(1, crew.gradients(noise(7)), 0.5, gone=True),
+        GradientPart(2, crew.gradients(noise(8)), 0.5),
+    ]
     before, own = crew.weights, crew.vector(crew.corrections.own(2)).clone()
     crew.store.apply_each(parts, crew.settings, Stride(1.0, 0.5, 2), [crew.copies[0]])
     close(crew.weights, before - 0.1 * (0.5 * noise(7) + 0.5 * (0.9 * own + noise(8))))
@@ -199,7 +202,7 @@ def test_a_parameter_without_a_gradient_is_neither_moved_nor_decayed() -> None:
     before = crew.weights
     gradients = crew.gradients(noise(1))
     gradients.missing = frozenset({1})
-    part = Part(0, gradients, 1.0)
+    part = GradientPart(0, gradients, 1.0)
     crew.store.apply_each([part], crew.settings, Stride(1.0, 1.0, 1), [crew.copies[0]])
     assert torch.equal(crew.weights[15:22], before[15:22])
     assert not torch.equal(crew.weights[:15], before[:15])

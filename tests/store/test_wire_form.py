@@ -13,9 +13,17 @@ from torch import Tensor
 
 from paceline.errors import RunError
 from paceline.protocols.rules.compression import INT8_CHUNK, parse_compression
-from paceline.store.compression import Encoded, Form, Matrix, Wire, encode, encode_low_rank, first_basis
+from paceline.store.compression.codecs import (
+    Encoded,
+    Form,
+    Matrix,
+    Wire,
+    encode,
+    encode_low_rank,
+    first_basis,
+)
+from paceline.store.compression.wire_form import HEADER, Expected, read, write, written_bytes, zeros
 from paceline.store.replicas import Summing, add_in_turn
-from paceline.store.wire_form import HEADER, Expected, read, write, written_bytes, zeros
 
 WAYS = ["none", "fp16", "bf16", "int8", "topk:0.1", "topk:1"]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.store.corrections.correction import Part, Stride
+from paceline.store.corrections.correction import GradientPart, Stride
 from paceline.store.layout import Layout, describe
 from paceline.store.optimizers import OptimizerSpec, describe_optimizer
 from paceline.store.parameters import Gradients, ParameterStore
@@ -69,7 +69,7 @@ class Crew:
         return made
 
     def each(self, parts: list[tuple[int, Tensor, float]], stride: Stride, *released: int) -> None:
-        named = [Part(worker, self.gradients(values), share) for worker, values, share in parts]
+        named = [GradientPart(worker, self.gradients(values), share) for worker, values, share in parts]
         self.store.apply_each(named, self.settings, stride, [self.copies[rank] for rank in released])
 
     def push(self, worker: int, values: Tensor, active: int = 1) -> None:

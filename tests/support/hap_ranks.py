@@ -14,10 +14,10 @@ from torch import Tensor
 from paceline.parallel.plans.hap.program import HapProgram
 from paceline.parallel.plans.hap.uneven import (
     AllGather,
-    AllReduce,
-    Exchange,
     ReduceScatter,
     Slice,
+    UnevenAllReduce,
+    UnevenAllToAll,
     gather_pieces,
 )
 from paceline.plan.hap.plan import HapPlan
@@ -97,12 +97,12 @@ def _adjoint(rank: int, size: int) -> float:
     torch.manual_seed(rank)
     lengths, others = ([1, 0, 4, 2], [2, 3, 1, 0]) if size == 4 else ([1] * size, [2] * size)
     a, b = lengths[rank], others[rank]
-    cases: list[tuple[Any, Tensor, tuple[Any, ...]]] = [(AllReduce, torch.randn(3, 5), ())]
+    cases: list[tuple[Any, Tensor, tuple[Any, ...]]] = [(UnevenAllReduce, torch.randn(3, 5), ())]
     for variant in ("padded", "grouped"):
         cases.append((AllGather, torch.randn(3, a), (1, lengths, variant)))
         cases.append((ReduceScatter, torch.randn(3, sum(lengths)), (1, lengths, variant)))
     cases.append((Slice, torch.randn(sum(others), 3), (0, others)))
-    cases.append((Exchange, torch.randn(a, sum(others), 2), (0, lengths, 1, others)))
+    cases.append((UnevenAllToAll, torch.randn(a, sum(others), 2), (0, lengths, 1, others)))
     assert b == others[rank]
     for function, given, how in cases:
         x = given.double().requires_grad_()

@@ -45,7 +45,7 @@ from paceline.protocols.rules.compression import parse_compression
 from paceline.runtime.peer.compression import Packing
 from paceline.runtime.peer.steps import OptimizerMemory, rates, stepping
 from paceline.store.cells import Cells
-from paceline.store.compression import Matrix
+from paceline.store.compression.codecs import Matrix
 from paceline.store.cutting import Cut, TensorSpan
 from paceline.store.vector import FlatVector
 from support.problems import SIZE, Gradient, MakeOptimizer, Samples, sgd

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from paceline.parallel.layers.block_line import BlockLine
-from paceline.parallel.layers.costs import Costs
+from paceline.parallel.layers.costs import LayerCosts
 from paceline.parallel.layers.row_split import RowSplit
 from paceline.parallel.layers.splitting import Splitter
 
@@ -39,7 +39,7 @@ class Split:
     """One worker's share of a model."""
 
     def __init__(self, model: nn.Module, line: ThreadLine, settings: RowSplit) -> None:
-        self.line, self.costs = line, Costs(line)
+        self.line, self.costs = line, LayerCosts(line)
         self.model = Splitter(model, line, settings, self.costs).split()
         self.costs.watch(self.model)
 

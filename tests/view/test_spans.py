@@ -10,7 +10,7 @@ import pytest
 from paceline.trace import tally
 from paceline.trace.events import AnyEvent, Decided, RunEnded, WorkerJoined, WorkerLeft
 from paceline.view.report.gantt import merged
-from paceline.view.report.spans import Span, spans
+from paceline.view.report.spans import StateSpan, spans
 from view.synthetic import EXCHANGE_S, SyntheticRun
 
 PACED = ("bsp", "ssp", "dssp", "asp")
@@ -18,7 +18,7 @@ PACED = ("bsp", "ssp", "dssp", "asp")
 
 @pytest.mark.parametrize("protocol", PACED)
 def test_compute_wait_and_exchange_add_up_to_the_time_between_first_and_last(protocol: str) -> None:
-    of: dict[int, list[Span]] = defaultdict(list)
+    of: dict[int, list[StateSpan]] = defaultdict(list)
     for span in spans(SyntheticRun(protocol, slow={3: 2.5}, pushes=300).events()):
         of[span.worker].append(span)
     assert sorted(of) == [0, 1, 2, 3]
@@ -52,11 +52,11 @@ def test_each_state_lasts_as_long_as_the_events_say() -> None:
         )
     )
     assert found == [
-        Span(0, "compute", 0.5, 1.5),
-        Span(0, "wait", 1.5, 2.0),
-        Span(0, "exchange", 2.0, 2.25),
-        Span(0, "compute", 3.0, 4.0),
-        Span(0, "exchange", 4.0, 4.25),
+        StateSpan(0, "compute", 0.5, 1.5),
+        StateSpan(0, "wait", 1.5, 2.0),
+        StateSpan(0, "exchange", 2.0, 2.25),
+        StateSpan(0, "compute", 3.0, 4.0),
+        StateSpan(0, "exchange", 4.0, 4.25),
     ]
 
 
@@ -76,7 +76,7 @@ def test_a_wait_ends_when_its_worker_is_lost() -> None:
         Decided(1.0, 1, 0, 1, compute_s=1.0),
         WorkerLeft(3.0, 0, "died"),
     ]
-    assert list(spans(events)) == [Span(0, "compute", 0.0, 1.0), Span(0, "wait", 1.0, 3.0)]
+    assert list(spans(events)) == [StateSpan(0, "compute", 0.0, 1.0), StateSpan(0, "wait", 1.0, 3.0)]
 
 
 def test_thin_bars_are_drawn_together_and_cover_the_same_time() -> None:

@@ -16,7 +16,7 @@ Job = TypeVar("Job", bound=Hashable)
 JobOf = TypeVar("JobOf", covariant=True)
 
 
-class Ended(Protocol[JobOf]):
+class EndedJob(Protocol[JobOf]):
     """What became of a run."""
 
     @property
@@ -30,7 +30,7 @@ class Ended(Protocol[JobOf]):
         ...
 
 
-Outcome = TypeVar("Outcome", bound=Ended[Hashable])
+Outcome = TypeVar("Outcome", bound=EndedJob[Hashable])
 
 
 def read_kept(path: Path, kind: type[Kept]) -> list[Kept]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from paceline.engines.engine import Engine
-    from paceline.plan.switch import Found, Key, Trial
+    from paceline.plan.switch import Key, ShareTrial, SwitchAnswer
     from paceline.trace import Result
 
 SEARCH = "The search"
@@ -113,7 +113,7 @@ def _simulated(
     return {"workers": request.cluster().workers, "cluster": msgspec.to_builtins(request, str_keys=True)}
 
 
-def _tuned(shared: dict[str, Any], dials: dict[str, Any], runs: Path, again: bool) -> Found:
+def _tuned(shared: dict[str, Any], dials: dict[str, Any], runs: Path, again: bool) -> SwitchAnswer:
     from paceline.cli.running.engines import open_engine
     from paceline.plan.switch import keep, recall, search
 
@@ -124,7 +124,7 @@ def _tuned(shared: dict[str, Any], dials: dict[str, Any], runs: Path, again: boo
         return known
     tolerance, settings, runs_each = dials["tolerance"], dials["settings"], dials["runs_each"]
     with open_engine(shared) as engine:
-        trainer = Trainer(engine, shared, runs, runs_each * (settings + 1))
+        trainer = TuneTrainer(engine, shared, runs, runs_each * (settings + 1))
         found = search(trainer.train, tolerance=tolerance, settings=settings, runs=runs_each)
     keep(kept, key, found)
     return found
@@ -149,7 +149,7 @@ def _key(shared: dict[str, Any], dials: dict[str, Any]) -> Key:
     )
 
 
-class Trainer:
+class TuneTrainer:
     """Trains a script with a share of BSP. The first run is plain BSP, and tells how much work there is."""
 
     def __init__(self, engine: Engine, shared: dict[str, Any], runs: Path, most: int) -> None:
@@ -199,7 +199,7 @@ class Trainer:
         print(text, file=sys.stderr, flush=True)
 
 
-def _answer(found: Found, script: Path, json: bool) -> None:
+def _answer(found: SwitchAnswer, script: Path, json: bool) -> None:
     from rich.console import Console
 
     if json:
@@ -217,7 +217,7 @@ def _answer(found: Found, script: Path, json: bool) -> None:
     print(f"paceline train {script} --protocol sync_switch --set phases={found.phases}")
 
 
-def _table(found: Found) -> Table:
+def _table(found: SwitchAnswer) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -231,10 +231,10 @@ def _table(found: Found) -> Table:
     return table
 
 
-def _accuracy(trial: Trial) -> str:
+def _accuracy(trial: ShareTrial) -> str:
     spread = f" ± {trial.error:.2g}" if len(trial.accuracies) > 1 else ""
     return f"{trial.accuracy:.4f}{spread}"
 
 
-def _verdict(trial: Trial) -> str:
+def _verdict(trial: ShareTrial) -> str:
     return "chance" if trial.enough is None else "yes" if trial.enough else "no"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from paceline.doctor.findings import Finding
-from paceline.doctor.server import Side, this_side
+from paceline.doctor.server import LinkSide, this_side
 from paceline.doctor.wire import (
     ECHO,
     LENGTH,
@@ -44,8 +44,8 @@ class MeasuredLink(msgspec.Struct, frozen=True):
     """By how much the clock there is ahead of ours."""
     clock_error_s: float
     """How much of that may be wrong: half of the quickest round trip."""
-    here: Side
-    there: Side
+    here: LinkSide
+    there: LinkSide
 
 
 def measure(address: str, secret: bytes, seconds: float = 1.0) -> MeasuredLink:
@@ -74,12 +74,12 @@ def measure(address: str, secret: bytes, seconds: float = 1.0) -> MeasuredLink:
     )
 
 
-def _info(connection: socket.socket) -> Side:
+def _info(connection: socket.socket) -> LinkSide:
     connection.sendall(REQUEST.pack(b"INFO", 0))
     (size,) = LENGTH.unpack(receive(connection, LENGTH.size))
     if size > MOST_INFO:
         raise ConnectionError(f"it describes itself in {size} bytes, more than {MOST_INFO}")
-    return msgspec.json.decode(receive(connection, size), type=Side)
+    return msgspec.json.decode(receive(connection, size), type=LinkSide)
 
 
 def _round_trips(connection: socket.socket, seconds: float) -> list[float]:

@@ -31,7 +31,7 @@ from paceline.fabric.wire import admit
 MOST_CONNECTIONS = 16
 
 
-class Side(msgspec.Struct, frozen=True):
+class LinkSide(msgspec.Struct, frozen=True):
     """What one side says of itself."""
 
     host: str
@@ -41,11 +41,11 @@ class Side(msgspec.Struct, frozen=True):
     torch: str | None
 
 
-def this_side() -> Side:
+def this_side() -> LinkSide:
     """The host this runs on."""
     cores, python = len(os.sched_getaffinity(0)), platform.python_version()
     versions = installed_version("paceline"), installed_version("torch")
-    return Side(socket.gethostname(), cores, python, *versions)
+    return LinkSide(socket.gethostname(), cores, python, *versions)
 
 
 class LinkServer:

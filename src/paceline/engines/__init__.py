@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Offer(NamedTuple):
+class EngineOffer(NamedTuple):
     """An engine, as far as it has to be known before its module is imported."""
 
     module: str
@@ -27,8 +27,10 @@ class Offer(NamedTuple):
     """Whether it finds a place for every worker and listens for them; else all start here, or others join."""
 
 
-ENGINES: dict[str, Offer] = {
-    "local": Offer("paceline.engines.local", "this machine", places=False),
-    "ray": Offer("paceline.engines.ray", "Ray, wherever it has room (1 CPU each)", "Ray", "address"),
-    "spark": Offer("paceline.engines.spark", "Spark, one task each, in its executors", "Spark", "master"),
+ENGINES: dict[str, EngineOffer] = {
+    "local": EngineOffer("paceline.engines.local", "this machine", places=False),
+    "ray": EngineOffer("paceline.engines.ray", "Ray, wherever it has room (1 CPU each)", "Ray", "address"),
+    "spark": EngineOffer(
+        "paceline.engines.spark", "Spark, one task each, in its executors", "Spark", "master"
+    ),
 }

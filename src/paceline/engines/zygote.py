@@ -44,7 +44,7 @@ class RunProcesses:
         self.store_status = 0
         (config.path / "logs").mkdir(parents=True, exist_ok=True)
 
-    def hatch(self) -> None:
+    def start(self) -> None:
         """Fork the workers, and what stands between them: the owner of the store, or the host's relay."""
         config, guest = self.config, self._order.guest
         if config.workers == 1 and config.cluster is None and config.listen is None and guest is None:
@@ -134,29 +134,29 @@ def main() -> None:
 
 def _attend(channel: Channel, wakeup_read: int) -> None:
     """Do what the launcher says until it hangs up."""
-    brood: RunProcesses | None = None
+    running: RunProcesses | None = None
     while True:
         ready, _, _ = select.select([channel.fileno(), wakeup_read], [], [])
         if wakeup_read in ready:
             os.read(wakeup_read, 4096)
-        if brood is not None and brood.reap():
-            channel.send(c.Ended(brood.statuses, brood.store_status))
-            brood = None
+        if running is not None and running.reap():
+            channel.send(c.Ended(running.statuses, running.store_status))
+            running = None
         if channel.fileno() in ready:
             received = channel.receive(c.zygote_decoder)
             if received is None:
                 return
-            brood = _obey(received[0], brood, channel)
+            running = _obey(received[0], running, channel)
 
 
-def _obey(message: c.ToZygote, brood: RunProcesses | None, channel: Channel) -> RunProcesses | None:
+def _obey(message: c.ToZygote, running: RunProcesses | None, channel: Channel) -> RunProcesses | None:
     if isinstance(message, c.Launch):
-        brood = RunProcesses(message)
-        brood.hatch()
-        channel.send(c.Started(tuple(brood.workers)))
-    elif brood is not None:
-        brood.stop()
-    return brood
+        running = RunProcesses(message)
+        running.start()
+        channel.send(c.Started(tuple(running.workers)))
+    elif running is not None:
+        running.stop()
+    return running
 
 
 def _fork(body: Callable[[], int], log: Path) -> int:

@@ -32,7 +32,7 @@ def deal(batches: Sequence[Indices], copies: int) -> list[list[Indices]]:
     return rounds
 
 
-class Dealt:
+class MeshLoader:
     """A mesh's loader. One pass over it is one epoch.
 
     Where batches are not loaded (later stages of a pipeline), None stands in the place of each.

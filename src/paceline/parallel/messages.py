@@ -36,7 +36,7 @@ class Did(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """What looking up in its tables has cost."""
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class LeadReady(msgspec.Struct, frozen=True, tag="Ready"):
     """The lead's model, all parts of it."""
 
     parameters: int
@@ -73,14 +73,14 @@ class EndWork(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
-class Saved(msgspec.Struct, frozen=True, tag=True):
+class PartSaved(msgspec.Struct, frozen=True, tag="Saved"):
     """My part of a checkpoint is on the disk; I wait for the word to go on."""
 
     updates: int
     samples: int
 
 
-class Torn(msgspec.Struct, frozen=True, tag=True):
+class ExchangeTorn(msgspec.Struct, frozen=True, tag="Torn"):
     """An exchange with another worker broke off: somebody must be lost."""
 
     text: str
@@ -94,7 +94,7 @@ class Bye(msgspec.Struct, frozen=True, tag=True):
     """Whether what I saved is enough to go on from."""
 
 
-class Welcome(msgspec.Struct, frozen=True, tag=True):
+class MeshWelcome(msgspec.Struct, frozen=True, tag="Welcome"):
     """The first word to a worker; the memory where all meet, and the board, come along."""
 
 
@@ -102,15 +102,17 @@ class GoOn(msgspec.Struct, frozen=True, tag=True):
     """All parts of the checkpoint are there."""
 
 
-class End(msgspec.Struct, frozen=True, tag=True):
+class EndRun(msgspec.Struct, frozen=True, tag="End"):
     """The run cannot go on: end at once."""
 
     blamed: int
     """Whose trouble the run's end is put down to."""
 
 
-FromWorker = Hello | Failed | Did | Ready | Plan | Measured | Noted | EndWork | Saved | Torn | Bye
-ToWorker = Welcome | GoOn | End
+FromWorker = (
+    Hello | Failed | Did | LeadReady | Plan | Measured | Noted | EndWork | PartSaved | ExchangeTorn | Bye
+)
+ToWorker = MeshWelcome | GoOn | EndRun
 
 conductor_decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 worker_decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

@@ -26,8 +26,8 @@ from paceline.errors import ConfigError, RunError, RunStopped
 from paceline.fabric.channel import Channel
 from paceline.parallel import messages as m
 from paceline.parallel.mesh import Mesh, connect, gather_bytes
-from paceline.parallel.parts import PARTS, Part, write_part
-from paceline.parallel.pieces import Piece
+from paceline.parallel.parts import PARTS, CheckpointPart, write_part
+from paceline.parallel.pieces import TensorPiece
 from paceline.parallel.signs import Action, Signs
 from paceline.protocols.grid import Grid, check_axes
 from paceline.runtime.messages.workers import Failed, Hello
@@ -35,6 +35,8 @@ from paceline.runtime.worker.pace import Metrics, Pace
 
 TELL_S = 0.1
 """How often a worker tells what it did."""
+WHY_S = 30.0
+"""How long a worker whose exchange broke off waits to hear why: the conductor decides within a second."""
 
 
 class Split(Protocol):
@@ -46,7 +48,7 @@ class Split(Protocol):
     def evaluate(self, measure: Callable[[nn.Module], dict[str, float]]) -> m.Measured | None:
         """Have the lead call `measure` with the whole model; all workers come here. None elsewhere."""
 
-    def part(self) -> Part | None:
+    def part(self) -> CheckpointPart | None:
         """This worker's part of what is saved; None: others have all of it."""
 
     def close(self) -> None:
@@ -139,7 +141,7 @@ class MeshPace(Pace):
         model: nn.Module,
         samples: int | None,
         batches: int | None,
-        pieces: Mapping[str, Piece] | None = None,
+        pieces: Mapping[str, TensorPiece] | None = None,
     ) -> None:
         """The lead has the model: whole, or with `pieces` of these parameters."""
         whole = {name: p.shape for name, p in model.named_parameters()}
@@ -151,7 +153,7 @@ class MeshPace(Pace):
             more = [share.left_out() for share in shares]
             numbers = sum(shape.numel() for shape in whole.values()) + sum(each[0] for each in more)
             size += sum(each[1] for each in more)
-            self._channel.send(m.Ready(numbers, size, samples, batches))
+            self._channel.send(m.LeadReady(numbers, size, samples, batches))
 
     # -- one iteration ------------------------------------------------------------------------
 
@@ -198,7 +200,7 @@ class MeshPace(Pace):
         if part is not None:
             write_part(self.config.path / PARTS, self.rank, part)
         state = part.state if part is not None else None
-        self._channel.send(m.Saved(state.updates if state else 0, state.samples if state else 0))
+        self._channel.send(m.PartSaved(state.updates if state else 0, state.samples if state else 0))
         self._answers.get()
 
     # -- evaluation ---------------------------------------------------------------------------
@@ -257,13 +259,28 @@ class MeshPace(Pace):
 
     def _hear_why(self, text: str) -> None:
         """Say that an exchange broke off, and show where, if nobody has anything better to say."""
-        self._channel.send(m.Torn(text))
-        answer: m.ToWorker | None = None
-        while not isinstance(answer, m.End):
-            answer = self._answers.get()
-        if answer.blamed == self.rank and self._withheld is not None:
+        with contextlib.suppress(OSError):  # a conductor that is gone is noticed by who listens
+            self._channel.send(m.ExchangeTorn(text))
+        blamed = self._blamed()
+        if blamed in (self.rank, None) and self._withheld is not None:
             traceback.print_exception(self._withheld)
+        if blamed is None:
+            print(
+                f"error: rank {self.rank}: an exchange broke off, and the conductor of the run has not said "
+                f"why within {WHY_S:g} s. What broke off is above; the logs of other ranks may tell more.",
+                file=sys.stderr,
+            )
         sys.stdout.flush()
+
+    def _blamed(self) -> int | None:
+        """The rank that the run's end is put down to; None if the conductor does not say."""
+        until = time.monotonic() + WHY_S
+        with contextlib.suppress(queue.Empty):
+            while True:
+                answer = self._answers.get(timeout=max(0.0, until - time.monotonic()))
+                if isinstance(answer, m.EndRun):
+                    return answer.blamed
+        return None
 
     def _finish(self, stopped: bool) -> None:
         if self._split is None:
@@ -284,12 +301,13 @@ class MeshPace(Pace):
             try:
                 received = self._channel.receive(m.worker_decoder)
             except OSError:
+                self._answers.put(m.EndRun(self.rank))
                 return
-            answer = m.End(self.rank) if received is None else received[0]
-            if isinstance(answer, m.End) and self._withheld is None:
+            answer = m.EndRun(self.rank) if received is None else received[0]
+            if isinstance(answer, m.EndRun) and self._withheld is None:
                 os._exit(1)
             self._answers.put(answer)
-            if isinstance(answer, m.End):
+            if isinstance(answer, m.EndRun):
                 return
 
     def _leave(self) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paceline.errors import RunError
 from paceline.parallel.messages import MeshState
-from paceline.parallel.pieces import Piece
+from paceline.parallel.pieces import TensorPiece
 from paceline.store.disk.checkpoint import Snapshot, check_optimizer, read_checkpoint
 
 STATE = "mesh.json"
@@ -26,7 +26,7 @@ PARTS = "parts"
 """The folder in a run's where workers write them."""
 
 
-class Part(msgspec.Struct):
+class CheckpointPart(msgspec.Struct):
     """One worker's tensors by name, and where the run stood."""
 
     model: dict[str, Tensor]
@@ -35,7 +35,7 @@ class Part(msgspec.Struct):
     values: dict[str, Any]
     """The same for state that is not a tensor."""
     state: MeshState
-    pieces: dict[str, Piece] = {}
+    pieces: dict[str, TensorPiece] = {}
     """Which of the tensors, the optimizer's included, are pieces of a larger one."""
 
 
@@ -43,10 +43,10 @@ class PartIndex(msgspec.Struct, frozen=True):
     """What stands beside a part's tensors."""
 
     state: MeshState
-    pieces: dict[str, Piece]
+    pieces: dict[str, TensorPiece]
 
 
-def write_part(folder: Path, rank: int, part: Part) -> None:
+def write_part(folder: Path, rank: int, part: CheckpointPart) -> None:
     """Write it down."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(part.model, folder / f"{rank}.model.safetensors")
@@ -88,10 +88,10 @@ def _joined(folder: Path, indices: dict[str, PartIndex], kind: str) -> dict[str,
     return whole
 
 
-def read_mesh_checkpoint(folder: Path) -> Part:
+def read_mesh_checkpoint(folder: Path) -> CheckpointPart:
     """A checkpoint of a split model, whole."""
     state, model, optimizer = read_checkpoint(folder, STATE, MeshState)
-    return Part(model, optimizer, state.optimizer, state)
+    return CheckpointPart(model, optimizer, state.optimizer, state)
 
 
 def export_optimizer(
@@ -110,10 +110,10 @@ def export_optimizer(
 
 
 def pieces_remembered(
-    pieces: dict[str, Piece], named: Iterable[tuple[str, Tensor]], remembered: dict[str, Tensor]
-) -> dict[str, Piece]:
+    pieces: dict[str, TensorPiece], named: Iterable[tuple[str, Tensor]], remembered: dict[str, Tensor]
+) -> dict[str, TensorPiece]:
     """Of what `export_optimizer` gave: which tensors are pieces, as their parameters are."""
-    found: dict[str, Piece] = {}
+    found: dict[str, TensorPiece] = {}
     for name, parameter in named:
         for key, tensor in _below(name, remembered) if name in pieces else ():
             piece = pieces[name].like(parameter, tensor)
@@ -124,10 +124,10 @@ def pieces_remembered(
 
 def import_optimizer(
     folder: Path,
-    part: Part,
+    part: CheckpointPart,
     optimizer: torch.optim.Optimizer,
     named: Iterable[tuple[str, Tensor]],
-    pieces: dict[str, Piece] | None = None,
+    pieces: dict[str, TensorPiece] | None = None,
 ) -> None:
     """Let an optimizer remember what it did; of whole tensors the `pieces` that are this worker's."""
     check_optimizer(folder, part.state.stepped_by, optimizer, part.optimizer)
@@ -139,7 +139,7 @@ def import_optimizer(
             optimizer.state[parameter] = {key: _own(value, piece) for key, value in found.items()}
 
 
-def _own(value: Any, piece: Piece | None) -> Any:
+def _own(value: Any, piece: TensorPiece | None) -> Any:
     if not isinstance(value, Tensor):
         return value
     cut = piece is not None and value.ndim > piece.dim and value.shape[piece.dim] == piece.shape[piece.dim]

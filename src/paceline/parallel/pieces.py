@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Piece(msgspec.Struct, frozen=True):
+class TensorPiece(msgspec.Struct, frozen=True):
     """Ranges of one dimension, one after another."""
 
     shape: tuple[int, ...]
@@ -40,26 +40,26 @@ class Piece(msgspec.Struct, frozen=True):
         for (start, end), part in zip(self.spans, torch.split(own, sizes, self.dim), strict=True):
             whole.narrow(self.dim, start, end - start).copy_(part)
 
-    def like(self, own: Tensor, state: Tensor) -> Piece | None:
+    def like(self, own: Tensor, state: Tensor) -> TensorPiece | None:
         """Where what an optimizer remembers of this piece lies; None: it is not cut."""
         if state.ndim <= self.dim or state.shape[self.dim] != own.shape[self.dim] or not state.ndim:
             return None
         shape = list(state.shape)
         shape[self.dim] = self.shape[self.dim]
-        return Piece(tuple(shape), self.dim, self.spans, self.axis)
+        return TensorPiece(tuple(shape), self.dim, self.spans, self.axis)
 
 
 @runtime_checkable
 class Pieced(Protocol):
     """A module that holds pieces."""
 
-    def pieces(self) -> dict[str, Piece]:
+    def pieces(self) -> dict[str, TensorPiece]:
         """By its own names of parameters and buffers."""
 
 
-def pieces_of(model: nn.Module) -> dict[str, Piece]:
+def pieces_of(model: nn.Module) -> dict[str, TensorPiece]:
     """All pieces in a model, by the names of its `state_dict`."""
-    found: dict[str, Piece] = {}
+    found: dict[str, TensorPiece] = {}
     for prefix, module in model.named_modules():
         if isinstance(module, Pieced):
             dot = f"{prefix}." if prefix else ""

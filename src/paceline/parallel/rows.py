@@ -16,7 +16,7 @@ import msgspec
 from torch.utils.data import DataLoader
 
 from paceline.errors import ConfigError
-from paceline.parallel.loading import Dealt, Indices
+from paceline.parallel.loading import Indices, MeshLoader
 from paceline.parallel.mesh import Mesh, gather_bytes
 from paceline.parallel.pace import MeshPace
 from paceline.runtime.worker.data.partition import Partition
@@ -25,7 +25,7 @@ AXIS = "rows"
 """Under this name rows that are passed on stand in the trace: they are no exchange of the model's axes."""
 
 
-class DealtRows(Dealt):
+class DealtRows(MeshLoader):
     """A loader of rows that lie with the workers."""
 
     def __init__(

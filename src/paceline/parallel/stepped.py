@@ -21,18 +21,18 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.errors import ConfigError
 from paceline.parallel import messages as m
 from paceline.parallel.along import Along, as_one
-from paceline.parallel.loading import Dealt
+from paceline.parallel.loading import MeshLoader
 from paceline.parallel.mesh import Mesh, mean_along
 from paceline.parallel.pace import MeshPace
 from paceline.parallel.padding import Padding
 from paceline.parallel.parts import (
-    Part,
+    CheckpointPart,
     export_optimizer,
     import_optimizer,
     pieces_remembered,
     read_mesh_checkpoint,
 )
-from paceline.parallel.pieces import Piece, pieces_of
+from paceline.parallel.pieces import TensorPiece, pieces_of
 from paceline.parallel.rates import Deferred
 from paceline.parallel.registry import along_of
 from paceline.parallel.rows import DealtRows
@@ -49,7 +49,7 @@ WHOLE_MATRICES = ("Adafactor", "Muon")
 
 def prepare(
     pace: MeshPace, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any
-) -> tuple[Stepped, Dealt]:
+) -> tuple[Stepped, MeshLoader]:
     """Tie an ordinary loop to the mesh, and its loader. All workers come here."""
     mesh, config = pace.mesh(), pace.config
     _check_split(mesh)
@@ -60,9 +60,11 @@ def prepare(
         raise ConfigError("a mesh deals the batches out: give pace.prepare() the training loader as well.")
     feeding = Feeding(mesh)
     if isinstance(getattr(loader, "dataset", None), Partition):
-        dealt: Dealt = DealtRows(loader, feeding.copy, feeding.copies, config.seed, pace, mesh, feeding.axes)
+        dealt: MeshLoader = DealtRows(
+            loader, feeding.copy, feeding.copies, config.seed, pace, mesh, feeding.axes
+        )
     else:
-        dealt = Dealt(loader, feeding.copy, feeding.copies, config.seed)
+        dealt = MeshLoader(loader, feeding.copy, feeding.copies, config.seed)
     pace.ready(model, dealt.per_epoch, len(dealt) * feeding.copies, pieces)
     _equal_copies(mesh, model)
     if feeding.copy:  # those of a copy draw the same random numbers (dropout), other copies others
@@ -96,9 +98,9 @@ class Stepped:
         mesh: Mesh,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        loader: Dealt,
+        loader: MeshLoader,
         feeding: Feeding,
-        pieces: dict[str, Piece],
+        pieces: dict[str, TensorPiece],
     ) -> None:
         self._pace, self._mesh, self._model, self._optimizer = pace, mesh, model, optimizer
         self._loader, self._feeding, self._pieces = loader, feeding, pieces
@@ -228,7 +230,7 @@ class Stepped:
             measured = m.Measured(values, time.perf_counter() - began, self._updates, self._samples)
             return measured if self._pace.lead else None
 
-    def part(self) -> Part | None:
+    def part(self) -> CheckpointPart | None:
         """The first copy's pieces, each from who has it, and from the lead what all have."""
         with as_one(self._model, self._along):
             if self._mesh.index("data"):
@@ -239,7 +241,7 @@ class Stepped:
         if not self._pace.lead:
             state = {name: tensor for name, tensor in state.items() if name in pieces}
             kept = {name: tensor for name, tensor in kept.items() if name in pieces}
-        return Part(state, kept, values if self._pace.lead else {}, self._state(), pieces)
+        return CheckpointPart(state, kept, values if self._pace.lead else {}, self._state(), pieces)
 
     def _state(self) -> m.MeshState:
         return m.MeshState(
@@ -253,7 +255,7 @@ class Stepped:
             schedule_steps=0 if self._rates is None else self._rates.steps,
         )
 
-    def _restore(self, folder: Path, saved: Part) -> None:
+    def _restore(self, folder: Path, saved: CheckpointPart) -> None:
         """Begin where a checkpoint was taken, with this mesh's pieces of it."""
         rounds, left = divmod(saved.state.batches, self._feeding.copies)
         if left and saved.state.mesh.get("data", 1) == self._mesh.size("data"):
@@ -300,7 +302,9 @@ def _check_split(mesh: Mesh) -> None:
             )
 
 
-def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, pieces: dict[str, Piece]) -> None:
+def _check_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, pieces: dict[str, TensorPiece]
+) -> None:
     if isinstance(optimizer, Together):
         raise ConfigError("a mesh takes one model and one optimizer. Give it groups of parameters instead.")
     name = type(optimizer).__name__

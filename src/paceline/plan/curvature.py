@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
-from paceline.plan.recipe import Recipe, blamed_on
+from paceline.plan.recipe import RecipeFile, blamed_on
 
 Progress = Callable[[str, float], None]
 """Told what is being measured, and the share done."""
@@ -70,7 +70,7 @@ class Shape:
 
 
 def measure_shape(
-    recipe: Recipe,
+    recipe: RecipeFile,
     *,
     after: int = 0,
     lr: float | None = None,
@@ -96,7 +96,7 @@ def measure_shape(
 class _Surface:
     """The loss as a function of one flat vector of weights."""
 
-    def __init__(self, recipe: Recipe, model: nn.Module, seed: int) -> None:
+    def __init__(self, recipe: RecipeFile, model: nn.Module, seed: int) -> None:
         self._recipe, self._model, self._seed = recipe, model, seed
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         if not self.parameters:
@@ -127,7 +127,7 @@ class _Surface:
         self, batches: list[Any], iterations: int, progress: Progress
     ) -> tuple[float, float, Tensor]:
         """The largest eigenvalue, its last relative change, and its direction."""
-        span = _Span(self._random_direction(), lambda direction: self.curved(batches, direction))
+        span = _KrylovSpan(self._random_direction(), lambda direction: self.curved(batches, direction))
         change = 1.0
         for number in range(iterations):
             progress("curvature", number / iterations)
@@ -177,7 +177,7 @@ class _Surface:
         return torch.cat([part.reshape(-1) for part in filled])
 
 
-class _Span:
+class _KrylovSpan:
     """The best direction so far, with what it takes to improve it by one product at a time."""
 
     def __init__(self, start: Tensor, curved: Callable[[Tensor], Tensor]) -> None:

@@ -20,7 +20,7 @@ NEEDED = ("model", "data", "loss")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class RecipeFile:
     """What `paceline.run` is given, as the recipe's file defines it."""
 
     path: Path
@@ -38,7 +38,7 @@ class Recipe:
         return {name: float(group[name]) for name in ("lr", "momentum") if name in group}
 
 
-def load_recipe(path: Path) -> Recipe:
+def load_recipe(path: Path) -> RecipeFile:
     """Run the file, but not its `if __name__ == "__main__"`, and take its functions."""
     if not path.is_file():
         raise ConfigError(f"no recipe at {path}. Give the path of a Python file.")
@@ -52,7 +52,7 @@ def load_recipe(path: Path) -> Recipe:
         )
     optimizer = names.get("optimizer")
     optimizer = optimizer if callable(optimizer) else None
-    return Recipe(path, names["model"], names["data"], names["loss"], optimizer)
+    return RecipeFile(path, names["model"], names["data"], names["loss"], optimizer)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ Train = Callable[[float, int], tuple[float, float]]
 """Trains with a share of BSP, for the n-th time: accuracy (NaN if it diverged), seconds."""
 
 
-class Trial(msgspec.Struct, frozen=True):
+class ShareTrial(msgspec.Struct, frozen=True):
     """The runs with one share of BSP."""
 
     share: float
@@ -63,7 +63,7 @@ class Trial(msgspec.Struct, frozen=True):
         )
 
 
-class Found(msgspec.Struct, frozen=True):
+class SwitchAnswer(msgspec.Struct, frozen=True):
     """The answer, and what it cost."""
 
     share: float
@@ -71,7 +71,7 @@ class Found(msgspec.Struct, frozen=True):
     target: float
     """The accuracy that was asked for: BSP's, less the tolerance."""
     tolerance: float
-    trials: tuple[Trial, ...]
+    trials: tuple[ShareTrial, ...]
     """In the order they were made; the first is plain BSP."""
     ended_by_chance: bool
     cost: float
@@ -87,7 +87,7 @@ class Found(msgspec.Struct, frozen=True):
         return f"bsp@{self.share!r},asp"
 
 
-def search(train: Train, *, tolerance: float = 0.01, settings: int = 5, runs: int = 5) -> Found:
+def search(train: Train, *, tolerance: float = 0.01, settings: int = 5, runs: int = 5) -> SwitchAnswer:
     """Try at most `settings` shares, `runs` runs each, after as many of plain BSP."""
     _check(tolerance, settings, runs)
     trials = [msgspec.structs.replace(_trial(train, 1.0, runs), enough=True)]
@@ -112,18 +112,20 @@ def _check(tolerance: float, settings: int, runs: int) -> None:
             raise ConfigError(f"a search needs {name} >= 1, got {value}. The paper uses 5.")
 
 
-def _trial(train: Train, share: float, runs: int) -> Trial:
+def _trial(train: Train, share: float, runs: int) -> ShareTrial:
     results = [train(share, repetition) for repetition in range(runs)]
     accuracies = tuple(accuracy if isfinite(accuracy) else 0.0 for accuracy, _ in results)
-    return Trial(share, accuracies, tuple(seconds for _, seconds in results))
+    return ShareTrial(share, accuracies, tuple(seconds for _, seconds in results))
 
 
-def _found(share: float, target: float, tolerance: float, trials: tuple[Trial, ...], chance: bool) -> Found:
+def _found(
+    share: float, target: float, tolerance: float, trials: tuple[ShareTrial, ...], chance: bool
+) -> SwitchAnswer:
     bsp_s = trials[0].time_s
     cost = sum(sum(trial.seconds) for trial in trials) / bsp_s
     time = next(trial for trial in trials if trial.share == share).time_s / bsp_s
     pays = ceil(round(cost / (1 - time), 9)) if time < 1 else None
-    return Found(share, target, tolerance, trials, chance, cost, time, pays)
+    return SwitchAnswer(share, target, tolerance, trials, chance, cost, time, pays)
 
 
 # -- answers that are kept ------------------------------------------------------------------------
@@ -151,7 +153,7 @@ class KeptAnswer(msgspec.Struct, frozen=True):
     """One answer on disk."""
 
     key: Key
-    found: Found
+    found: SwitchAnswer
 
 
 def script_digest(path: Path) -> str:
@@ -159,13 +161,13 @@ def script_digest(path: Path) -> str:
     return sha256(path.read_bytes()).hexdigest()[:16]
 
 
-def recall(path: Path, key: Key) -> Found | None:
+def recall(path: Path, key: Key) -> SwitchAnswer | None:
     """The answer that was kept for this job, if any."""
     kept = _read(path).get(key.digest)
     return None if kept is None else kept.found
 
 
-def keep(path: Path, key: Key, found: Found) -> None:
+def keep(path: Path, key: Key, found: SwitchAnswer) -> None:
     """Keep an answer beside the others. A reader sees the file before or after, never half of it."""
     kept = _read(path) | {key.digest: KeptAnswer(key, found)}
     path.parent.mkdir(parents=True, exist_ok=True)

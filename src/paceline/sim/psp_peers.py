@@ -33,7 +33,7 @@ class SampleLook(msgspec.Struct, frozen=True):
     passed: bool
 
 
-class PeerRun(msgspec.Struct):
+class BarrierResult(msgspec.Struct):
     """What a run came to."""
 
     steps: list[int]
@@ -59,7 +59,7 @@ def simulate_barriers(
     every_step: bool = False,
     seed: int = 0,
     heard: Callable[[SampleLook], None] | None = None,
-) -> PeerRun:
+) -> BarrierResult:
     """Let every worker of a cluster keep a barrier like this one, for `until_s` seconds.
 
     With `every_step` a waiting worker does not look again after `poll_s` seconds but whenever
@@ -95,9 +95,9 @@ class _Peers:
         self._idle: dict[int, None] = {}  # waiting, and no query under way
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._sequence = 0
-        self._result = PeerRun([0] * workers, [0] * workers, [0.0] * workers)
+        self._result = BarrierResult([0] * workers, [0] * workers, [0.0] * workers)
 
-    def run(self, until_s: float) -> PeerRun:
+    def run(self, until_s: float) -> BarrierResult:
         for worker in self._members:
             self._compute(0.0, worker)
         while self._heap and self._heap[0][0] <= until_s:

@@ -2,8 +2,9 @@
 
 A fused step of torch's SGD, Adam or AdamW sorts its tensors by device and type, opens contexts and reads
 its settings, and then makes one call. Of a piece of memory all of that is known beforehand. What is called
-here is what torch would call, with the same arguments: the same bits, in a fraction of the Python. Where
-torch has no such call, or an optimizer something that is not foreseen here, its own step is taken.
+here is what torch would call, with the same arguments: the same bits, in a fraction of the Python. No
+piece of memory requires a gradient, so none has to be switched off. Where torch has no such call, or an
+optimizer something that is not foreseen here, its own step is taken.
 """
 
 from __future__ import annotations
@@ -49,21 +50,20 @@ class _Sgd:
                 self._plain(optimizer)
                 return
             kept = [buffer]
-        with torch.no_grad():
-            torch._fused_sgd_(
-                self._weights,
-                [weights.grad],  # type: ignore[list-item]
-                kept,
-                weight_decay=group["weight_decay"],
-                momentum=group["momentum"],
-                lr=group["lr"],
-                dampening=group["dampening"],
-                nesterov=group["nesterov"],
-                maximize=group["maximize"],
-                is_first_step=False,
-                grad_scale=None,
-                found_inf=None,
-            )
+        torch._fused_sgd_(
+            self._weights,
+            [weights.grad],  # type: ignore[list-item]
+            kept,
+            weight_decay=group["weight_decay"],
+            momentum=group["momentum"],
+            lr=group["lr"],
+            dampening=group["dampening"],
+            nesterov=group["nesterov"],
+            maximize=group["maximize"],
+            is_first_step=False,
+            grad_scale=None,
+            found_inf=None,
+        )
 
 
 class _Adam:
@@ -81,22 +81,21 @@ class _Adam:
             self._plain(optimizer)
             return
         beta1, beta2 = group["betas"]
-        with torch.no_grad():
-            state["step"].add_(1)
-            self._kernel(
-                self._weights,
-                [weights.grad],
-                [state["exp_avg"]],
-                [state["exp_avg_sq"]],
-                [],
-                [state["step"]],
-                amsgrad=False,
-                lr=group["lr"],
-                beta1=beta1,
-                beta2=beta2,
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                maximize=group["maximize"],
-                grad_scale=None,
-                found_inf=None,
-            )
+        state["step"].add_(1)
+        self._kernel(
+            self._weights,
+            [weights.grad],
+            [state["exp_avg"]],
+            [state["exp_avg_sq"]],
+            [],
+            [state["step"]],
+            amsgrad=False,
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=group["maximize"],
+            grad_scale=None,
+            found_inf=None,
+        )

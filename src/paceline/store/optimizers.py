@@ -23,6 +23,7 @@ UNSUITED = {
     "LBFGS": "it evaluates the loss several times per step",
     "SparseAdam": "it needs sparse gradients",
 }
+PLAIN = (bool, int, float, str)
 
 
 class OptimizerGroup(msgspec.Struct, frozen=True):
@@ -139,7 +140,7 @@ def apply_settings(optimizer: torch.optim.Optimizer, settings: list[GroupSetting
 
 def adjust(settings: list[GroupSettings], factors: Mapping[str, float]) -> list[GroupSettings]:
     """The settings with factors on them. `momentum` is a group's momentum, or the first of Adam's betas."""
-    if all(factor == 1.0 for factor in factors.values()):
+    if set(factors.values()) <= {1.0}:
         return settings
     return [_adjusted(group, factors) for group in settings]
 
@@ -190,10 +191,10 @@ def _is_optimizer(cls: Any) -> bool:
 
 
 def _plain(key: str, value: Any) -> Any:
+    if value is None or isinstance(value, PLAIN):
+        return value
     if isinstance(value, Tensor):
         return value.item()
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
     if isinstance(value, tuple | list):
         return [_plain(key, v) for v in value]
     raise ConfigError(

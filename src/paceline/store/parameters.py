@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.store.corrections.correction import Corrections, Part, Stride, make_corrections, without_ours
+from paceline.store.corrections.correction import Corrections, Parts, Stride, make_corrections, without_ours
 from paceline.store.lanes import Lanes
 from paceline.store.layout import Layout
 from paceline.store.optimizers import (
@@ -79,12 +79,17 @@ class ParameterStore:
         self._copies = WeightCopies(layout)
         self._flats = self._regions(weights)
         self._lanes = Lanes()
+        self._large = layout.gradient_bytes >= MANY_THREADS_BYTES
         self.adjusted: dict[str, float] = {}
         """Factors on the optimizer's settings that the protocol asked for."""
         self._even = fast and Pieces.suit(layout, spec)
         self._pieces: Pieces | None = None
         self.corrections: Corrections | None = None
         """What is done about stale gradients, if anything is."""
+        self.looks_ahead = False
+        """Whether what workers are handed is not the weights themselves."""
+        self.mends = False
+        """Whether gradients are changed as they come."""
         self._lengths: dict[int, list[int]] = {}
         """How chunks are cut for their squares, by number: where parameters begin, or not at all."""
 
@@ -98,22 +103,14 @@ class ParameterStore:
 
     def correct(self, name: str) -> None:
         """From now on correct stale gradients in this way."""
-        self.corrections = make_corrections(self.layout, self._spec, name)
+        corrections = self.corrections = make_corrections(self.layout, self._spec, name)
+        self.looks_ahead = corrections is not None and corrections.steps
+        self.mends = corrections is not None and corrections.mends
 
     @property
     def corrected_by(self) -> str:
         """How stale gradients are corrected."""
         return "none" if self.corrections is None else self.corrections.name
-
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether what workers are handed is not the weights themselves."""
-        return self.corrections is not None and self.corrections.steps
-
-    @property
-    def mends(self) -> bool:
-        """Whether gradients are changed as they come."""
-        return self.corrections is not None and self.corrections.mends
 
     def export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """A copy of the optimizer's state, by parameter, and of what corrects; steps go on as before."""
@@ -153,7 +150,7 @@ class ParameterStore:
 
     def use_cores(self, idle: int) -> None:
         """Use the idle cores for a large model; one otherwise, where more only get in the way."""
-        self._lanes.open(idle if self.layout.gradient_bytes >= MANY_THREADS_BYTES else 1)
+        self._lanes.open(idle if self._large else 1)
 
     def apply(
         self,
@@ -189,7 +186,7 @@ class ParameterStore:
 
     def apply_each(
         self,
-        parts: Sequence[Part],
+        parts: Parts,
         settings: list[GroupSettings],
         stride: Stride,
         copies: Sequence[Tensor] = (),

@@ -21,7 +21,7 @@ import msgspec
 from torch import Tensor
 
 from paceline.errors import ConfigError
-from paceline.store.corrections.correction import Part, Stride
+from paceline.store.corrections.correction import GradientPart, Stride
 from paceline.store.layout import Layout, Region
 from paceline.store.optimizers import GroupSettings, OptimizerGroup, OptimizerSpec, adjust
 from paceline.store.parameters import Gradients, ParameterStore
@@ -249,7 +249,7 @@ class FirstPortion(PortionStore):
 
     def apply_each(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[GradientPart],
         settings: list[GroupSettings],
         stride: Stride,
         copies: Sequence[Tensor] = (),
@@ -283,7 +283,7 @@ class FirstPortion(PortionStore):
         return math.sqrt(sum([*self.squares(gradients), *self.elsewhere.get(gradients, [])]))
 
 
-def _own(part: Part) -> Gradients:
+def _own(part: GradientPart) -> Gradients:
     assert isinstance(part.gradients, Gradients)
     return part.gradients
 

@@ -105,7 +105,8 @@ class LastingTrace(TraceWriter):
                 self._look_again()
         else:
             super().write(event)
-            self._check_limit()
+            if self._limit_bytes is not None and self.size_bytes >= self._limit_bytes:
+                self._fill_up()
 
     def flush(self) -> None:
         """Let readers see everything so far; trouble with the file is no trouble for the run."""
@@ -157,11 +158,11 @@ class LastingTrace(TraceWriter):
     def _gap(self, why: str) -> Gap:
         return Gap(self._now, self._since, self._left_out, why, wanted=not self._broken)
 
-    def _check_limit(self) -> None:
-        if self._limit_bytes is not None and self.size_bytes >= self._limit_bytes:
-            self._full, self._since, self._ever_left_out = True, self._now, 1
-            text = f"the trace has {self.size_bytes / 1e6:.1f} MB, its limit: single iterations are left out"
-            super().write(Note(self._now, "info", text + " from here on, and counted all the same"))
+    def _fill_up(self) -> None:
+        """It is as long as it may get."""
+        self._full, self._since, self._ever_left_out = True, self._now, 1
+        text = f"the trace has {self.size_bytes / 1e6:.1f} MB, its limit: single iterations are left out"
+        super().write(Note(self._now, "info", text + " from here on, and counted all the same"))
 
     def _look_again(self) -> None:
         """Try to write again; or a sign of life in place of iterations, rarely enough to add up to little."""

@@ -24,7 +24,7 @@ FRAMES_SHOWN = 12
 STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a device", "": "gone"}
 
 
-class ReplicaMembership(msgspec.Struct, frozen=True):
+class WorkerWhereabouts(msgspec.Struct, frozen=True):
     """One worker, and where it is."""
 
     rank: int
@@ -58,7 +58,7 @@ class Why(msgspec.Struct, frozen=True):
     failures: list[Failure]
     store: str
     """What is wrong with the store; empty: nothing, or the run is over."""
-    workers: tuple[ReplicaMembership, ...]
+    workers: tuple[WorkerWhereabouts, ...]
 
 
 def why(folder: Path) -> Why:
@@ -132,7 +132,7 @@ def _from_trace(total: Tally | None) -> tuple[WorkerNow, ...]:
 
 def _standing(
     folder: Path, workers: tuple[WorkerNow, ...], owner: Process | None
-) -> tuple[ReplicaMembership, ...]:
+) -> tuple[WorkerWhereabouts, ...]:
     near = owner is not None and owner.here
     asked = {each.pid: f"rank{each.rank}" for each in workers if each.here and near}
     told = ask_for_stacks(folder, asked)
@@ -141,12 +141,12 @@ def _standing(
 
 def _one(
     each: WorkerNow, all_: tuple[WorkerNow, ...], here: bool, threads: tuple[Thread, ...]
-) -> ReplicaMembership:
+) -> WorkerWhereabouts:
     state = process_state(each.pid) if here else ""
     by = tuple(other.rank for other in all_ if each.rank in other.waits_for)
     note = "" if threads else _no_stack(each.pid, here, state)
     plain = each.state, each.call, each.since_s, each.iteration, each.waits_for
-    return ReplicaMembership(each.rank, each.pid, here, *plain, by, state, threads, note)
+    return WorkerWhereabouts(each.rank, each.pid, here, *plain, by, state, threads, note)
 
 
 def _no_stack(pid: int, here: bool, state: str) -> str:
@@ -175,11 +175,11 @@ def lines(told: Why) -> Iterator[str]:
         yield from _worker_lines(each)
 
 
-def _awaited_first(each: ReplicaMembership) -> tuple[bool, bool, int]:
+def _awaited_first(each: WorkerWhereabouts) -> tuple[bool, bool, int]:
     return not each.waited_for_by, each.state == "waiting", each.rank
 
 
-def _worker_lines(each: ReplicaMembership) -> Iterator[str]:
+def _worker_lines(each: WorkerWhereabouts) -> Iterator[str]:
     since = figures.stopwatch(each.since_s)
     yield ""
     if each.state == "waiting":

@@ -66,7 +66,7 @@ def test_a_grid_trains_as_its_axes_do(lab: Lab) -> None:
 def test_a_stopped_run_goes_on_with_another_number_of_workers(lab: Lab, workers: int, again: int) -> None:
     """Invariant 4: a checkpoint written with M is read with M'; it is whole."""
     whole = split(lab, "--epochs", 3, "--norm", "--schedule")
-    args = ("--epochs", 3, "--norm", "--schedule", "--pause", 0.02)
+    args = ("--epochs", 3, "--norm", "--schedule", "--pause", 0.1)
     running = lab.start("rows.py", *args, workers=workers, mesh={"model": workers}, protocol="row_split")
     running.until_pushes(17 * workers)
     running.stop()

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
-from paceline.plan.hap.costs import Costs
+from paceline.plan.hap.costs import HapCosts
 from paceline.plan.hap.graph import Graph, Node, make_graph
 from paceline.plan.hap.plan import alternate, plan_hap, repriced
 from paceline.plan.hap.program import Program
 from paceline.plan.hap.ratios import best_ratios, proportional
 from paceline.plan.hap.rules import CHEAP, IDENTITY, REDUCE, granules, round_lengths, rules_of
 from paceline.plan.hap.search import Limits, Search, synthesize
-from paceline.plan.profile import ClusterProfile, Device, Line
+from paceline.plan.profile import ClusterProfile, Device, TransferCost
 from paceline.plan.profile.cluster import KINDS
 
 FLOAT = 4
@@ -27,7 +27,9 @@ FLOAT = 4
 
 def cluster(*speeds: float, rate: float = 1e9, latency: float = 1e-6, memory: int = 2**50) -> ClusterProfile:
     devices = tuple(Device(name="d", flops_per_s=f, memory_bytes=memory) for f in speeds)
-    return ClusterProfile(devices=devices, link=Line(latency_s=latency, bytes_per_s=rate), overhead_bytes=0)
+    return ClusterProfile(
+        devices=devices, link=TransferCost(latency_s=latency, bytes_per_s=rate), overhead_bytes=0
+    )
 
 
 def stack(batch: int, *widths: int, loss: bool = True) -> Graph:
@@ -65,7 +67,7 @@ def branching(batch: int, width: int) -> Graph:
     return make_graph(nodes)
 
 
-def every_program(graph: Graph, costs: Costs) -> Iterator[float]:
+def every_program(graph: Graph, costs: HapCosts) -> Iterator[float]:
     """The time of every program there is: all rules, all single moves of every tensor, in plain words.
 
     Independent of the search: all ways to hold tensors are tried, whatever they cost.
@@ -125,7 +127,7 @@ def test_the_program_is_the_cheapest_of_all_programs_with_and_without_the_estima
     graph: Graph, devices: list[float], network: tuple[float, float]
 ) -> None:
     machines = cluster(*devices, rate=network[0], latency=network[1])
-    costs = Costs(machines, proportional(machines))
+    costs = HapCosts(machines, proportional(machines))
     found = synthesize(graph, costs)
     assert found.seconds == pytest.approx(min(every_program(graph, costs)), rel=1e-9)
     assert synthesize(graph, costs, Limits(guided=False)).seconds == pytest.approx(found.seconds, rel=1e-9)
@@ -137,15 +139,15 @@ def test_ratios_are_as_good_as_the_best_of_a_grid(
     graph: Graph, devices: list[float], network: tuple[float, float]
 ) -> None:
     machines = cluster(*devices, rate=network[0], latency=network[1])
-    program = synthesize(graph, Costs(machines, proportional(machines)))
+    program = synthesize(graph, HapCosts(machines, proportional(machines)))
     found = best_ratios(program, graph, machines, 1, 4.0)
     assert sum(found[0]) == pytest.approx(1.0)
-    mine = repriced(program, Costs(machines, found)).seconds
+    mine = repriced(program, HapCosts(machines, found)).seconds
     steps = 16
     for parts in product(range(steps + 1), repeat=len(devices) - 1):
         if sum(parts) <= steps:
             ratios = (tuple(p / steps for p in (*parts, steps - sum(parts))),)
-            assert mine <= repriced(program, Costs(machines, ratios)).seconds * 1.0001
+            assert mine <= repriced(program, HapCosts(machines, ratios)).seconds * 1.0001
 
 
 @settings(max_examples=12)
@@ -157,7 +159,7 @@ def test_every_round_is_faster_than_the_one_before(
     program, ratios, costs = alternate(graph, machines)
     assert list(costs) == sorted(costs, reverse=True)
     assert len(set(costs)) == len(costs)
-    assert repriced(program, Costs(machines, ratios)).seconds == pytest.approx(costs[-1])
+    assert repriced(program, HapCosts(machines, ratios)).seconds == pytest.approx(costs[-1])
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8).filter(lambda r: sum(r) > 0), st.integers(1, 100))
@@ -193,7 +195,7 @@ def test_with_free_communication_everybody_finishes_at_the_same_time() -> None:
 
 def test_equal_devices_are_given_as_much_and_one_that_hardly_computes_gets_nothing() -> None:
     even = plan_hap(stack(512, 8, 8), cluster(1e9, 1e9, 1e9), "m", 512)
-    uniform = repriced(even.program, Costs(cluster(1e9, 1e9, 1e9), ((1 / 3,) * 3,))).seconds
+    uniform = repriced(even.program, HapCosts(cluster(1e9, 1e9, 1e9), ((1 / 3,) * 3,))).seconds
     assert even.predicted.seconds <= uniform * (1 + 1e-9)
     lame = plan_hap(stack(512, 8, 8), cluster(1e9, 1e9, 1.0, rate=1e15, latency=0.0), "m", 512)
     assert lame.ratios[0][2] < 1e-6
@@ -262,7 +264,7 @@ def test_searching_pieces_that_repeat_once_gives_the_same_program(
 ) -> None:
     machines = cluster(*devices, rate=network[0], latency=network[1])
     graph = layered(batch, width, 4).parts(segments)
-    whole, once = (Search(graph, Costs(machines, proportional(machines, segments))) for _ in range(2))
+    whole, once = (Search(graph, HapCosts(machines, proportional(machines, segments))) for _ in range(2))
     assert len(once.pieces) >= 2
     whole.pieces = {}
     found = once.run()
@@ -285,13 +287,13 @@ def test_plans_are_valid_for_any_number_of_devices(count: int) -> None:
 
 
 def test_collectives_are_priced_in_bytes_and_by_the_longest_piece() -> None:
-    lines = {kind: Line(latency_s=0.0, bytes_per_s=1e6) for kind in KINDS}
+    lines = {kind: TransferCost(latency_s=0.0, bytes_per_s=1e6) for kind in KINDS}
     device = Device(name="d", flops_per_s=1e9, memory_bytes=2**40)
     machines = ClusterProfile(
         devices=(device,) * 4, link=lines["all_gather"], collectives=lines, overhead_bytes=0
     )
-    skewed = Costs(machines, ((0.7, 0.1, 0.1, 0.1),)).move("G0", "I", 1000, 0)
-    even = Costs(machines, ((0.25,) * 4,)).move("G0", "I", 1000, 0)
+    skewed = HapCosts(machines, ((0.7, 0.1, 0.1, 0.1),)).move("G0", "I", 1000, 0)
+    even = HapCosts(machines, ((0.25,) * 4,)).move("G0", "I", 1000, 0)
     assert skewed is not None
     assert even is not None
     assert skewed.variant == "grouped", "padding would cost 2.8 times the bytes"

@@ -13,16 +13,16 @@ from paceline.errors import ConfigError
 from paceline.plan.osdp import scheduler
 from paceline.plan.osdp.depth_first import search
 from paceline.plan.osdp.knapsack import measured, smallest, solve
-from paceline.plan.osdp.options import Costs, Option
+from paceline.plan.osdp.options import Option, OsdpCosts
 from paceline.plan.osdp.plan import memory_curve
 from paceline.plan.osdp.scheduler import plan_osdp
-from paceline.plan.profile import ClusterProfile, Device, Line, ModelProfile, Operator
+from paceline.plan.profile import ClusterProfile, Device, ModelProfile, Operator, TransferCost
 from paceline.plan.profile.units import GIB, MIB
 
-LINK = Line(latency_s=1e-5, bytes_per_s=1e9)
+LINK = TransferCost(latency_s=1e-5, bytes_per_s=1e9)
 
 
-def cluster(count: int, memory: int = 1000 * GIB, link: Line = LINK) -> ClusterProfile:
+def cluster(count: int, memory: int = 1000 * GIB, link: TransferCost = LINK) -> ClusterProfile:
     device = Device(name="d", flops_per_s=1e12, memory_bytes=memory)
     return ClusterProfile(devices=(device,) * count, link=link, overhead_bytes=0)
 
@@ -75,7 +75,7 @@ def test_a_plan_lies_between_all_replicated_and_all_sharded_and_gets_faster_with
     sizes: list[int], count: int, slices: int
 ) -> None:
     model, last = layers(*sizes, slices=8), math.inf
-    costs = Costs(cluster(count), 1, 2.0, slices=(1, slices), launch_s=0.0)
+    costs = OsdpCosts(cluster(count), 1, 2.0, slices=(1, slices), launch_s=0.0)
     given_options = [costs.options(op) for op in model.operators]
     least, most = smallest(given_options), 4 * sum(sizes) * MIB
     for share in (0.0, 0.2, 0.5, 0.8, 1.0):
@@ -108,7 +108,7 @@ def test_without_a_limit_all_is_replicated_and_at_the_smallest_limit_all_is_shar
 
 
 def test_one_worker_has_no_communication_and_one_memory() -> None:
-    costs = Costs(cluster(1), 3, 2.0, modes=("dp", "zdp", "keep"), slices=(1,))
+    costs = OsdpCosts(cluster(1), 3, 2.0, modes=("dp", "zdp", "keep"), slices=(1,))
     (op,) = layers(5, activation=100.0).operators
     made = costs.options(op)
     assert len(made) == 3
@@ -118,7 +118,9 @@ def test_one_worker_has_no_communication_and_one_memory() -> None:
 def test_more_slices_never_make_the_optimum_worse_and_divide_the_surge() -> None:
     model, last = layers(64, 32, slices=64), math.inf
     for slices in (1, 2, 4, 8):
-        costs = Costs(cluster(4, link=Line(latency_s=0.0, bytes_per_s=1e9)), 1, 2.0, slices=(slices,))
+        costs = OsdpCosts(
+            cluster(4, link=TransferCost(latency_s=0.0, bytes_per_s=1e9)), 1, 2.0, slices=(slices,)
+        )
         costs = costs._replace(launch_s=0.0)
         made = [costs.options(op) for op in model.operators]
         assert max(o.surge for o in made[0]) == 2 * 64 * MIB // slices

@@ -10,16 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
-from paceline.plan.profile import ClusterProfile, Device, Line, ModelProfile, Operator
+from paceline.plan.profile import ClusterProfile, Device, ModelProfile, Operator, TransferCost
 from paceline.plan.profile.units import GIB
 from paceline.plan.strategy import Constraints, advise
 from paceline.plan.strategy.models import STRATEGIES, Load, load_of, memory_bytes, samples_per_s, sent_bytes
 
-FAST = Line(latency_s=0.0, bytes_per_s=1e15)
+FAST = TransferCost(latency_s=0.0, bytes_per_s=1e15)
 
 
 def load(
-    *speeds: float, parameters: float = 1e9, state: float = 1.0, link: Line = FAST, memory: int = 64 * GIB
+    *speeds: float,
+    parameters: float = 1e9,
+    state: float = 1.0,
+    link: TransferCost = FAST,
+    memory: int = 64 * GIB,
 ) -> Load:
     """Workers with these speeds, a second of work for speed 1, ten samples each."""
     devices = tuple(Device(name="d", flops_per_s=speed, memory_bytes=memory) for speed in speeds)
@@ -64,7 +68,7 @@ def test_the_first_rule_that_applies_decides(
 
 
 def test_a_slow_link_asks_for_fewer_bytes_before_anything_is_sharded() -> None:
-    slow = load(1, 1, link=Line(latency_s=0.0, bytes_per_s=1e9))  # a second for 1 GB each way
+    slow = load(1, 1, link=TransferCost(latency_s=0.0, bytes_per_s=1e9))  # a second for 1 GB each way
     assert any(hint.startswith("rule 4") for hint in advise(slow, Constraints()).hints)
     assert not advise(load(1, 1), Constraints()).hints
 

@@ -71,7 +71,7 @@ def _rank(scene: Scene, outcome: Outcome | None) -> tuple[float, ...]:
     return (*(inf if each is None else each.seconds for each in times), -(best or 0.0))
 
 
-class Progress:
+class SeriesProgress:
     """Tells how far it is, and how long it will take by what runs took so far."""
 
     def __init__(self, total: int, say: Say) -> None:
@@ -102,7 +102,7 @@ def run_all(
         for entry in each.entries
         for seed in each.seeds
     )
-    progress = Progress(total, say)
+    progress = SeriesProgress(total, say)
     for number in range(max(len(each.seeds) for each in series)):
         for each in series:
             if number < len(each.seeds):
@@ -110,7 +110,12 @@ def run_all(
 
 
 def _pass(
-    series: Series, seed: int, opened: Opened, results: Results, progress: Progress, told: Callable[..., str]
+    series: Series,
+    seed: int,
+    opened: Opened,
+    results: Results,
+    progress: SeriesProgress,
+    told: Callable[..., str],
 ) -> None:
     scene = series.scene
     todo = [(job, entry) for entry in series.entries for job in series.jobs(entry, seed, results)]

@@ -53,7 +53,7 @@ def network(seed: int) -> nn.Sequential:
     return model
 
 
-class Transformer(nn.Module):
+class ByteTransformer(nn.Module):
     """Two layers that see the bytes before; the embedding is the output's too."""
 
     def __init__(self, width: int = 96, layers: int = 2, heads: int = 4) -> None:
@@ -79,16 +79,20 @@ class Transformer(nn.Module):
 
 
 class Wide(nn.Module):
-    """Many weights and next to no work: for what is about times alone."""
+    """Many weights and next to no work: for what is about times alone.
 
-    def __init__(self, width: int = 250, out: int = 1000) -> None:
+    In several layers beside each other, since a protocol that puts some tensors off has to have a choice.
+    """
+
+    def __init__(self, width: int = 250, out: int = 1000, layers: int = 10) -> None:
         super().__init__()
-        self.wide = nn.Linear(width, out)
+        self.wide = nn.ModuleList(nn.Linear(width, out // layers) for _ in range(layers))
+        self._width = width
 
     def forward(self, read: Tensor) -> Tensor:
         """One number per sample, repeated."""
-        weighted: Tensor = self.wide(read.expand(-1, self.wide.in_features))
-        return weighted
+        repeated = read.expand(-1, self._width)
+        return torch.cat([layer(repeated) for layer in self.wide], dim=1)
 
 
 def wide(seed: int) -> Wide:
@@ -97,10 +101,10 @@ def wide(seed: int) -> Wide:
     return Wide()
 
 
-def transformer(seed: int) -> Transformer:
+def transformer(seed: int) -> ByteTransformer:
     """The same for the same seed."""
     torch.manual_seed(seed)
-    return Transformer()
+    return ByteTransformer()
 
 
 def _image_loss(model: nn.Module, batch: list[Tensor]) -> Tensor:

@@ -24,7 +24,7 @@ import torch
 
 from paceline.bench.harness.crew import BenchCrew
 from paceline.bench.harness.servers import Client, PushServer, count_workers
-from paceline.bench.harness.stations import Load
+from paceline.bench.harness.stations import ExchangeLoad
 from paceline.errors import RunError
 
 NAMESPACE = "paceline-bench"
@@ -36,10 +36,10 @@ def installed() -> bool:
     return importlib.util.find_spec("ray") is not None
 
 
-class Actor:
+class ServerActor:
     """The server, in Ray's terms: arrays in, arrays out."""
 
-    def __init__(self, load: Load, variant: str) -> None:
+    def __init__(self, load: ExchangeLoad, variant: str) -> None:
         self._server = PushServer(load, variant)
 
     def push(self, rank: int, gradient: Any) -> Any:
@@ -57,7 +57,7 @@ class Actor:
 class RayStation(Client):
     """Pushes by an actor's method."""
 
-    def __init__(self, load: Load, rank: int, folder: str, token: str) -> None:
+    def __init__(self, load: ExchangeLoad, rank: int, folder: str, token: str) -> None:
         _authenticate(token)
         import ray
 
@@ -83,7 +83,7 @@ class RayStation(Client):
         self._ray.shutdown()
 
 
-def ray_crew(load: Load, variant: str) -> BenchCrew:
+def ray_crew(load: ExchangeLoad, variant: str) -> BenchCrew:
     """A Ray cluster on this machine, the actor, and its workers."""
     folder = tempfile.mkdtemp(prefix="pl-")  # short: sockets' paths below it may have 107 characters
     token = secrets.token_hex(32)
@@ -93,7 +93,7 @@ def ray_crew(load: Load, variant: str) -> BenchCrew:
     return crew
 
 
-def hold_ray(load: Load, variant: str, folder: str, token: str, pids: Sequence[int]) -> None:
+def hold_ray(load: ExchangeLoad, variant: str, folder: str, token: str, pids: Sequence[int]) -> None:
     """The process that keeps Ray running as long as there are workers."""
     _authenticate(token)
     import ray
@@ -109,7 +109,7 @@ def hold_ray(load: Load, variant: str, folder: str, token: str, pids: Sequence[i
         log_to_driver=False,
         _temp_dir=folder,
     )
-    remote: Any = ray.remote(Actor)
+    remote: Any = ray.remote(ServerActor)
     actor = remote.options(name="server", num_cpus=1).remote(load, variant)
     ray.get(actor.count.remote(), timeout=START_TIMEOUT_S)
     partial_name = Path(folder) / "address.partial"

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from paceline.bench.harness.crew import BenchCrew
 from paceline.bench.harness.models import make_optimizer
-from paceline.bench.harness.stations import Load
+from paceline.bench.harness.stations import ExchangeLoad
 
 MANY_THREADS_BYTES = 4 << 20
 MEET_TIMEOUT_S = 30.0
@@ -30,7 +30,7 @@ MEET_TIMEOUT_S = 30.0
 class PushServer:
     """Weights and an optimizer; a push is one step, and is answered with the weights."""
 
-    def __init__(self, load: Load, variant: str) -> None:
+    def __init__(self, load: ExchangeLoad, variant: str) -> None:
         cores = os.cpu_count() or 1
         torch.set_num_threads(cores if load.size_bytes >= MANY_THREADS_BYTES else 1)
         self.weights = torch.zeros(load.size_bytes // 4)
@@ -51,7 +51,7 @@ class PushServer:
 class Client:
     """What the workers of every such server have in common."""
 
-    def __init__(self, load: Load, rank: int) -> None:
+    def __init__(self, load: ExchangeLoad, rank: int) -> None:
         torch.set_num_threads(load.threads)
         self.world = 0
         self.rank = rank
@@ -88,7 +88,7 @@ def _rpc_count() -> int:
 class RpcStation(Client):
     """Pushes by `rpc_sync`."""
 
-    def __init__(self, load: Load, rank: int, meeting: str) -> None:
+    def __init__(self, load: ExchangeLoad, rank: int, meeting: str) -> None:
         from torch.distributed import rpc
 
         super().__init__(load, rank)
@@ -119,7 +119,7 @@ def _meet(name: str, rank: int, world: int, meeting: str) -> None:
         init(name, rank=rank, world_size=world, rpc_backend_options=options)
 
 
-def serve_rpc(load: Load, variant: str, meeting: str) -> None:
+def serve_rpc(load: ExchangeLoad, variant: str, meeting: str) -> None:
     """The server's process; ends when all workers have left."""
     global _server
     from torch.distributed import rpc
@@ -129,7 +129,7 @@ def serve_rpc(load: Load, variant: str, meeting: str) -> None:
     rpc.shutdown()
 
 
-def rpc_crew(load: Load, variant: str) -> BenchCrew:
+def rpc_crew(load: ExchangeLoad, variant: str) -> BenchCrew:
     """A torch RPC server and its workers."""
     folder = tempfile.TemporaryDirectory(prefix="paceline-bench-", ignore_cleanup_errors=True)
     meeting = str(Path(folder.name) / "meeting")

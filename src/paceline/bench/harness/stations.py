@@ -31,7 +31,7 @@ VARIANTS = ("plain", "foreach", "fused")
 GLOO_WAYS = ("one flat all-reduce", "25 MB buckets, one by one", "25 MB buckets, all at once")
 
 
-class Load(msgspec.Struct, frozen=True):
+class ExchangeLoad(msgspec.Struct, frozen=True):
     """What is exchanged."""
 
     size_bytes: int
@@ -52,7 +52,7 @@ class Load(msgspec.Struct, frozen=True):
 class PacelineStation:
     """A prepared model under a real owner process: `optimizer.step()` is the exchange."""
 
-    def __init__(self, load: Load, config: RunConfig, rank: int, sock: socket.socket) -> None:
+    def __init__(self, load: ExchangeLoad, config: RunConfig, rank: int, sock: socket.socket) -> None:
         import paceline
         from paceline.runtime import seat
 
@@ -93,7 +93,7 @@ class PacelineStation:
 
 
 def paceline_crew(
-    load: Load,
+    load: ExchangeLoad,
     protocol: str,
     folder: str | None = None,
     station: Callable[..., Station] = PacelineStation,
@@ -137,7 +137,7 @@ class GlooStation:
     the world size is left out of the time, since DDP does it while backward runs.
     """
 
-    def __init__(self, load: Load, rank: int, meeting: str, variant: str, way: str) -> None:
+    def __init__(self, load: ExchangeLoad, rank: int, meeting: str, variant: str, way: str) -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         torch.set_num_threads(load.threads)
         dist.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=load.workers)
@@ -190,7 +190,7 @@ def _flatten(parameters: Sequence[Tensor]) -> Tensor:
     return flat
 
 
-def gloo_crew(load: Load, variant: str, way: str) -> BenchCrew:
+def gloo_crew(load: ExchangeLoad, variant: str, way: str) -> BenchCrew:
     """The other side."""
     folder = tempfile.TemporaryDirectory(prefix="paceline-bench-", ignore_cleanup_errors=True)
     meeting = str(Path(folder.name) / "meeting")
@@ -200,7 +200,7 @@ def gloo_crew(load: Load, variant: str, way: str) -> BenchCrew:
     return crew
 
 
-def fastest_variant(load: Load, threads: int, *, flat: bool = False) -> str:
+def fastest_variant(load: ExchangeLoad, threads: int, *, flat: bool = False) -> str:
     """The optimizer implementation that suits the other side best: plain, foreach or fused."""
     parameters = [torch.zeros(load.size_bytes // 4)] if flat else list(load.weights().parameters())
     for parameter in parameters:

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.bench.harness.crew import BenchCrew
-from paceline.bench.harness.stations import Load, paceline_crew
+from paceline.bench.harness.stations import ExchangeLoad, paceline_crew
 from paceline.config import RunConfig
 from paceline.fabric.channel import Channel
 
 CLASSES = 10
 
 
-class Task(msgspec.Struct, frozen=True):
+class TrainingTask(msgspec.Struct, frozen=True):
     """What is trained, and for how many steps per round."""
 
     model: str
@@ -63,7 +63,7 @@ def cnn(width: int) -> nn.Module:
 class Training:
     """Steps on one batch, again and again."""
 
-    def __init__(self, task: Task, load: Load) -> None:
+    def __init__(self, task: TrainingTask, load: ExchangeLoad) -> None:
         torch.set_num_threads(load.threads)
         torch.manual_seed(load.seed)
         self._steps = task.steps
@@ -84,7 +84,9 @@ class Training:
 class OurTraining:
     """An ordinary loop, prepared."""
 
-    def __init__(self, task: Task, load: Load, config: RunConfig, rank: int, sock: socket.socket) -> None:
+    def __init__(
+        self, task: TrainingTask, load: ExchangeLoad, config: RunConfig, rank: int, sock: socket.socket
+    ) -> None:
         import paceline
         from paceline.runtime import seat
 
@@ -109,7 +111,7 @@ class OurTraining:
 class DDPTraining:
     """The same loop with the model wrapped."""
 
-    def __init__(self, task: Task, load: Load, rank: int, meeting: str) -> None:
+    def __init__(self, task: TrainingTask, load: ExchangeLoad, rank: int, meeting: str) -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         dist.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=load.workers)
         self.world = dist.get_world_size()
@@ -128,12 +130,12 @@ class DDPTraining:
         dist.destroy_process_group()
 
 
-def our_crew(task: Task, load: Load, fabric: Literal["shared", "gloo"]) -> BenchCrew:
+def our_crew(task: TrainingTask, load: ExchangeLoad, fabric: Literal["shared", "gloo"]) -> BenchCrew:
     """Ours, over one of the fabrics."""
     return paceline_crew(load, "allreduce", station=partial(OurTraining, task), fabric=fabric)
 
 
-def ddp_crew(task: Task, load: Load) -> BenchCrew:
+def ddp_crew(task: TrainingTask, load: ExchangeLoad) -> BenchCrew:
     """The other side."""
     folder = tempfile.TemporaryDirectory(prefix="paceline-bench-", ignore_cleanup_errors=True)
     meeting = str(Path(folder.name) / "meeting")

@@ -14,7 +14,7 @@ from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.harness.record import BenchRow, Value
 from paceline.bench.harness.stats import Spread, spread
 from paceline.bench.layers import script
-from paceline.bench.layers.script import MARK, Seen, Size
+from paceline.bench.layers.script import MARK, Size, WorkerFigures
 from paceline.errors import RunError
 from paceline.trace import read_trace
 from paceline.trace.events import Decided
@@ -79,7 +79,7 @@ def _split(size: Size, pair: bool, say: Say) -> BenchRow:
     )
 
 
-def check(rank: int, seen: Seen) -> None:
+def check(rank: int, seen: WorkerFigures) -> None:
     """Memory, bytes and synchronisations are the cost model's to the last one; sums, but for the first."""
     for name in ("weight_bytes", "sent_bytes", "synchronisations"):
         model, measured = getattr(seen.model, name), getattr(seen.measured, name)
@@ -108,10 +108,10 @@ def _train(
     return done, Path(folder) / "latest"
 
 
-def _seen(folder: Path, rank: int) -> Seen:
+def _seen(folder: Path, rank: int) -> WorkerFigures:
     log = (folder / "logs" / f"rank{rank}.log").read_text()
     line = next(line for line in log.splitlines() if line.startswith(MARK))
-    return msgspec.json.decode(line.removeprefix(MARK), type=Seen)
+    return msgspec.json.decode(line.removeprefix(MARK), type=WorkerFigures)
 
 
 def _steps(folder: Path) -> Spread:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
-from paceline.parallel.layers.costs import Figures
+from paceline.parallel.layers.costs import LayerFigures
 from paceline.parallel.layers.splitting import RowShare, parallelize
 
 MARK = "figures "
@@ -37,11 +37,11 @@ class Size(msgspec.Struct, frozen=True):
         return 4 * (self.depth * self.width * (self.width + 1) + 2 * (self.width + 1))
 
 
-class Seen(msgspec.Struct, frozen=True):
+class WorkerFigures(msgspec.Struct, frozen=True):
     """What one worker says at its end."""
 
-    model: Figures
-    measured: Figures
+    model: LayerFigures
+    measured: LayerFigures
 
 
 def blocks(size: Size) -> nn.Sequential:
@@ -78,7 +78,7 @@ def main() -> None:
         optimizer.zero_grad()
     share = getattr(mesh, "shares", {}).get("model")
     if isinstance(share, RowShare):
-        seen = Seen(share.costs.predicted, share.costs.measured)
+        seen = WorkerFigures(share.costs.predicted, share.costs.measured)
         print(f"{MARK}{msgspec.json.encode(seen).decode()}", flush=True)
 
 

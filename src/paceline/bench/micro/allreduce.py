@@ -14,30 +14,30 @@ from typing import Literal
 from paceline.bench.harness.crew import in_turns
 from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.harness.record import BenchRow, Value
-from paceline.bench.harness.stations import GLOO_WAYS, Load, fastest_variant, gloo_crew, paceline_crew
+from paceline.bench.harness.stations import GLOO_WAYS, ExchangeLoad, fastest_variant, gloo_crew, paceline_crew
 from paceline.bench.harness.stats import paired_ratio, ratio_of_medians, spread
-from paceline.bench.harness.trainings import Task, ddp_crew, our_crew
+from paceline.bench.harness.trainings import TrainingTask, ddp_crew, our_crew
 
 EXCHANGE_TARGETS: dict[float, float] = {100: 5.0, 1: 1.0}
 NEVER_SLOWER = 0.0
 CLOSE = 0.05
-TASKS = (Task("cnn", 24, 32, 5), Task("transformer", 128, 16, 5))
-QUICK_TASKS = (Task("cnn", 2, 4, 2), Task("transformer", 8, 2, 2))
+TASKS = (TrainingTask("cnn", 24, 32, 5), TrainingTask("transformer", 128, 16, 5))
+QUICK_TASKS = (TrainingTask("cnn", 2, 4, 2), TrainingTask("transformer", 8, 2, 2))
 
 
 def allreduce(plan: BenchPlan, say: Say) -> list[BenchRow]:
     """One exchange for all teams, then whole steps."""
     rows = [
-        _exchange(Load(round(size * 1e6), "sgd", team, plan.seed), plan, size, say)
+        _exchange(ExchangeLoad(round(size * 1e6), "sgd", team, plan.seed), plan, size, say)
         for size in plan.sizes_mb
         for team in plan.teams
     ]
     for task in QUICK_TASKS if plan.quick else TASKS:
-        rows += _whole_steps(task, Load(0, "sgd", plan.teams[0], plan.seed), plan, say)
+        rows += _whole_steps(task, ExchangeLoad(0, "sgd", plan.teams[0], plan.seed), plan, say)
     return rows
 
 
-def _exchange(load: Load, plan: BenchPlan, size: float, say: Say) -> BenchRow:
+def _exchange(load: ExchangeLoad, plan: BenchPlan, size: float, say: Say) -> BenchRow:
     variant, way = fastest_variant(load, load.threads), GLOO_WAYS[-1]
     blocks, rounds = plan.rounds(size)
     with paceline_crew(load, "allreduce") as ours, gloo_crew(load, variant, way) as peer:
@@ -63,7 +63,7 @@ def _exchange(load: Load, plan: BenchPlan, size: float, say: Say) -> BenchRow:
     )
 
 
-def _whole_steps(task: Task, load: Load, plan: BenchPlan, say: Say) -> list[BenchRow]:
+def _whole_steps(task: TrainingTask, load: ExchangeLoad, plan: BenchPlan, say: Say) -> list[BenchRow]:
     blocks, rounds = (2, 3) if plan.quick else (20, 4)
     fabrics: tuple[Literal["shared", "gloo"], ...] = ("shared", "gloo")
     with ExitStack() as stack:
@@ -91,7 +91,7 @@ def _whole_steps(task: Task, load: Load, plan: BenchPlan, say: Say) -> list[Benc
 
 def _row(
     case: dict[str, Value],
-    task: Task,
+    task: TrainingTask,
     ours: list[float],
     other: list[float],
     plan: BenchPlan,

@@ -19,7 +19,7 @@ import msgspec
 from paceline.bench.harness.crew import BenchCrew
 from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.harness.record import BenchRow
-from paceline.bench.harness.stations import Load, paceline_crew
+from paceline.bench.harness.stations import ExchangeLoad, paceline_crew
 from paceline.bench.harness.stats import spread
 from paceline.config import RunConfig
 from paceline.errors import RunError
@@ -76,7 +76,7 @@ def _case(case: DeathCase, plan: BenchPlan, say: Say) -> BenchRow:
 
 def _run(case: DeathCase, plan: BenchPlan, rng: random.Random) -> list[float]:
     """One run, in which all workers but the last are killed."""
-    load = Load(round(case.size_mb * 1e6), "adamw", case.workers, plan.seed)
+    load = ExchangeLoad(round(case.size_mb * 1e6), "adamw", case.workers, plan.seed)
     with tempfile.TemporaryDirectory(prefix="paceline-bench-", ignore_cleanup_errors=True) as folder:
         with paceline_crew(load, "asp", folder, serve=serve_from_zero) as crew:
             crew.muster()

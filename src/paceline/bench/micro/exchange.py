@@ -13,7 +13,7 @@ from paceline.bench.harness.crew import in_turns
 from paceline.bench.harness.machine import exchange_limit_s, update_passes
 from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.harness.record import BenchRow
-from paceline.bench.harness.stations import GLOO_WAYS, Load, fastest_variant, gloo_crew, paceline_crew
+from paceline.bench.harness.stations import GLOO_WAYS, ExchangeLoad, fastest_variant, gloo_crew, paceline_crew
 from paceline.bench.harness.stats import ratio_of_medians, spread
 
 TARGETS: dict[float, float] = {100: 5.0, 1: 3.0}
@@ -25,12 +25,12 @@ def exchange(plan: BenchPlan, say: Say) -> list[BenchRow]:
     for size in plan.sizes_mb:
         for optimizer in ("sgd", "adamw"):
             for workers in plan.teams:
-                load = Load(round(size * 1e6), optimizer, workers, plan.seed)
+                load = ExchangeLoad(round(size * 1e6), optimizer, workers, plan.seed)
                 rows.append(_case(load, plan, size, say))
     return rows
 
 
-def _case(load: Load, plan: BenchPlan, size: float, say: Say) -> BenchRow:
+def _case(load: ExchangeLoad, plan: BenchPlan, size: float, say: Say) -> BenchRow:
     variant, way = fastest_variant(load, load.threads), _fastest_way(load, plan)
     blocks, rounds = plan.rounds(size)
     with paceline_crew(load, "bsp") as ours, gloo_crew(load, variant, way) as peer:
@@ -54,7 +54,7 @@ def _case(load: Load, plan: BenchPlan, size: float, say: Say) -> BenchRow:
     return row
 
 
-def _fastest_way(load: Load, plan: BenchPlan) -> str:
+def _fastest_way(load: ExchangeLoad, plan: BenchPlan) -> str:
     """A short race of the ways to all-reduce, each in processes of its own."""
     took = {}
     for way in GLOO_WAYS:

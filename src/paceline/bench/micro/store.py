@@ -17,7 +17,7 @@ from paceline.bench.harness.machine import exchange_limit_s, update_passes
 from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.harness.record import BenchRow
 from paceline.bench.harness.servers import rpc_crew
-from paceline.bench.harness.stations import Load, fastest_variant, paceline_crew
+from paceline.bench.harness.stations import ExchangeLoad, fastest_variant, paceline_crew
 from paceline.bench.harness.stats import ratio_of_medians, spread
 
 TARGETS: dict[tuple[str, float], float] = {
@@ -33,7 +33,7 @@ def store(plan: BenchPlan, say: Say) -> list[BenchRow]:
     rows: list[BenchRow] = []
     for size in plan.sizes_mb:
         for optimizer, workers in _cases(plan):
-            load = Load(round(size * 1e6), optimizer, workers, plan.seed)
+            load = ExchangeLoad(round(size * 1e6), optimizer, workers, plan.seed)
             rows += _case(load, plan, size, say)
     return rows
 
@@ -44,7 +44,7 @@ def _cases(plan: BenchPlan) -> list[tuple[str, int]]:
     return [(optimizer, workers) for optimizer in ("sgd", "adamw") for workers in (1, *plan.teams)]
 
 
-def _case(load: Load, plan: BenchPlan, size: float, say: Say) -> list[BenchRow]:
+def _case(load: ExchangeLoad, plan: BenchPlan, size: float, say: Say) -> list[BenchRow]:
     variant = fastest_variant(load, os.cpu_count() or 1, flat=True)
     makers: list[Callable[[], BenchCrew]] = [lambda: paceline_crew(load, "asp")]
     makers.append(lambda: rpc_crew(load, variant))
@@ -74,7 +74,7 @@ def _peers(names: list[str], seen: list[list[list[float]]]) -> list[tuple[str, l
 
 
 def _row(
-    load: Load,
+    load: ExchangeLoad,
     plan: BenchPlan,
     size: float,
     variant: str,
@@ -96,7 +96,7 @@ def _row(
     )
 
 
-def _limit_s(load: Load) -> float:
+def _limit_s(load: ExchangeLoad) -> float:
     """Per push: the gradient read, weights and state both ways, and the worker's copy written; a message each
     way."""
     passes = load.workers * (2 + update_passes(load.optimizer))

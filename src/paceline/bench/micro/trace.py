@@ -21,7 +21,7 @@ import torch
 from paceline.bench.harness.crew import BenchCrew
 from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.harness.record import BenchRow
-from paceline.bench.harness.stations import Load, paceline_crew
+from paceline.bench.harness.stations import ExchangeLoad, paceline_crew
 from paceline.bench.harness.stats import Spread
 from paceline.bench.micro.lone_script import LoneTraining
 from paceline.config import RunConfig
@@ -96,7 +96,7 @@ def serve_timed(config: RunConfig, workers: list[tuple[Channel, int]], stop: int
 class TrainingStation:
     """A worker that trains the small CNN."""
 
-    def __init__(self, load: Load, config: RunConfig, rank: int, sock: socket.socket | None) -> None:
+    def __init__(self, load: ExchangeLoad, config: RunConfig, rank: int, sock: socket.socket | None) -> None:
         import paceline
         from paceline.runtime import seat
 
@@ -122,7 +122,7 @@ class TrainingStation:
 class TracedLoneStation(TrainingStation):
     """The same with a trace of its own."""
 
-    def __init__(self, load: Load, config: RunConfig) -> None:
+    def __init__(self, load: ExchangeLoad, config: RunConfig) -> None:
         from paceline.runtime.lone import recorded
 
         self._writers: list[TimedWriter] = []
@@ -152,7 +152,7 @@ def trace(plan: BenchPlan, say: Say) -> list[BenchRow]:
 
 
 def _run(name: str, workers: int, plan: BenchPlan) -> Stopwatch:
-    load = Load(0, "sgd", workers, plan.seed)
+    load = ExchangeLoad(0, "sgd", workers, plan.seed)
     with tempfile.TemporaryDirectory(prefix="paceline-bench-", ignore_cleanup_errors=True) as folder:
         with _crew(load, name, folder) as crew:
             crew.muster()
@@ -160,7 +160,7 @@ def _run(name: str, workers: int, plan: BenchPlan) -> Stopwatch:
         return msgspec.json.decode((Path(folder) / NOTES).read_bytes(), type=Stopwatch)
 
 
-def _crew(load: Load, name: str, folder: str) -> BenchCrew:
+def _crew(load: ExchangeLoad, name: str, folder: str) -> BenchCrew:
     if load.workers > 1:
         return paceline_crew(load, name, folder, station=TrainingStation, serve=serve_timed)
     config = RunConfig(run="bench", folder=folder, protocol=name, seed=load.seed)

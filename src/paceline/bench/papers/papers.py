@@ -23,7 +23,7 @@ from paceline.bench.papers.trained_local import TRAINED_LOCAL
 from paceline.bench.papers.trained_paced import TRAINED_PACED
 from paceline.bench.papers.trained_peers import TRAINED_PEERS
 from paceline.bench.papers.trained_split import TRAINED_SPLIT
-from paceline.bench.papers.training import Trained, Trainer
+from paceline.bench.papers.training import Trained, TrialTrainer
 from paceline.bench.papers.trial import SplitSide
 from paceline.bench.papers.untried import UNTRIED
 from paceline.errors import unknown
@@ -83,7 +83,7 @@ def _tried(chosen: list[Recipe], plan: BenchPlan, say: Say) -> dict[str, Values]
     if path is not None and found:
         say(f"papers: {len(found)} of {len(chosen)} recipes are in {path} already")
     began, done_s = time.perf_counter(), 0.0
-    with Trainer(plan, say, [each for each in kept if isinstance(each, Trained)]) as trainer:
+    with TrialTrainer(plan, say, [each for each in kept if isinstance(each, Trained)]) as trainer:
         for number, recipe in enumerate(todo, 1):
             left = _left_s(todo[number - 1 :], done_s, time.perf_counter() - began)
             say(f"papers, {number} of {len(todo)}, {recipe.name}: {recipe.how}; about {left:.0f} s left")
@@ -94,7 +94,7 @@ def _tried(chosen: list[Recipe], plan: BenchPlan, say: Say) -> dict[str, Values]
     return found
 
 
-def _values(recipe: Recipe, plan: BenchPlan, trainer: Trainer) -> Values:
+def _values(recipe: Recipe, plan: BenchPlan, trainer: TrialTrainer) -> Values:
     """Computed, or trained."""
     if recipe.run is not None:
         return recipe.run(plan)

@@ -15,7 +15,7 @@ from paceline.plan.hap.plan import plan_hap
 from paceline.plan.hap.trace import trace
 from paceline.plan.osdp.knapsack import solve
 from paceline.plan.osdp.options import Option
-from paceline.plan.profile import ClusterProfile, Device, Line
+from paceline.plan.profile import ClusterProfile, Device, TransferCost
 from paceline.plan.profile.units import GIB
 from paceline.protocols.grid import Grid
 from paceline.sim import Cluster, Fixed
@@ -60,7 +60,7 @@ def _devices(fastest: float, speeds: tuple[int, ...]) -> ClusterProfile:
     devices = tuple(
         Device(name="emulated", flops_per_s=fastest * speed / 4, memory_bytes=32 * GIB) for speed in speeds
     )
-    return ClusterProfile(devices=devices, link=Line(latency_s=2e-5, bytes_per_s=1.25e9))
+    return ClusterProfile(devices=devices, link=TransferCost(latency_s=2e-5, bytes_per_s=1.25e9))
 
 
 def _layerwise(plan: BenchPlan) -> Values:

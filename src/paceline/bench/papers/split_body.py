@@ -36,21 +36,35 @@ def options() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--lr", type=float, required=True)
     parser.add_argument("--momentum", type=float, default=0.9)
+    parser.add_argument("--skip", action="store_true", help="blocks add to their input, as in a ResNet")
     parser.add_argument("--scale", type=float, default=0.0, help="of moments; 0: as many as groups")
     parser.add_argument("--seed", type=int, required=True)
     return parser.parse_args()
 
 
-def deep(seed: int) -> nn.Sequential:
+class Skip(nn.Module):
+    """A block that is added to its input."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        added: Tensor = x + self.block(x)
+        return added
+
+
+def deep(seed: int, skip: bool) -> nn.Sequential:
     """Eight blocks in a row, two for each of four stages."""
     torch.manual_seed(seed)
-    hidden = [nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.ReLU()) for _ in range(7)]
+    blocks = [nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.ReLU()) for _ in range(7)]
+    hidden = [Skip(block) for block in blocks] if skip else blocks
     return nn.Sequential(*hidden, nn.Linear(64, 10))
 
 
 def train_pipeline(pace: Any, told: argparse.Namespace) -> None:
     """Stages that wait for each other, or do not, as the protocol says."""
-    mesh, data, model = pace.mesh(stage=4), digits(told), deep(told.seed)
+    mesh, data, model = pace.mesh(stage=4), digits(told), deep(told.seed, told.skip)
     optimizer = torch.optim.SGD(model.parameters(), lr=told.lr, momentum=told.momentum)
     loader = DataLoader(data.training, batch_size=told.batch, shuffle=True, drop_last=True)
     cuts = {4: (2, 4, 6), 2: (4,)}.get(mesh.size("stage"))

@@ -31,6 +31,9 @@ def _deepspark(runs: Courses) -> dict[str, float]:
             runs["deepspark 10"].final, together.final
         ),
         "EASGD - DOWNPOUR, period 10": points(runs["easgd 10"].final, runs["downpour 10"].final),
+        "EASGD - DOWNPOUR at a quarter of the rate": points(
+            runs["easgd 10"].final, runs["downpour 10, rate / 4"].final
+        ),
         "bytes: all-reduce / EASGD, period 10": together.sent_bytes / max(1, runs["easgd 10"].sent_bytes),
         "EASGD, period 50: - all-reduce": points(runs["easgd 50"].final, together.final),
     }
@@ -104,6 +107,7 @@ TRAINED_LOCAL = (
             as_good("EASGD, period 10: - all-reduce", "equal quality"),
             as_good("DeepSpark (asynchronous), period 10: - all-reduce", "equal quality"),
             better("EASGD - DOWNPOUR, period 10"),
+            shown_only("EASGD - DOWNPOUR at a quarter of the rate", unit="points"),
             shown_only("bytes: all-reduce / EASGD, period 10"),
             shown_only("EASGD, period 50: - all-reduce", unit="points"),
         ),
@@ -120,6 +124,9 @@ TRAINED_LOCAL = (
                     protocol="easgd", settings={"period": 10, "mode": "asynchronous", "alpha": 0.1}
                 ),
                 "downpour 10": Side(protocol="easgd", settings={"period": 10, "mode": "downpour"}),
+                "downpour 10, rate / 4": Side(
+                    protocol="easgd", settings={"period": 10, "mode": "downpour"}, lr=0.0125
+                ),
             },
         ),
         judged=_deepspark,

@@ -20,7 +20,11 @@ PIPELINES = Trial(
     lr=0.01,
     batch=32,
     epochs=12,
-    sides={name: SplitSide(protocol=name, mesh={"stage": 4}) for name in ("bp", "layerwise", "fdg")},
+    sides={
+        f"{name}{title}": SplitSide(protocol=name, mesh={"stage": 4}, args=args)
+        for title, args in (("", ()), (", skip", ("--skip",)))
+        for name in ("bp", "layerwise", "fdg")
+    },
 )
 
 
@@ -28,6 +32,10 @@ def _layerwise(runs: Courses) -> dict[str, float]:
     return {
         "layer-wise - BP": points(runs["layerwise"].final, runs["bp"].final),
         "FDG - BP": points(runs["fdg"].final, runs["bp"].final),
+        "with skip connections: layer-wise - BP": points(
+            runs["layerwise, skip"].final, runs["bp, skip"].final
+        ),
+        "with skip connections: FDG - BP": points(runs["fdg, skip"].final, runs["bp, skip"].final),
     }
 
 
@@ -37,6 +45,7 @@ def _ddl_sgs(runs: Courses) -> dict[str, float]:
     return {
         "BP / decoupled, seconds per batch": batch_s("bp", equal, 200) / batch_s("fdg", equal, 200),
         "decoupled - BP": points(runs["fdg"].final, runs["bp"].final),
+        "with skip connections: decoupled - BP": points(runs["fdg, skip"].final, runs["bp, skip"].final),
         "one stage x2: BP / decoupled": batch_s("bp", slow, 200) / batch_s("fdg", slow, 200),
     }
 
@@ -89,6 +98,8 @@ TRAINED_SPLIT = (
         figures=(
             as_good("layer-wise - BP", "level within 0.7 points"),
             shown_only("FDG - BP", unit="points"),
+            shown_only("with skip connections: layer-wise - BP", unit="points"),
+            shown_only("with skip connections: FDG - BP", unit="points"),
         ),
         trial=PIPELINES,
         judged=_layerwise,
@@ -108,6 +119,7 @@ TRAINED_SPLIT = (
         figures=(
             beyond("BP / decoupled, seconds per batch", "faster"),
             as_good("decoupled - BP", "equal"),
+            shown_only("with skip connections: decoupled - BP", unit="points"),
             shown_only("one stage x2: BP / decoupled"),
         ),
         trial=PIPELINES,

@@ -19,7 +19,7 @@ from paceline.bench.exact import ExactRuns, trouble, virtual
 from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.kept import keep
 from paceline.bench.papers import body
-from paceline.bench.papers.trial import Course, Judged, Side, SplitSide, Trial, Work
+from paceline.bench.papers.trial import Course, Judged, Side, SplitSide, Trial, TrialRun
 from paceline.config import RunConfig
 from paceline.errors import RunError
 from paceline.trace import read_trace, tally
@@ -43,7 +43,7 @@ class Trained(msgspec.Struct, frozen=True, tag="trained"):
     course: Course
 
 
-class Trainer:
+class TrialTrainer:
     """Runs one after another, in processes that one zygote forks."""
 
     def __init__(self, plan: BenchPlan, say: Say, known: list[Trained] | None = None) -> None:
@@ -53,7 +53,7 @@ class Trainer:
         self._folder = tempfile.TemporaryDirectory(prefix="paceline-papers-")
         self._number = 0
 
-    def __enter__(self) -> Trainer:
+    def __enter__(self) -> TrialTrainer:
         return self
 
     def __exit__(
@@ -90,7 +90,7 @@ class Trainer:
         self._say(f"  {name}: rate {best:g}, of {', '.join(f'{rate:g}' for rate in finals)}")
         return best
 
-    def _courses(self, todo: list[tuple[int, str, Work]]) -> dict[int, dict[str, Course]]:
+    def _courses(self, todo: list[tuple[int, str, TrialRun]]) -> dict[int, dict[str, Course]]:
         """All of them, with the time left every now and then."""
         courses: dict[int, dict[str, Course]] = {}
         began, said, new = time.monotonic(), time.monotonic(), 0
@@ -105,7 +105,7 @@ class Trainer:
             courses.setdefault(seed, {})[name] = self.course(work)
         return courses
 
-    def course(self, work: Work) -> Course:
+    def course(self, work: TrialRun) -> Course:
         """What is known of a run, or what it gives."""
         if work.key not in self._known:
             self._known[work.key] = self._run(work)
@@ -113,7 +113,7 @@ class Trainer:
                 keep(Path(self._plan.results), Trained(work.key, paceline.__version__, self._known[work.key]))
         return self._known[work.key]
 
-    def _run(self, work: Work) -> Course:
+    def _run(self, work: TrialRun) -> Course:
         self._number += 1
         folder = Path(self._folder.name) / f"run-{self._number}"
         folder.mkdir()
@@ -131,7 +131,7 @@ class Trainer:
         return msgspec.structs.replace(config, args=(*config.args, "--digits", str(file)))
 
 
-def _config(work: Work, folder: Path) -> RunConfig:
+def _config(work: TrialRun, folder: Path) -> RunConfig:
     side, cluster = work.side, folder / "cluster.toml"
     if isinstance(side, SplitSide):
         return RunConfig(

@@ -70,12 +70,12 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """Of CIFAR-10, where it is trained on (`--data`); the rest of the recipe stays as it is."""
     image_epochs: int = 3
 
-    def work(self, side: Side, seed: int, plan: BenchPlan, lr: float | None = None) -> Work:
+    def work(self, side: Side, seed: int, plan: BenchPlan, lr: float | None = None) -> TrialRun:
         """One run. A quick one only shows that the protocol trains."""
         if isinstance(side, SplitSide):
             return self._split_work(side, seed, plan)
         if plan.quick:
-            return Work(
+            return TrialRun(
                 side=Side(protocol=side.protocol), workers=2, cluster="workers = 2", args=QUICK, seed=seed
             )
         workers = side.workers or self.workers
@@ -87,9 +87,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         flags = [f"--{name}" for name in ("adamw", "falls") if getattr(self, name)]
         args = [str(each) for name, value in words.items() for each in (f"--{name}", value)]
         cluster = self.cluster.replace("{workers}", str(workers))
-        return Work(side=side, workers=workers, cluster=cluster, args=(*args, *flags), seed=seed)
+        return TrialRun(side=side, workers=workers, cluster=cluster, args=(*args, *flags), seed=seed)
 
-    def _split_work(self, side: SplitSide, seed: int, plan: BenchPlan) -> Work:
+    def _split_work(self, side: SplitSide, seed: int, plan: BenchPlan) -> TrialRun:
         """On digits or clicks, whatever else is there; a quick one has two workers."""
         images, epochs = (64, 1) if plan.quick else (self.images, side.epochs or self.epochs)
         if plan.quick:
@@ -103,12 +103,12 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         }
         words |= {"lr": side.lr or self.lr, "momentum": self.momentum, "noise": self.noise}
         args = tuple(f"--{name}={value}" for name, value in words.items())
-        return Work(
+        return TrialRun(
             side=side, workers=prod(side.mesh.values()), cluster="", args=(*args, *side.args), seed=seed
         )
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class TrialRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run, all told."""
 
     side: Side

@@ -41,7 +41,7 @@ class Speeds(NamedTuple):
     """The faster of GPipe and 1F1B, with the number of micro-batches that suits it best."""
 
 
-class Data(NamedTuple):
+class PipelineData(NamedTuple):
     """What is learned."""
 
     name: str
@@ -67,7 +67,7 @@ class Needed(NamedTuple):
     rate: float
 
 
-class Entry(NamedTuple):
+class PipelineEntry(NamedTuple):
     """A pipeline that is tried."""
 
     protocol: str
@@ -77,8 +77,10 @@ class Entry(NamedTuple):
         return f"{self.protocol} predict=True" if self.predict else self.protocol
 
 
-EXACT = Entry("bp")
-ENTRIES = tuple(Entry(name, predict) for name in ("adl", "fdg", "layerwise") for predict in (False, True))
+EXACT = PipelineEntry("bp")
+ENTRIES = tuple(
+    PipelineEntry(name, predict) for name in ("adl", "fdg", "layerwise") for predict in (False, True)
+)
 
 
 def to_accuracy(speeds: Speeds, plan: BenchPlan, say: Say) -> list[BenchRow]:
@@ -91,7 +93,7 @@ def to_accuracy(speeds: Speeds, plan: BenchPlan, say: Say) -> list[BenchRow]:
         torch.set_num_threads(threads)
 
 
-def _there(plan: BenchPlan, say: Say) -> list[Data]:
+def _there(plan: BenchPlan, say: Say) -> list[PipelineData]:
     if plan.quick:
         return [_made_up()]
     found = []
@@ -102,7 +104,7 @@ def _there(plan: BenchPlan, say: Say) -> list[Data]:
     return [*found, *([] if plan.data is None else [_images(Path(plan.data))])]
 
 
-def _rows(data: Data, speeds: Speeds, plan: BenchPlan, say: Say) -> list[BenchRow]:
+def _rows(data: PipelineData, speeds: Speeds, plan: BenchPlan, say: Say) -> list[BenchRow]:
     seeds = range(plan.seed, plan.seed + (1 if plan.quick else max(3, plan.seeds)))
     entries = [entry for entry in ENTRIES if entry.protocol in speeds.ours]
     exact = _needed(EXACT, data, seeds, say)
@@ -112,7 +114,7 @@ def _rows(data: Data, speeds: Speeds, plan: BenchPlan, say: Say) -> list[BenchRo
 
 
 def _row(
-    entry: Entry, own: Needed, best: Needed, data: Data, seeds: Sequence[int], speeds: Speeds
+    entry: PipelineEntry, own: Needed, best: Needed, data: PipelineData, seeds: Sequence[int], speeds: Speeds
 ) -> BenchRow:
     (needed, own_rate), (exact, rate) = own, best
     there = [(mine, his) for mine, his in zip(needed, exact, strict=True) if mine and his]
@@ -136,7 +138,7 @@ def _list(batches: Sequence[int]) -> str:
     return " ".join(str(each) if each else "-" for each in batches)
 
 
-def _needed(entry: Entry, data: Data, seeds: Sequence[int], say: Say) -> Needed:
+def _needed(entry: PipelineEntry, data: PipelineData, seeds: Sequence[int], say: Say) -> Needed:
     """Batches to the target for every seed, at the best rate of a seed of its own."""
     rate = _best_rate(entry, data, seeds[-1] + 1)
     needed = [_batches(entry, data, seed, rate) for seed in seeds]
@@ -144,7 +146,7 @@ def _needed(entry: Entry, data: Data, seeds: Sequence[int], say: Say) -> Needed:
     return Needed(needed, rate)
 
 
-def _best_rate(entry: Entry, data: Data, seed: int) -> float:
+def _best_rate(entry: PipelineEntry, data: PipelineData, seed: int) -> float:
     """The soonest there, the first of equals; one that cannot be sooner any more is given up."""
     best, most = data.rates[0], data.most
     for rate in data.rates:
@@ -154,7 +156,7 @@ def _best_rate(entry: Entry, data: Data, seed: int) -> float:
     return best
 
 
-def _batches(entry: Entry, data: Data, seed: int, rate: float) -> int:
+def _batches(entry: PipelineEntry, data: PipelineData, seed: int, rate: float) -> int:
     """How many batches it takes; 0: more than there may be."""
     model = data.blocks(seed)
     settings = {"predict": True} if entry.predict else {}
@@ -180,7 +182,7 @@ def _batches(entry: Entry, data: Data, seed: int, rate: float) -> int:
 
 
 @torch.no_grad()
-def _accuracy(model: nn.Module, data: Data) -> float:
+def _accuracy(model: nn.Module, data: PipelineData) -> float:
     """Of the weights as they are, with what is under way left alone."""
     return float((model(data.test_x).argmax(1) == data.test_y).float().mean())
 
@@ -188,7 +190,7 @@ def _accuracy(model: nn.Module, data: Data) -> float:
 # -- data -------------------------------------------------------------------------------------
 
 
-def _digits() -> Data:
+def _digits() -> PipelineData:
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -196,7 +198,9 @@ def _digits() -> Data:
     x = torch.tensor(images, dtype=torch.float32)[order].reshape(-1, 1, 8, 8) / 16
     y = torch.tensor(labels)[order]
     sets = (x[360:], y[360:], x[:360], y[:360])
-    return Data("95 % on the digits", _convolutions, (1, 2, 3), *sets, 32, 0.95, 600, (0.0125, 0.025, 0.05))
+    return PipelineData(
+        "95 % on the digits", _convolutions, (1, 2, 3), *sets, 32, 0.95, 600, (0.0125, 0.025, 0.05)
+    )
 
 
 def _convolutions(seed: int) -> nn.Sequential:
@@ -210,15 +214,15 @@ def _convolutions(seed: int) -> nn.Sequential:
     )
 
 
-def _images(folder: Path) -> Data:
+def _images(folder: Path) -> PipelineData:
     training, (test_x, test_y) = cifar.training_set(folder), cifar.test_set(folder, 500)
     pixels, classes = training.tensors
     sets = (cifar.scaled(pixels[:20_000]), classes[:20_000], test_x, test_y)
     name = "40 % on CIFAR-10"
-    return Data(name, images_network, (2, 4, 6), *sets, 64, 0.40, 1200, (0.01, 0.03, 0.06))
+    return PipelineData(name, images_network, (2, 4, 6), *sets, 64, 0.40, 1200, (0.01, 0.03, 0.06))
 
 
-def _made_up() -> Data:
+def _made_up() -> PipelineData:
     """Points on either side of a line, learned at once."""
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(64, 4, generator=draw)
@@ -228,4 +232,4 @@ def _made_up() -> Data:
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
 
-    return Data("70 % of made-up points", blocks, (1, 2, 3), x, y, x, y, 16, 0.7, 100, (0.05,))
+    return PipelineData("70 % of made-up points", blocks, (1, 2, 3), x, y, x, y, 16, 0.7, 100, (0.05,))

@@ -34,7 +34,7 @@ REACHED = 0.9
 MICRO = (4, 8, 16)
 
 
-class Case(NamedTuple):
+class PipelineCase(NamedTuple):
     """One of our pipelines, and the units of time that theory gives it for a batch."""
 
     protocol: str
@@ -44,12 +44,12 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("bp", 12.0),
-    Case("adl", 3.0),
-    Case("fdg", 3.0),
-    Case("layerwise", 4.0),
-    Case("adl", 6.0, slow=2.0),
-    Case("layerwise", 8.0, slow=2.0),
+    PipelineCase("bp", 12.0),
+    PipelineCase("adl", 3.0),
+    PipelineCase("fdg", 3.0),
+    PipelineCase("layerwise", 4.0),
+    PipelineCase("adl", 6.0, slow=2.0),
+    PipelineCase("layerwise", 8.0, slow=2.0),
 )
 
 
@@ -57,7 +57,7 @@ def pipelines(plan: BenchPlan, say: Say) -> list[BenchRow]:
     """Ours against theory, and against torch's schedules; then how many samples each needs."""
     unit, batches = (0.01, 8) if plan.quick else (0.05, 24)
     cases = CASES[1:2] if plan.quick else CASES
-    ours: dict[Case, Spread] = {}
+    ours: dict[PipelineCase, Spread] = {}
     for number, case in enumerate(cases, 1):
         say(f"pipeline, {number} of {len(cases)} of ours: {case.protocol}, slowest stage {case.slow:g}x")
         ours[case] = _ours(case, unit, batches)
@@ -75,7 +75,7 @@ def pipelines(plan: BenchPlan, say: Say) -> list[BenchRow]:
     return rows + to_accuracy(speeds, plan, say)
 
 
-def _against_theory(case: Case, seen: Spread, unit: float, plan: BenchPlan, say: Say) -> BenchRow:
+def _against_theory(case: PipelineCase, seen: Spread, unit: float, plan: BenchPlan, say: Say) -> BenchRow:
     share = case.units * unit / seen.median
     say(f"pipeline, {case.protocol} x{case.slow:g}: {seen.median / unit:.2f} units, theory {case.units:g}")
     return BenchRow(
@@ -89,13 +89,20 @@ def _against_theory(case: Case, seen: Spread, unit: float, plan: BenchPlan, say:
     )
 
 
-def allowed_speedup(case: Case, micro: int) -> float:
+def allowed_speedup(case: PipelineCase, micro: int) -> float:
     """How many times faster than torch's schedules with so many micro-batches theory lets a pipeline be."""
     return 3.0 * (micro + STAGES - 1) / micro / case.units
 
 
 def _against_torch(
-    case: Case, seen: Spread, name: str, micro: int, theirs: Spread, unit: float, plan: BenchPlan, say: Say
+    case: PipelineCase,
+    seen: Spread,
+    name: str,
+    micro: int,
+    theirs: Spread,
+    unit: float,
+    plan: BenchPlan,
+    say: Say,
 ) -> BenchRow:
     allowed = allowed_speedup(case, micro)
     value = theirs.median / seen.median
@@ -111,7 +118,7 @@ def _against_torch(
     )
 
 
-def _ours(case: Case, unit: float, batches: int) -> Spread:
+def _ours(case: PipelineCase, unit: float, batches: int) -> Spread:
     """Between two updates of the last stage, once the pipeline is full and until it runs dry."""
     with tempfile.TemporaryDirectory() as folder:
         slow = ["--slow", f"1:{case.slow:g}"] if case.slow != 1.0 else []
@@ -130,7 +137,7 @@ def _ours(case: Case, unit: float, batches: int) -> Spread:
 def _theirs(cells: list[tuple[str, int]], unit: float, batches: int) -> dict[tuple[str, int], Spread]:
     """All schedules in turn, in the same four processes."""
     with tempfile.TemporaryDirectory() as folder:
-        told = torch_side.Task(f"{folder}/meeting", cells, batches, unit)
+        told = torch_side.StageTask(f"{folder}/meeting", cells, batches, unit)
         command = [sys.executable, "-m", torch_side.__name__, msgspec.json.encode(told).decode()]
         stages = [
             subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True)

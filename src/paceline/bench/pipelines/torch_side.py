@@ -36,7 +36,7 @@ class _Sleeps(torch.autograd.Function):
         return gradients[0], None
 
 
-class Device(nn.Module):
+class EmulatedBlock(nn.Module):
     """A block on an emulated device."""
 
     def __init__(self, block: nn.Module, seconds: float) -> None:
@@ -49,7 +49,7 @@ class Device(nn.Module):
         return out
 
 
-class Task(msgspec.Struct, frozen=True):
+class StageTask(msgspec.Struct, frozen=True):
     """What all stages are told."""
 
     meeting: str
@@ -60,11 +60,11 @@ class Task(msgspec.Struct, frozen=True):
     unit_s: float
 
 
-def timed(name: str, micro: int, task: Task, stage: int) -> list[float]:
+def timed(name: str, micro: int, task: StageTask, stage: int) -> list[float]:
     """When this stage was done with each batch of a schedule."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe  # takes seconds
 
-    device = Device(blocks()[stage], task.unit_s / micro)
+    device = EmulatedBlock(blocks()[stage], task.unit_s / micro)
     piece = torch.zeros(BATCH // micro, WIDTH)
     placed = PipelineStage(device, stage, STAGES, torch.device("cpu"), input_args=(piece,))
     kind = ScheduleGPipe if name == "gpipe" else Schedule1F1B
@@ -87,7 +87,7 @@ def timed(name: str, micro: int, task: Task, stage: int) -> list[float]:
 
 def main() -> None:
     """One stage, over a file as the meeting place; the first one says when each batch was done."""
-    task, stage = msgspec.json.decode(sys.argv[1], type=Task), int(sys.argv[2])
+    task, stage = msgspec.json.decode(sys.argv[1], type=StageTask), int(sys.argv[2])
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     store = dist.FileStore(task.meeting, STAGES)  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.bench.plans.model import Letters, letters_data, letters_loss
 from paceline.config import RunConfig
-from paceline.parallel.plans.hap.toil import Toil
+from paceline.parallel.plans.hap.emulated_device import EmulatedDevice
 
 TASK = f"{__name__}:on_rank"
 
@@ -21,7 +21,7 @@ TASK = f"{__name__}:on_rank"
 class OnDevice(nn.Module):
     """A block that takes an emulated device's time for its part of the batch."""
 
-    def __init__(self, block: nn.Module, device: Toil, work: float) -> None:
+    def __init__(self, block: nn.Module, device: EmulatedDevice, work: float) -> None:
         super().__init__()
         self.block, self.device, self.work = block, device, work
 
@@ -36,7 +36,7 @@ def on_rank(rank: int, size: int, request: Any) -> list[float]:
     width, layers, batch, steps = request["width"], request["layers"], request["batch"], request["steps"]
     torch.manual_seed(0)
     model = Letters(width, layers, 4)
-    device = Toil(config, rank, 1.0)
+    device = EmulatedDevice(config, rank, 1.0)
     model.blocks = nn.Sequential(*(OnDevice(block, device, 1 / layers / size) for block in model.blocks))
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-4)

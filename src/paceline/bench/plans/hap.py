@@ -36,7 +36,7 @@ FASTER, APART = 1.5, 0.15
 PATIENCE_S = 200.0
 
 
-class Task(NamedTuple):
+class TransformerTask(NamedTuple):
     """What is trained: a transformer, whose whole batch takes the fastest device so long."""
 
     width: int
@@ -48,7 +48,7 @@ class Task(NamedTuple):
 
 def hap(plan: BenchPlan, say: Say) -> list[BenchRow]:
     """In turns."""
-    task = Task(16, 1, 16, 4, 0.05) if plan.quick else Task(64, 2, 64, 12, 1.6)
+    task = TransformerTask(16, 1, 16, 4, 0.05) if plan.quick else TransformerTask(64, 2, 64, 12, 1.6)
     slow = {rank: max(SPEEDS) / speed for rank, speed in enumerate(SPEEDS) if speed < max(SPEEDS)}
     graph = trace(
         model.Letters(task.width, task.layers, 4), (torch.zeros(task.batch, 16, dtype=torch.long),)
@@ -61,7 +61,7 @@ def hap(plan: BenchPlan, say: Say) -> list[BenchRow]:
     return [_against(ours, theirs, made, plan, say), _prediction(ours, made, plan, say)]
 
 
-def _emulated(graph: Graph, task: Task, slow: dict[int, float]) -> ClusterProfile:
+def _emulated(graph: Graph, task: TransformerTask, slow: dict[int, float]) -> ClusterProfile:
     """Collectives as measured here, devices as emulated."""
     here = measure_cluster(len(SPEEDS), slow)
     fastest = 3 * sum(node.flops for node in graph.nodes) / task.device_s
@@ -72,7 +72,7 @@ def _emulated(graph: Graph, task: Task, slow: dict[int, float]) -> ClusterProfil
     return msgspec.structs.replace(here, devices=devices)
 
 
-def _ours(made: HapPlan, task: Task, slow: dict[int, float]) -> float:
+def _ours(made: HapPlan, task: TransformerTask, slow: dict[int, float]) -> float:
     """The median step of a run by the command."""
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
         file = Path(folder) / "plan.json"
@@ -98,7 +98,7 @@ def trained(
     return made
 
 
-def _theirs(task: Task, slow: dict[int, float]) -> float:
+def _theirs(task: TransformerTask, slow: dict[int, float]) -> float:
     config = RunConfig(run="bench", folder="", workers=len(SPEEDS), slow=slow, device_time_s=task.device_s)
     request = {"config": config, **task._asdict()}
     answers: list[list[float]] = run_ranks(ddp.TASK, len(SPEEDS), request, timeout_s=PATIENCE_S)

@@ -17,7 +17,7 @@ import paceline
 LETTERS, LENGTH = 32, 16
 
 
-class Block(nn.Module):
+class LetterBlock(nn.Module):
     """Attention and a feed-forward network."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -44,7 +44,7 @@ class Letters(nn.Module):
         super().__init__()
         self.length = LENGTH
         self.letters = nn.Embedding(LETTERS, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(LetterBlock(width, heads) for _ in range(layers)))
         self.head = nn.Linear(width, LETTERS)
 
     def forward(self, x: Tensor) -> Tensor:

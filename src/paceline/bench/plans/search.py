@@ -15,7 +15,7 @@ from paceline.bench.plans.model import Letters
 from paceline.plan.hap.plan import plan_hap
 from paceline.plan.hap.trace import trace
 from paceline.plan.osdp.scheduler import plan_osdp
-from paceline.plan.profile import ClusterProfile, Device, Line, ModelProfile, Operator
+from paceline.plan.profile import ClusterProfile, Device, ModelProfile, Operator, TransferCost
 from paceline.plan.profile.units import GIB, MIB
 
 OSDP_TARGET_S, HAP_TARGET_S = 1.0, 30.0
@@ -98,10 +98,10 @@ def _model(kind: str, count: int, seed: int) -> ModelProfile:
 
 def _equal(count: int) -> ClusterProfile:
     device = Device(name="device", flops_per_s=1e13, memory_bytes=80 * GIB)
-    return ClusterProfile(devices=(device,) * count, link=Line(latency_s=2e-5, bytes_per_s=2.5e9))
+    return ClusterProfile(devices=(device,) * count, link=TransferCost(latency_s=2e-5, bytes_per_s=2.5e9))
 
 
 def _unequal() -> ClusterProfile:
     speeds = [4e12] * 2 + [2e12] * 2 + [1e12] * 4
     devices = tuple(Device(name="device", flops_per_s=f, memory_bytes=32 * GIB) for f in speeds)
-    return ClusterProfile(devices=devices, link=Line(latency_s=2e-5, bytes_per_s=2.5e9))
+    return ClusterProfile(devices=devices, link=TransferCost(latency_s=2e-5, bytes_per_s=2.5e9))

@@ -53,7 +53,7 @@ class Killed(msgspec.Struct, frozen=True):
         return max(0, self.computed - self.applied)
 
 
-class Step(msgspec.Struct, frozen=True):
+class TracedStep(msgspec.Struct, frozen=True):
     """A worker's, as its trace has it."""
 
     t: float
@@ -63,20 +63,20 @@ class Step(msgspec.Struct, frozen=True):
     counts: bool
 
 
-def steps_of(path: Path) -> list[Step]:
+def steps_of(path: Path) -> list[TracedStep]:
     """All steps in a trace; none if there is no such file."""
     return (
         [] if not path.exists() else [step for event in TraceTail(path).new_events() for step in _step(event)]
     )
 
 
-def _step(event: AnyEvent) -> list[Step]:
+def _step(event: AnyEvent) -> list[TracedStep]:
     if not isinstance(event, Decided) or event.pushed is None:
         return []
-    return [Step(event.t, event.pushed, event.clock, event.samples, event.fate not in ("drop", "skip"))]
+    return [TracedStep(event.t, event.pushed, event.clock, event.samples, event.fate not in ("drop", "skip"))]
 
 
-def stood_still_s(attempts: Sequence[Sequence[Step]], victim: int) -> float | None:
+def stood_still_s(attempts: Sequence[Sequence[TracedStep]], victim: int) -> float | None:
     """How long somebody stood still, of those that went on; None: nobody did.
 
     A step that was under way when the victim died is no sign of going on, nor is the one before it, which may
@@ -100,7 +100,7 @@ def _longest(times: list[float], last: float) -> float | None:
     return max(0.0, max(b - a for a, b in pairwise([*before[-1:], *after])) - usual)
 
 
-def applied(attempts: Sequence[Sequence[Step]], batch: int) -> int:
+def applied(attempts: Sequence[Sequence[TracedStep]], batch: int) -> int:
     """Samples behind the last weights: every rank's steps, by the last attempt in which anybody made one."""
     made = [steps for steps in attempts if steps]
     if not made:

@@ -113,8 +113,11 @@ class RivalProcesses(OtherProcesses):
         self._popen(host, self._command(), self._place(rank) | {"RIVAL_ROLE": role}, name)
         ready, deadline = self._folder / f"{role}.ready", time.monotonic() + READY_S
         while wait and not ready.exists():
-            if self._processes[name].poll() is not None or time.monotonic() > deadline:
-                raise RunError(f"{name} of {self._rival.name} did not start: {self.last_words(name)}")
+            # a server would wait for a node that is gone
+            gone = [each for each, process in self._processes.items() if process.poll() is not None]
+            if gone or time.monotonic() > deadline:
+                failed = next(iter(gone), name)
+                raise RunError(f"{failed} of {self._rival.name} did not start: {self.last_words(failed)}")
             time.sleep(0.05)
 
 

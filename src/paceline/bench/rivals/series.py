@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from paceline.bench.cluster.results import Job, Outcome, Results, job_of
 from paceline.bench.cluster.scene import Scene
-from paceline.bench.cluster.series import Progress, best_of
+from paceline.bench.cluster.series import SeriesProgress, best_of
 from paceline.bench.harness.bar import Bar
 from paceline.bench.harness.plan import Say
 from paceline.bench.rivals.hosts import PeerHosts
@@ -68,7 +68,7 @@ def run_all(contest: Contest, opened: Opened, results: Results, say: Say, told: 
         for scene in contest.scenes
         for side in contest.sides
     )
-    progress = Progress(total, say)
+    progress = SeriesProgress(total, say)
     for seed in contest.seeds:
         for scene in contest.scenes:
             _pass(contest, scene, seed, opened, results, progress, told)
@@ -80,7 +80,7 @@ def _pass(
     seed: int,
     opened: Opened,
     results: Results,
-    progress: Progress,
+    progress: SeriesProgress,
     told: Told,
 ) -> None:
     todo = [(job, side) for side in contest.sides for job in contest.jobs(scene, side, seed, results)]
@@ -98,7 +98,7 @@ def _pass(
 
 
 def _outcome(
-    contest: Contest, scene: Scene, job: Job, side: Side, hosts: PeerHosts, progress: Progress
+    contest: Contest, scene: Scene, job: Job, side: Side, hosts: PeerHosts, progress: SeriesProgress
 ) -> Outcome:
     found = contest.found.get(side.title, Found())
     if found.reason:

@@ -17,7 +17,7 @@ HELD_BACK = 360
 TESTS = 2000
 
 
-class Data(NamedTuple):
+class ImageData(NamedTuple):
     """Images and classes."""
 
     name: str
@@ -47,7 +47,7 @@ class Data(NamedTuple):
         return float((scores.argmax(1) == self.test_y).float().mean())
 
 
-def digits() -> Data:
+def digits() -> ImageData:
     """8 x 8 pixels, ten classes, 1437 to train on."""
     try:
         from sklearn.datasets import load_digits
@@ -60,10 +60,10 @@ def digits() -> Data:
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     x = torch.tensor(images, dtype=torch.float32)[order].reshape(-1, 1, 8, 8) / 16
     y = torch.tensor(labels)[order]
-    return Data("digits", x[HELD_BACK:], y[HELD_BACK:], x[:HELD_BACK], y[:HELD_BACK])
+    return ImageData("digits", x[HELD_BACK:], y[HELD_BACK:], x[:HELD_BACK], y[:HELD_BACK])
 
 
-def images(folder: Path) -> Data:
+def images(folder: Path) -> ImageData:
     """CIFAR-10, 32 x 32 pixels; accuracy on the first test images."""
     x, y = cifar.training_set(folder).tensors
-    return Data("cifar-10", x, y, *cifar.test_set(folder, TESTS))
+    return ImageData("cifar-10", x, y, *cifar.test_set(folder, TESTS))

@@ -19,7 +19,7 @@ from paceline.trace.events import Decided
 from paceline.trace.tally import StalenessSummary
 
 
-class Job(msgspec.Struct, frozen=True):
+class StrategyJob(msgspec.Struct, frozen=True):
     """One run."""
 
     cell: str
@@ -33,7 +33,7 @@ class Job(msgspec.Struct, frozen=True):
     """Of Paceline."""
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
+class StrategyFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What a run came to."""
 
     samples_per_s: float
@@ -59,16 +59,18 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the gradients that were not dropped."""
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class StrategyOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """A job, and what became of it."""
 
-    job: Job
-    figures: Figures | None = None
+    job: StrategyJob
+    figures: StrategyFigures | None = None
     trouble: str = ""
     took_s: float = 0.0
 
 
-def figures_of(ran: Ran, strategy: Strategy, cell: Cell, setup: Setup, accuracy: float | None) -> Figures:
+def figures_of(
+    ran: Ran, strategy: Strategy, cell: Cell, setup: Setup, accuracy: float | None
+) -> StrategyFigures:
     """From the answers of all ranks, and the trace where there is one."""
     events = [] if ran.trace is None else list(read_trace(ran.trace))
     result: Result | None = tally(events).result() if events else None
@@ -76,7 +78,7 @@ def figures_of(ran: Ran, strategy: Strategy, cell: Cell, setup: Setup, accuracy:
     applied = 1 - sum(event.fate == "drop" for event in pushes) / len(pushes) if pushes else 1.0
     warm_up = 0 if cell.kind == "memory" else setup.warm_up * setup.batch
     losses = in_parts(ran.answers, 10)
-    return Figures(
+    return StrategyFigures(
         samples_per_s=applied * rate(ran.answers, warm_up),
         total_s=max(a.ends[-1] for a in ran.answers) - min(a.began for a in ran.answers),
         iteration=spread(gaps(ran.answers, warm_up)),
@@ -132,19 +134,19 @@ def _warm(steps: list[tuple[float, int]], warm_up: int) -> float:
     return steps[-1][0]
 
 
-class Results(KeptOutcomes[Job, Outcome]):
+class StrategyResults(KeptOutcomes[StrategyJob, StrategyOutcome]):
     """Of all runs so far."""
 
-    kind = Outcome
+    kind = StrategyOutcome
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredStrategy(msgspec.Struct, frozen=True, kw_only=True):
     """A strategy in a cell: all its seeds."""
 
     cell: Cell
     strategy: Strategy
     lr: float
-    figures: list[Figures]
+    figures: list[StrategyFigures]
     trouble: str = ""
 
     @property

@@ -16,19 +16,25 @@ import msgspec
 
 from paceline.bench.harness.plan import Say
 from paceline.bench.strategies.cells import Cell, Setup
-from paceline.bench.strategies.data import Data
-from paceline.bench.strategies.outcome import Job, Measured, Outcome, Results, figures_of
+from paceline.bench.strategies.data import ImageData
+from paceline.bench.strategies.outcome import (
+    MeasuredStrategy,
+    StrategyJob,
+    StrategyOutcome,
+    StrategyResults,
+    figures_of,
+)
 from paceline.bench.strategies.roster import Strategy
 from paceline.bench.strategies.runs.bed import Bed
 from paceline.bench.strategies.runs.places import Ran, run_here
-from paceline.bench.strategies.runs.request import Request
+from paceline.bench.strategies.runs.request import StrategyRequest
 from paceline.errors import RunError
 from paceline.testbed import why_not
 
-Place = Callable[[Strategy, Request], Ran]
+Place = Callable[[Strategy, StrategyRequest], Ran]
 
 
-class Series(msgspec.Struct, frozen=True, kw_only=True):
+class StrategySeries(msgspec.Struct, frozen=True, kw_only=True):
     """All that is to be run."""
 
     cells: list[Cell]
@@ -38,10 +44,12 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     data: str
     version: str
 
-    def job(self, cell: Cell, strategy: Strategy, lr: float, seed: int) -> Job:
+    def job(self, cell: Cell, strategy: Strategy, lr: float, seed: int) -> StrategyJob:
         """The run of a strategy in a cell; one that is alone runs once for all cells of its model."""
         place = cell.alone if strategy.name == "single" else cell
-        return Job(place.name, strategy.name, lr, seed, self.data, self.setup.fingerprint, self.version)
+        return StrategyJob(
+            place.name, strategy.name, lr, seed, self.data, self.setup.fingerprint, self.version
+        )
 
     @property
     def reference(self) -> Cell | None:
@@ -49,13 +57,13 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
         timed = [cell for cell in self.cells if cell.kind != "memory"]
         return Cell(timed[0].model, timed[0].workers) if timed else None
 
-    def tried(self, strategy: Strategy) -> list[Job]:
+    def tried(self, strategy: Strategy) -> list[StrategyJob]:
         """With every learning rate; none where there is nothing to choose."""
         if self.reference is None or len(self.setup.rates) == 1:
             return []
         return [self.job(self.reference, strategy, lr, self.seeds[0]) for lr in self.setup.rates]
 
-    def lr(self, strategy: Strategy, results: Results) -> float:
+    def lr(self, strategy: Strategy, results: StrategyResults) -> float:
         """The one that got furthest; the first of equals, and as long as nothing is known."""
         known = [(job.lr, results.get(job)) for job in self.tried(strategy)]
         scores = {lr: out.figures.accuracy or 0.0 for lr, out in known if out is not None and out.figures}
@@ -71,12 +79,12 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
         here = [each for each in self.strategies if each.takes(cell)]
         return [(seed, here) for seed in self.seeds_of(cell)]
 
-    def measured(self, cell: Cell, strategy: Strategy, results: Results) -> Measured:
+    def measured(self, cell: Cell, strategy: Strategy, results: StrategyResults) -> MeasuredStrategy:
         """What is known of a strategy in a cell."""
         lr = self.lr(strategy, results)
         found = [results.get(self.job(cell, strategy, lr, seed)) for seed in self.seeds_of(cell)]
         outcomes = [outcome for outcome in found if outcome is not None]
-        return Measured(
+        return MeasuredStrategy(
             cell=cell,
             strategy=strategy,
             lr=lr,
@@ -101,9 +109,9 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 class Runner:
     """Carries the runs out, one after the other."""
 
-    def __init__(self, series: Series, data: Data, results: Results, say: Say) -> None:
+    def __init__(self, series: StrategySeries, data: ImageData, results: StrategyResults, say: Say) -> None:
         self._series, self._data, self._results, self._say = series, data, results, say
-        self._began, self._made, self._seen = time.monotonic(), 0, set[Job]()
+        self._began, self._made, self._seen = time.monotonic(), 0, set[StrategyJob]()
 
     def run_all(self) -> None:
         """What is missing, cell after cell."""
@@ -132,7 +140,7 @@ class Runner:
                     job = series.job(cell, strategy, series.lr(strategy, self._results), seed)
                     self._one(job, cell, strategy, run_here if strategy.name == "single" else place, folder)
 
-    def _one(self, job: Job, cell: Cell, strategy: Strategy, place: Place, folder: Path) -> None:
+    def _one(self, job: StrategyJob, cell: Cell, strategy: Strategy, place: Place, folder: Path) -> None:
         if job in self._seen:
             return
         self._seen.add(job)
@@ -144,7 +152,9 @@ class Runner:
             self._made += 1
             self._tell(outcome)
 
-    def _run(self, job: Job, cell: Cell, strategy: Strategy, place: Place, folder: Path) -> Outcome:
+    def _run(
+        self, job: StrategyJob, cell: Cell, strategy: Strategy, place: Place, folder: Path
+    ) -> StrategyOutcome:
         began = time.monotonic()
         request = self._request(job, cell, folder)
         try:
@@ -154,15 +164,15 @@ class Runner:
                 accuracy = self._data.accuracy(ran.weights, cell.model, request.width)
             figures = figures_of(ran, strategy, cell, self._series.setup, accuracy)
         except RunError as error:  # one that fails does not end the others
-            return Outcome(job=job, trouble=str(error).strip().splitlines()[-1])
-        return Outcome(job=job, figures=figures, took_s=time.monotonic() - began)
+            return StrategyOutcome(job=job, trouble=str(error).strip().splitlines()[-1])
+        return StrategyOutcome(job=job, figures=figures, took_s=time.monotonic() - began)
 
-    def _request(self, job: Job, cell: Cell, folder: Path) -> Request:
+    def _request(self, job: StrategyJob, cell: Cell, folder: Path) -> StrategyRequest:
         setup = self._series.setup
         memory = cell.kind == "memory"
         batch = setup.memory_batch * cell.workers if memory else setup.batch
         samples = batch * setup.memory_steps if memory else setup.samples
-        return Request(
+        return StrategyRequest(
             folder=tempfile.mkdtemp(dir=folder),
             data=str(self._data.in_order(samples, job.seed, folder)),
             model=cell.model,
@@ -177,7 +187,7 @@ class Runner:
             pause=setup.pause(cell),
         )
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _tell(self, outcome: StrategyOutcome) -> None:
         """A run in one line, and how long the others will take, by what runs took so far."""
         job, figures, total = outcome.job, outcome.figures, self._series.total
         left = (time.monotonic() - self._began) / self._made * max(0, total - len(self._seen)) / 60

@@ -11,23 +11,23 @@ from paceline.bench.cluster import cifar
 from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.harness.record import BenchRow
 from paceline.bench.strategies.cells import QUICK, Setup, chosen_cells, left_out
-from paceline.bench.strategies.data import Data, digits, images
-from paceline.bench.strategies.outcome import Results
+from paceline.bench.strategies.data import ImageData, digits, images
+from paceline.bench.strategies.outcome import StrategyResults
 from paceline.bench.strategies.roster import chosen_strategies
 from paceline.bench.strategies.runs.body import shape_of
-from paceline.bench.strategies.series import Runner, Series
+from paceline.bench.strategies.series import Runner, StrategySeries
 from paceline.bench.strategies.told.best import best_rows
 from paceline.bench.strategies.told.findings import findings
 from paceline.bench.strategies.told.formulas import Loads
 from paceline.bench.strategies.told.scoring import advice_rows
-from paceline.bench.strategies.told.tables import Grid, tables
+from paceline.bench.strategies.told.tables import ResultGrid, tables
 
 
 def check(plan: BenchPlan) -> None:
     """Whether there is all that it takes, before anything is measured."""
     chosen_cells(plan.cells, plan.quick)
     chosen_strategies(plan.protocols, plan.quick)
-    Results(_file(plan))
+    StrategyResults(_file(plan))
     if plan.data is not None:
         cifar.find(Path(plan.data))
 
@@ -35,7 +35,7 @@ def check(plan: BenchPlan) -> None:
 def strategies(plan: BenchPlan, say: Say) -> list[BenchRow]:
     """All runs, one after the other, then the tables."""
     check(plan)
-    data, results = _data(plan), Results(_file(plan))
+    data, results = _data(plan), StrategyResults(_file(plan))
     series = _series(plan, data)
     if plan.results is not None:
         say(f"strategies: {len(results)} runs are in {plan.results} already; what is missing is added to it")
@@ -46,7 +46,7 @@ def strategies(plan: BenchPlan, say: Say) -> list[BenchRow]:
         if plan.results is not None:
             say(f"strategies: {len(results)} runs are in {plan.results}: the same command goes on from there")
         raise
-    grid = Grid(
+    grid = ResultGrid(
         [
             series.measured(cell, strategy, results)
             for cell in series.cells
@@ -59,11 +59,11 @@ def strategies(plan: BenchPlan, say: Say) -> list[BenchRow]:
     return [*findings(grid), *tables(grid), *best_rows(grid), *advice_rows(grid)]
 
 
-def _series(plan: BenchPlan, data: Data) -> Series:
+def _series(plan: BenchPlan, data: ImageData) -> StrategySeries:
     setup = QUICK if plan.quick else Setup()
     if plan.rates:
         setup = msgspec.structs.replace(setup, rates=plan.rates)
-    return Series(
+    return StrategySeries(
         cells=chosen_cells(plan.cells, plan.quick),
         strategies=chosen_strategies(plan.protocols, plan.quick),
         seeds=tuple(range(plan.seed, plan.seed + plan.seeds)),
@@ -73,7 +73,7 @@ def _series(plan: BenchPlan, data: Data) -> Series:
     )
 
 
-def _data(plan: BenchPlan) -> Data:
+def _data(plan: BenchPlan) -> ImageData:
     return digits() if plan.data is None else images(Path(plan.data))
 
 

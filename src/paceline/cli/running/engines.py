@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from paceline.engines import ENGINES, Offer
+from paceline.engines import ENGINES, EngineOffer
 from paceline.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def check_engine(asked: Mapping[str, Any]) -> None:
     import_module(offer.module).check(_where(asked, offer))
 
 
-def _check_listening(asked: Mapping[str, Any], offer: Offer) -> None:
+def _check_listening(asked: Mapping[str, Any], offer: EngineOffer) -> None:
     if asked.get("tls_cert") and asked.get("tls_key"):
         from paceline.fabric.tls import Seal
 
@@ -56,12 +56,12 @@ def open_engine(asked: Mapping[str, Any]) -> AbstractContextManager[Engine]:
     return engine
 
 
-def _offer(asked: Mapping[str, Any]) -> tuple[str, Offer]:
+def _offer(asked: Mapping[str, Any]) -> tuple[str, EngineOffer]:
     engine = asked.get("engine", "local")
     if engine not in ENGINES:
         raise unknown("--engine", str(engine), ENGINES)
     return engine, ENGINES[engine]
 
 
-def _where(asked: Mapping[str, Any], offer: Offer) -> str | None:
+def _where(asked: Mapping[str, Any], offer: EngineOffer) -> str | None:
     return asked.get(offer.reached_by) if offer.reached_by else None

@@ -17,7 +17,7 @@ BEHIND_S = 0.3
 """Workers tell ten times a second what they did: events are put into their order before they are written."""
 
 
-class Books:
+class MeshBooks:
     """Keeps the trace, in the order of time."""
 
     def __init__(self, config: RunConfig, grid: Grid) -> None:
@@ -54,7 +54,7 @@ class Books:
         match message:
             case m.Did():
                 self._did(rank, message)
-            case m.Ready():
+            case m.LeadReady():
                 self.trace.write(
                     events.ModelReady(
                         now,

@@ -22,7 +22,7 @@ from paceline.errors import RunError
 from paceline.fabric.channel import Channel
 from paceline.fabric.watcher import Watcher
 from paceline.parallel import messages as m
-from paceline.parallel.conductor.books import Books
+from paceline.parallel.conductor.books import MeshBooks
 from paceline.parallel.parts import PARTS, read_parts
 from paceline.parallel.signs import Action, Signs
 from paceline.protocols.grid import Grid
@@ -37,7 +37,7 @@ LAST_S = 1.0
 """How long workers that were told to end may take before they are killed."""
 
 
-class Player:
+class MeshWorker:
     """A worker, as the conductor knows it."""
 
     def __init__(self, rank: int, channel: Channel, pid: int) -> None:
@@ -75,12 +75,12 @@ class Conductor:
         self.config, self._grid = config, Grid(config.mesh)
         self._meeting = os.memfd_create("paceline-mesh", os.MFD_CLOEXEC)
         self._signs = Signs.create(config.workers)
-        self._players = {
-            c.fileno(): Player(rank, c, pid)
+        self._workers = {
+            c.fileno(): MeshWorker(rank, c, pid)
             for rank, (c, pid) in zip(ranks or range(len(workers)), workers, strict=True)
         }
         self._watcher = Watcher()
-        self.books = Books(config, self._grid)
+        self.books = MeshBooks(config, self._grid)
         self._keeping = CheckpointWriter(config, self.books.trace, self.books.now)
         self._parts, self._taken = config.path / PARTS, config.path / f"{PARTS}.taken"
         self._troubles: list[Trouble] = []
@@ -95,16 +95,16 @@ class Conductor:
         self._stop = stop
         if stop is not None:
             self._epoll.register(stop, select.EPOLLIN)
-        for fd, player in self._players.items():
+        for fd, worker in self._workers.items():
             self._epoll.register(fd, select.EPOLLIN)
-            self._watcher.watch(player.pid)
+            self._watcher.watch(worker.pid)
 
     def greet(self, hello: Hello) -> None:
         """A worker's first word was heard before it was known whose it is."""
-        self._welcome(next(p for p in self._players.values() if p.rank == hello.rank), hello)
+        self._welcome(next(p for p in self._workers.values() if p.rank == hello.rank), hello)
 
     def give_up(self, rank: int, why: str) -> None:
-        """Somebody is missing who never was a player."""
+        """Somebody is missing who never came."""
         self._trouble(1, rank, why)
 
     # -- the loop -----------------------------------------------------------------------------
@@ -112,7 +112,7 @@ class Conductor:
     def run(self) -> int:
         """Until all workers are gone."""
         try:
-            while not all(player.gone for player in self._players.values()):
+            while not all(worker.gone for worker in self._workers.values()):
                 for fd, _ in self._epoll.poll(LOOK_S):
                     self._hear(fd)
                 self._look()
@@ -130,17 +130,17 @@ class Conductor:
             self._epoll.unregister(fd)
             self._stopping = True
             self._calls.append(Action.STOP)
-        elif not self._players[fd].gone:
-            player = self._players[fd]
+        elif not self._workers[fd].gone:
+            worker = self._workers[fd]
             try:
-                received = player.channel.receive(m.conductor_decoder)
+                received = worker.channel.receive(m.conductor_decoder)
             except RunError as error:
-                self._trouble(1, player.rank, str(error))
+                self._trouble(1, worker.rank, str(error))
                 received = None
             if received is None:
-                self._hung_up(fd, player)
+                self._hung_up(fd, worker)
             else:
-                self._take(player, received[0])
+                self._take(worker, received[0])
 
     def _look(self) -> None:
         """What does not wait for a message."""
@@ -159,40 +159,40 @@ class Conductor:
 
     # -- what workers say ---------------------------------------------------------------------
 
-    def _take(self, player: Player, message: m.FromWorker) -> None:
+    def _take(self, worker: MeshWorker, message: m.FromWorker) -> None:
         match message:
             case Hello():
-                self._welcome(player, message)
-            case m.Saved():
-                self._saved(player, message)
+                self._welcome(worker, message)
+            case m.PartSaved():
+                self._saved(worker, message)
             case m.EndWork():
-                self.books.end_work(player.rank, message.why)
+                self.books.end_work(worker.rank, message.why)
                 self._calls.append(Action.END)
             case Failed():
-                self._trouble(1, player.rank, message.text, message.kind == "config")
-            case m.Torn():
-                self._trouble(2, player.rank, message.text)
+                self._trouble(1, worker.rank, message.text, message.kind == "config")
+            case m.ExchangeTorn():
+                self._trouble(2, worker.rank, message.text)
             case m.Bye():
-                player.over = True
+                worker.over = True
                 self.books.resumable &= message.resumable
-                self.books.left(player.rank, "stopped" if message.stopped else "finished")
+                self.books.left(worker.rank, "stopped" if message.stopped else "finished")
             case _:
-                self.books.take(player.rank, message)
+                self.books.take(worker.rank, message)
 
-    def _welcome(self, player: Player, hello: Hello) -> None:
-        self.books.joined(player.rank, hello)
+    def _welcome(self, worker: MeshWorker, hello: Hello) -> None:
+        self.books.joined(worker.rank, hello)
         with suppress(OSError):  # it may be gone again; that is noticed elsewhere
-            player.channel.send(m.Welcome(), (self._meeting, self._signs.fd))
+            worker.channel.send(m.MeshWelcome(), (self._meeting, self._signs.fd))
 
-    def _saved(self, player: Player, message: m.Saved) -> None:
+    def _saved(self, worker: MeshWorker, message: m.PartSaved) -> None:
         """When the last part is on the disk, all go on, and the checkpoint is put together meanwhile."""
-        player.saved = True
-        if not all(each.saved for each in self._players.values()):
+        worker.saved = True
+        if not all(each.saved for each in self._workers.values()):
             return
         self._signs.clear()
         self._saving = False
         self._keeping.keep(message.updates, message.samples, self._take_parts)
-        for each in self._players.values():
+        for each in self._workers.values():
             each.saved = False
             with suppress(OSError):
                 each.channel.send(m.GoOn())
@@ -210,30 +210,30 @@ class Conductor:
     # -- losses -------------------------------------------------------------------------------
 
     def _died(self, pid: int) -> None:
-        for fd, player in self._players.items():
-            if player.pid == pid and not player.gone:
-                self._drain(player)
-                self._hung_up(fd, player)
+        for fd, worker in self._workers.items():
+            if worker.pid == pid and not worker.gone:
+                self._drain(worker)
+                self._hung_up(fd, worker)
 
-    def _drain(self, player: Player) -> None:
+    def _drain(self, worker: MeshWorker) -> None:
         """What a process said before it ended still counts."""
-        while player.channel.wait(0.0):
+        while worker.channel.wait(0.0):
             try:
-                received = player.channel.receive(m.conductor_decoder)
+                received = worker.channel.receive(m.conductor_decoder)
             except RunError:
                 return
             if received is None:
                 return
-            self._take(player, received[0])
+            self._take(worker, received[0])
 
-    def _hung_up(self, fd: int, player: Player) -> None:
-        if player.gone:
+    def _hung_up(self, fd: int, worker: MeshWorker) -> None:
+        if worker.gone:
             return
-        player.gone = True
+        worker.gone = True
         self._epoll.unregister(fd)
-        player.channel.close()
-        if not player.over and not any(trouble.rank == player.rank for trouble in self._troubles):
-            self._trouble(0, player.rank, "")
+        worker.channel.close()
+        if not worker.over and not any(trouble.rank == worker.rank for trouble in self._troubles):
+            self._trouble(0, worker.rank, "")
 
     def _trouble(self, weight: int, rank: int, text: str, mistake: bool = False) -> None:
         now = time.monotonic()
@@ -243,19 +243,19 @@ class Conductor:
 
     def _end_all(self) -> None:
         """Tell all who are left to end, and see to it that they do."""
-        left = [player for player in self._players.values() if not player.gone]
-        for player in left:
+        left = [worker for worker in self._workers.values() if not worker.gone]
+        for worker in left:
             with suppress(OSError):
-                player.channel.send(m.End(min(self._troubles).rank))
+                worker.channel.send(m.EndRun(min(self._troubles).rank))
         until = time.monotonic() + LAST_S
         while left and time.monotonic() < until:
             time.sleep(0.005)
-            left = [player for player in left if _lives(player.pid)]
-        for player in left:
+            left = [worker for worker in left if _lives(worker.pid)]
+        for worker in left:
             with suppress(ProcessLookupError):
-                os.kill(player.pid, signal.SIGKILL)
-        for player in self._players.values():
-            player.gone = True
+                os.kill(worker.pid, signal.SIGKILL)
+        for worker in self._workers.values():
+            worker.gone = True
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -284,11 +284,11 @@ class Conductor:
         words = {0: "died", 1: f"failed: {first.text}", 2: f"lost another worker: {first.text}"}
         detail = self._mistake(first) if first.mistake else f"{name} {words[first.weight]}"
         heard = "" if first.mistake else first.text  # the last word has it
-        for player in sorted(self._players.values(), key=lambda each: each.rank):
-            if player.rank == first.rank:
-                self.books.left(player.rank, "died" if first.weight == 0 else "failed", heard)
-            elif not player.over:
-                self.books.left(player.rank, "stopped")
+        for worker in sorted(self._workers.values(), key=lambda each: each.rank):
+            if worker.rank == first.rank:
+                self.books.left(worker.rank, "died" if first.weight == 0 else "failed", heard)
+            elif not worker.over:
+                self.books.left(worker.rank, "stopped")
         self._keeping.tell(wait=True)
         self._remove_parts()
         alone = ", and the other parts of a split model cannot go on without it" if first.weight == 0 else ""

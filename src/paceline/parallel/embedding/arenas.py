@@ -20,7 +20,7 @@ BLOCK = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ArenaSeat:
     """A shard, and where it begins in its arena."""
 
     shard: Shard
@@ -32,7 +32,7 @@ class Arena:
     """One matrix of one worker."""
 
     width: int
-    seats: tuple[Seat, ...]
+    seats: tuple[ArenaSeat, ...]
 
     @property
     def rows(self) -> int:
@@ -54,7 +54,7 @@ def arenas_of(placement: Placement, owner: int) -> tuple[Arena, ...]:
 def _arena(width: int, shards: list[Shard]) -> Arena:
     seats, base = [], 0
     for shard in shards:
-        seats.append(Seat(shard, base))
+        seats.append(ArenaSeat(shard, base))
         base += shard.rows
     return Arena(width, tuple(seats))
 

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from paceline.errors import BadGradient
 from paceline.parallel.embedding.arenas import Arena
-from paceline.parallel.embedding.meter import Meter
-from paceline.parallel.embedding.routing import Parcel
+from paceline.parallel.embedding.meter import LookupMeter
+from paceline.parallel.embedding.routing import OwnerParcel
 from paceline.parallel.mesh import Mesh
 from paceline.protocols.grid import Grid
 
 
-class Line:
+class ShardGroup:
     """The workers of a group, as one of them sees them."""
 
     def __init__(self, mesh: Grid) -> None:
@@ -41,7 +41,7 @@ class Line:
         return got
 
 
-class Asked:
+class LookupRequest:
     """What an owner was asked for in one lookup, by arena."""
 
     def __init__(
@@ -62,7 +62,9 @@ class Asked:
         return self.batches[peer] / max(1, sum(self.batches))
 
 
-def ask(line: Line, all_arenas: Sequence[Sequence[Arena]], parcels: list[Parcel], batch: int) -> Asked:
+def ask(
+    line: ShardGroup, all_arenas: Sequence[Sequence[Arena]], parcels: list[OwnerParcel], batch: int
+) -> LookupRequest:
     """Send everybody what they need to know; what I was asked for myself."""
     mine = all_arenas[line.index]
     heads = torch.tensor([number for each in parcels for number in (batch, *each.counts)])
@@ -79,7 +81,9 @@ def ask(line: Line, all_arenas: Sequence[Sequence[Arena]], parcels: list[Parcel]
     return _sorted_out(mine, batches, counts, got)
 
 
-def _sorted_out(mine: Sequence[Arena], batches: list[int], counts: list[list[int]], got: Tensor) -> Asked:
+def _sorted_out(
+    mine: Sequence[Arena], batches: list[int], counts: list[list[int]], got: Tensor
+) -> LookupRequest:
     """By arena, then by who asks: rows, and how many of them each sample has."""
     cuts = [
         size
@@ -88,30 +92,30 @@ def _sorted_out(mine: Sequence[Arena], batches: list[int], counts: list[list[int
     ]
     parts, step = torch.split(got, cuts), 2 * len(mine)
     rows = [_joined(parts[len(mine) + index :: step]) for index in range(len(mine))]
-    return Asked(mine, batches, rows, [_joined(parts[index::step]) for index in range(len(mine))])
+    return LookupRequest(mine, batches, rows, [_joined(parts[index::step]) for index in range(len(mine))])
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-class Call(NamedTuple):
+class LookupCall(NamedTuple):
     """One lookup of one worker."""
 
-    line: Line
-    asked: Asked
+    line: ShardGroup
+    asked: LookupRequest
     come: list[int]
     """Numbers that each owner gives back."""
     weights: Sequence[nn.Parameter]
     dtype: torch.dtype
-    meter: Meter
+    meter: LookupMeter
 
 
 class Lookup(torch.autograd.Function):
     """From the arenas to what this worker's samples get, as one row of numbers, owner after owner."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, call: Call) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, call: LookupCall) -> Tensor:
         """Every owner looks up for all, then all exchange. `anchor` has backward called."""
         ctx.call, asked = call, call.asked
         began = perf_counter()
@@ -126,7 +130,7 @@ class Lookup(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
         """Gradients go to the owners, who keep them with the rows they belong to."""
-        call: Call = ctx.call
+        call: LookupCall = ctx.call
         line, asked, gradient = call.line, call.asked, gradients[0].contiguous()
         if line.size > 1:
             gradient = gradient * asked.share(line.index)
@@ -138,7 +142,7 @@ class Lookup(torch.autograd.Function):
         return None, None
 
 
-def _by_peer(asked: Asked, sums: list[Tensor]) -> Tensor:
+def _by_peer(asked: LookupRequest, sums: list[Tensor]) -> Tensor:
     """What each worker gets in one piece: arena after arena."""
     if len(sums) == 1:
         return sums[0].view(-1)
@@ -149,7 +153,7 @@ def _by_peer(asked: Asked, sums: list[Tensor]) -> Tensor:
     return torch.cat([part[peer].reshape(-1) for peer in range(len(asked.batches)) for part in cut])
 
 
-def _by_arena(asked: Asked, got: Tensor) -> list[Tensor]:
+def _by_arena(asked: LookupRequest, got: Tensor) -> list[Tensor]:
     """The other way round."""
     if len(asked.arenas) == 1:
         return [got.view(-1, asked.arenas[0].width)]

@@ -9,7 +9,7 @@ from time import perf_counter
 from paceline.trace.events import Lookups
 
 
-class Meter:
+class LookupMeter:
     """One per worker; cheap enough to be always on."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ConfigError
-from paceline.parallel.embedding.arenas import Arena, Seat
+from paceline.parallel.embedding.arenas import Arena, ArenaSeat
 from paceline.parallel.embedding.planner import Table
 
 Ids = Tensor | tuple[Tensor, Tensor]
@@ -26,7 +26,7 @@ class Bags(NamedTuple):
     """The same number, if it is one for all."""
 
 
-class Parcel(NamedTuple):
+class OwnerParcel(NamedTuple):
     """What one owner is sent: one tensor, and how it is cut."""
 
     numbers: list[Tensor]
@@ -80,7 +80,7 @@ def _check_range(table: Table, ids: Tensor) -> None:
         )
 
 
-def parcel(arenas: Sequence[Arena], tables: Sequence[Table], bags: Sequence[Bags]) -> Parcel:
+def parcel(arenas: Sequence[Arena], tables: Sequence[Table], bags: Sequence[Bags]) -> OwnerParcel:
     """What the owner of these arenas needs to know of a batch."""
     lengths: list[Tensor] = []
     rows: list[Tensor] = []
@@ -90,10 +90,10 @@ def parcel(arenas: Sequence[Arena], tables: Sequence[Table], bags: Sequence[Bags
         lengths += [length for length, _ in cut]
         rows += [row for _, row in cut]
         counts.append(sum(len(row) for _, row in cut))
-    return Parcel([*lengths, *rows], counts)
+    return OwnerParcel([*lengths, *rows], counts)
 
 
-def _cut(seat: Seat, table: Table, bag: Bags) -> tuple[Tensor, Tensor]:
+def _cut(seat: ArenaSeat, table: Table, bag: Bags) -> tuple[Tensor, Tensor]:
     """Of a table's ids those that a shard has, as rows of its arena."""
     shard = seat.shard
     if shard.rows == table.rows:

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from paceline.errors import ConfigError
 from paceline.parallel.embedding.arenas import arenas_of, fill
-from paceline.parallel.embedding.lookup import Call, Line, Lookup, ask
-from paceline.parallel.embedding.meter import Meter
+from paceline.parallel.embedding.lookup import Lookup, LookupCall, ShardGroup, ask
+from paceline.parallel.embedding.meter import LookupMeter
 from paceline.parallel.embedding.planner import Placement, Shard, Table, place
 from paceline.parallel.embedding.routing import Bags, Ids, parcel, read_bags
 from paceline.parallel.embedding.rowwise import RowWiseAdagrad, check_optimizer
 from paceline.parallel.embedding.syncing import Copies
 from paceline.parallel.mesh import Mesh, Share
-from paceline.parallel.pieces import Piece
+from paceline.parallel.pieces import TensorPiece
 from paceline.protocols.grid import Grid
 from paceline.trace.events import Lookups
 
@@ -56,10 +56,10 @@ class EmbeddingTables(nn.Module):
         _check(mesh, dtype)
         self.placement: Placement = place(tables, mesh.size("shard"), budget_bytes, dtype.itemsize)
         self.groups = mesh.size("data")
-        self.meter = Meter()
+        self.meter = LookupMeter()
         self._dtype = dtype
         self._arenas = [arenas_of(self.placement, owner) for owner in range(mesh.size("shard"))]
-        self._line = Line(mesh)
+        self._line = ShardGroup(mesh)
         self.arenas = self._arenas[mesh.index("shard")]
         """Where this worker's shards lie."""
         self.weights = tuple(self._made(seed))
@@ -93,7 +93,7 @@ class EmbeddingTables(nn.Module):
             parcels = [parcel(arenas, tables, bags) for arenas in self._arenas]
             asked = ask(self._line, self._arenas, parcels, batch)
             come = [batch * sum(a.width * len(a.seats) for a in arenas) for arenas in self._arenas]
-            call = Call(self._line, asked, come, self.weights, self._dtype, self.meter)
+            call = LookupCall(self._line, asked, come, self.weights, self._dtype, self.meter)
             got = Lookup.apply(self._anchor, call)  # type: ignore[no-untyped-call]
         self._samples += sum(asked.batches) if training else 0
         return self._put_together(got, bags, batch)
@@ -147,7 +147,7 @@ class EmbeddingTables(nn.Module):
 
     # -- what is saved ------------------------------------------------------------------------
 
-    def pieces(self) -> dict[str, Piece]:
+    def pieces(self) -> dict[str, TensorPiece]:
         """Of every tensor of `state_dict` which part of its table it is."""
         if self._optimizer is None:
             raise ConfigError(UNTRAINED)
@@ -240,8 +240,8 @@ def _lengths(bag: Bags, like: Tensor) -> Tensor:
     return bag.lengths.clamp(min=1).unsqueeze(1).to(like.dtype)
 
 
-def _piece(table: Table, shard: Shard) -> Piece:
+def _piece(table: Table, shard: Shard) -> TensorPiece:
     whole = (table.rows, table.width)
     if shard.columns < table.width:
-        return Piece(whole, 1, ((shard.first_column, shard.first_column + shard.columns),), "shard")
-    return Piece(whole, 0, ((shard.first_row, shard.first_row + shard.rows),), "shard")
+        return TensorPiece(whole, 1, ((shard.first_column, shard.first_column + shard.columns),), "shard")
+    return TensorPiece(whole, 0, ((shard.first_row, shard.first_row + shard.rows),), "shard")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
-from paceline.parallel.pieces import Piece
+from paceline.parallel.pieces import TensorPiece
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Blocks:
         """How long it is."""
         return self.sizes[self.index]
 
-    def piece(self, shape: tuple[int, ...], dim: int = 0, repeats: int = 1) -> Piece:
+    def piece(self, shape: tuple[int, ...], dim: int = 0, repeats: int = 1) -> TensorPiece:
         """This block of a tensor with such a shape; `repeats`: of gates that lie one below the other."""
         start, end = self.span
         each = shape[dim] // repeats
-        return Piece(shape, dim, tuple((start + k * each, end + k * each) for k in range(repeats)))
+        return TensorPiece(shape, dim, tuple((start + k * each, end + k * each) for k in range(repeats)))
 
 
 class Shares:

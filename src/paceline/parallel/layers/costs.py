@@ -22,7 +22,7 @@ from paceline.parallel.pieces import pieces_of
 
 
 @dataclass
-class Figures:
+class LayerFigures:
     """Of one step, for one worker."""
 
     weight_bytes: float = 0.0
@@ -30,7 +30,7 @@ class Figures:
     sent_bytes: float = 0.0
     synchronisations: int = 0
 
-    def lines(self, other: Figures) -> list[str]:
+    def lines(self, other: LayerFigures) -> list[str]:
         """Beside others, for people."""
         rows = (
             ("weights", f"{self.weight_bytes / 1e6:.3f} MB", f"{other.weight_bytes / 1e6:.3f} MB"),
@@ -42,15 +42,15 @@ class Figures:
 
 
 @dataclass
-class Costs:
+class LayerCosts:
     """Predicts a step from the shapes that its layers see, and measures it."""
 
     line: BlockLine
     tells: bool = False
     """Whether this worker prints the table."""
     layers: dict[str, SplitLayer] = field(default_factory=dict)
-    predicted: Figures = field(default_factory=Figures)
-    measured: Figures = field(default_factory=Figures)
+    predicted: LayerFigures = field(default_factory=LayerFigures)
+    measured: LayerFigures = field(default_factory=LayerFigures)
     _carriers: dict[int, tuple[nn.Module, bool]] = field(default_factory=dict)
     _whole: list[nn.Module] = field(default_factory=list)
     _counting: Any = None
@@ -96,7 +96,7 @@ class Costs:
             return
         self._counting.__exit__(None, None, None)
         own = sum(p.numel() * p.element_size() for p in self._model.parameters())
-        self.measured = Figures(
+        self.measured = LayerFigures(
             own,
             self._counting.get_total_flops() / 2,
             self.line.sent_bytes - self._before[0],

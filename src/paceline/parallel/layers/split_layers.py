@@ -19,7 +19,7 @@ from paceline.errors import ConfigError
 from paceline.parallel.layers.block_line import BlockLine
 from paceline.parallel.layers.blocks import Blocks
 from paceline.parallel.layers.exchanging import enter, gather, total
-from paceline.parallel.pieces import Piece
+from paceline.parallel.pieces import TensorPiece
 
 Entry = Literal["whole", "chained", "own"]
 Exit = Literal["gather", "chain", "own"]
@@ -38,9 +38,9 @@ class SplitLayer(nn.Module):
         self.line, self.blocks = line, blocks
         self.entry: Entry = "whole"
         self.exit: Exit = "gather"
-        self._pieces: dict[str, Piece] = {}
+        self._pieces: dict[str, TensorPiece] = {}
 
-    def take(self, layer: nn.Module, pieces: dict[str, Piece]) -> None:
+    def take(self, layer: nn.Module, pieces: dict[str, TensorPiece]) -> None:
         """Have a layer's parameters under their names, cut to these pieces; the objects stay the same."""
         self._pieces = pieces
         self.training = layer.training
@@ -52,7 +52,7 @@ class SplitLayer(nn.Module):
             if missing is None:
                 self.register_parameter(name, None)
 
-    def pieces(self) -> dict[str, Piece]:
+    def pieces(self) -> dict[str, TensorPiece]:
         """Of its parameters."""
         return self._pieces
 

@@ -19,7 +19,7 @@ from paceline.errors import ConfigError
 from paceline.parallel.layers.block_line import BlockLine
 from paceline.parallel.layers.blocks import Blocks, Shares
 from paceline.parallel.layers.chains import BRIDGES, Chain, Site, Uses, chain_of, is_plain, keeps_block
-from paceline.parallel.layers.costs import Costs
+from paceline.parallel.layers.costs import LayerCosts
 from paceline.parallel.layers.exchanging import gather
 from paceline.parallel.layers.lstm import RowLSTM
 from paceline.parallel.layers.row_split import RowSplit
@@ -39,7 +39,7 @@ def parallelize(model: nn.Module, mesh: Grid) -> nn.Module:
         raise ConfigError("parallelize needs the mesh that pace.mesh() gives.")
     settings = mesh.chosen if isinstance(mesh.chosen, RowSplit) else RowSplit()
     line = BlockLine(mesh)
-    share = RowShare(line, Costs(line, tells=mesh.rank == 0))
+    share = RowShare(line, LayerCosts(line, tells=mesh.rank == 0))
     mesh.split(share)
     made = Splitter(model, line, settings, share.costs).split()
     share.costs.watch(made)
@@ -49,7 +49,7 @@ def parallelize(model: nn.Module, mesh: Grid) -> nn.Module:
 class RowShare(Share):
     """Along `model` all workers have the same batch; nothing is left to put together but the books."""
 
-    def __init__(self, line: BlockLine, costs: Costs) -> None:
+    def __init__(self, line: BlockLine, costs: LayerCosts) -> None:
         super().__init__("model")
         self._line, self.costs = line, costs
 
@@ -66,7 +66,7 @@ class RowShare(Share):
 class Splitter:
     """Goes through a model, and splits what can be."""
 
-    def __init__(self, model: nn.Module, line: BlockLine, settings: RowSplit, costs: Costs) -> None:
+    def __init__(self, model: nn.Module, line: BlockLine, settings: RowSplit, costs: LayerCosts) -> None:
         self._model, self._line, self._settings, self._costs = model, line, settings, costs
         self._shares = Shares(line.size, line.index)
         self._uses = Uses(model)

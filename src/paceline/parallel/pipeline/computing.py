@@ -22,7 +22,7 @@ from paceline.parallel.pipeline.engine import Backward, Forward, Schedule
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-class Kept(NamedTuple):
+class PendingBackward(NamedTuple):
     """What waits for a gradient."""
 
     input: Tensor
@@ -38,7 +38,7 @@ class Computing:
 
     def __init__(self, row: Row, first: bool, loss: Loss | None, optimizer: torch.optim.Optimizer) -> None:
         self.row, self._first, self._loss, self._optimizer = row, first, loss, optimizer
-        self.kept: dict[int, Kept] = {}
+        self.kept: dict[int, PendingBackward] = {}
         self.ahead = 0.0
         """Updates by which momentum is followed ahead of a forward; 0: not at all."""
         self.loss: Tensor | None = None
@@ -54,13 +54,13 @@ class Computing:
                 assert labels is not None
                 out = self._scalar(self._loss(out, labels))
                 self.loss = out.detach()
-            self.kept[operation.index] = Kept(x, out, weights, None)
+            self.kept[operation.index] = PendingBackward(x, out, weights, None)
             return out.detach()
         weights = self._copies(0.0) if operation.stash else {}
         random = torch.get_rng_state()
         with torch.no_grad():
             out = self._call(x, self._copies(self.ahead) if self.ahead else {})
-        self.kept[operation.index] = Kept(x, None, weights, random)
+        self.kept[operation.index] = PendingBackward(x, None, weights, random)
         return out
 
     def backward(self, operation: Backward, gradient: Tensor | None) -> Tensor | None:
@@ -74,7 +74,7 @@ class Computing:
             _add(self.row.get_parameter(name), copy.grad)
         return None if self._first else kept.input.grad
 
-    def _again(self, kept: Kept) -> Tensor:
+    def _again(self, kept: PendingBackward) -> Tensor:
         """The second forward: the same dropout, and no trace in running statistics."""
         now = torch.get_rng_state()
         assert kept.random is not None

@@ -16,7 +16,7 @@ from paceline.errors import ConfigError
 from paceline.parallel.along import Along
 from paceline.parallel.mesh import Mesh
 from paceline.parallel.pace import MeshPace
-from paceline.parallel.parts import Part, import_optimizer, read_mesh_checkpoint
+from paceline.parallel.parts import CheckpointPart, import_optimizer, read_mesh_checkpoint
 from paceline.parallel.pipeline.blocks import Cost, Row, as_blocks, check_apart, measure, stage_of
 from paceline.parallel.pipeline.computing import Computing, ahead_of
 from paceline.parallel.pipeline.engine import Schedule
@@ -219,7 +219,7 @@ def _apart_randomness(pace: MeshPace, mesh: Mesh) -> None:
         torch.manual_seed(pace.config.seed + 7919 * pace.rank)
 
 
-def _restore(folder: Path, saved: Part, row: Row, optimizer: torch.optim.Optimizer) -> None:
+def _restore(folder: Path, saved: CheckpointPart, row: Row, optimizer: torch.optim.Optimizer) -> None:
     own = row.state_dict(keep_vars=True)
     if any(
         name not in saved.model or saved.model[name].shape != tensor.shape for name, tensor in own.items()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.parallel.pipeline.blocks import Row
-from paceline.parallel.pipeline.ways import Kind, Sender, Way, receive
+from paceline.parallel.pipeline.ways import PayloadKind, Sender, Way, receive
 
 
 class Lead(nn.Module):
@@ -47,7 +47,7 @@ def serve(row: Row, ranks: Sequence[int], stage: int) -> None:
     sender = Sender(way, whom, 1)
     while True:
         kind, token, x = receive(ranks[stage - 1], 2 * Way.EVALUATED)
-        if kind is Kind.END:
+        if kind is PayloadKind.END:
             if not last:
                 sender.end()
             sender.flush()

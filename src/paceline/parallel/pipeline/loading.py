@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.parallel.loading import Dealt
+from paceline.parallel.loading import MeshLoader
 
 
-class Pairs(Dealt):
+class Pairs(MeshLoader):
     """A pipeline's loader: batches are (inputs, labels).
 
     Where batches are not loaded, both are None: the labels go from the first stage to the last.

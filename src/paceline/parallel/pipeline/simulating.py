@@ -48,7 +48,7 @@ Emit = Callable[[AnyEvent], None]
 Tokens = deque[tuple[float, int | None]]
 
 
-class Worker:
+class SimulatedStage:
     """One stage of one copy, with a time of its own."""
 
     def __init__(self, rank: int, stage: e.Stage, me: Me, protocol: Peer) -> None:
@@ -89,11 +89,11 @@ class Simulation:
         self.sent: Counter[int] = Counter()
         """Bytes that ranks gave to averages and mixtures."""
 
-    def _worker(self, rank: int, schedule: e.Schedule, protocol: Peer) -> Worker:
+    def _worker(self, rank: int, schedule: e.Schedule, protocol: Peer) -> SimulatedStage:
         place, size = self._grid.place(rank), Phantom(self.stage_bytes)
         copy = place.get("data", 0)
         me = Me(copy, self._copies, 0, size, Phantom(0), members=tuple(range(self._copies)), samples=1)
-        return Worker(rank, e.Stage(schedule, place.get("stage", 0)), me, protocol)
+        return SimulatedStage(rank, e.Stage(schedule, place.get("stage", 0)), me, protocol)
 
     def run(self, batches: int, progress: Callable[[float], None] = lambda share: None) -> None:
         """So many batches for each copy, and until the pipelines are empty."""
@@ -108,7 +108,7 @@ class Simulation:
                 raise RunError("all stages wait for each other: this pipeline cannot go on.")
             progress(self._completed / total)
 
-    def _advance(self, worker: Worker) -> bool:
+    def _advance(self, worker: SimulatedStage) -> bool:
         """As far as its tokens go; whether it moved."""
         moved = False
         while True:
@@ -122,7 +122,7 @@ class Simulation:
                 return moved
             moved = True
 
-    def _act(self, worker: Worker) -> bool:
+    def _act(self, worker: SimulatedStage) -> bool:
         """Do what it wants to, or complete its iteration; whether that was possible."""
         if worker.wants is not None:
             done, answer = self._carry_out(worker, worker.wants)
@@ -141,7 +141,7 @@ class Simulation:
             worker.resume()
         return True
 
-    def _carry_out(self, worker: Worker, operation: e.Operation) -> tuple[bool, Any]:
+    def _carry_out(self, worker: SimulatedStage, operation: e.Operation) -> tuple[bool, Any]:
         match operation:
             case e.TakeActivation():
                 return self._take(worker, worker.activations)
@@ -159,22 +159,22 @@ class Simulation:
                 return self._update(worker), None
         return True, None
 
-    def _beside(self, worker: Worker, step: int) -> Worker:
+    def _beside(self, worker: SimulatedStage, step: int) -> SimulatedStage:
         place = self._grid.place(worker.rank)
         return self.workers[self._grid.rank_at(place | {"stage": place["stage"] + step})]
 
-    def _arrival(self, worker: Worker) -> float:
+    def _arrival(self, worker: SimulatedStage) -> float:
         return worker.now + self._profiles[worker.rank].link.latency_s
 
     @staticmethod
-    def _take(worker: Worker, tokens: Tokens) -> tuple[bool, Any]:
+    def _take(worker: SimulatedStage, tokens: Tokens) -> tuple[bool, Any]:
         if not tokens:
             return False, None
         there, token = tokens.popleft()
         worker.now = max(worker.now, there)
         return True, token
 
-    def _compute(self, worker: Worker, share: float) -> None:
+    def _compute(self, worker: SimulatedStage, share: float) -> None:
         if not worker.unit_s:
             worker.unit_s = self._timing.compute_s(worker.rank, worker.now)
         worker.now += worker.unit_s * share
@@ -182,7 +182,7 @@ class Simulation:
 
     # -- along the axis data ------------------------------------------------------------------
 
-    def _update(self, worker: Worker) -> bool:
+    def _update(self, worker: SimulatedStage) -> bool:
         """What the peer protocol does with a gradient; False while others have not come."""
         if isinstance(worker.joint, Compute):
             worker.joint = worker.life.send(Phantom(self.stage_bytes))
@@ -197,7 +197,7 @@ class Simulation:
             worker.joint = worker.life.send(answer)
         return True
 
-    def _meet(self, worker: Worker, operation: Average | Mix | Agree) -> bool:
+    def _meet(self, worker: SimulatedStage, operation: Average | Mix | Agree) -> bool:
         """Come to a joint operation; whether all whom it takes are there."""
         whom: Iterable[int] = range(self._copies)
         if isinstance(operation, Mix):
@@ -212,7 +212,7 @@ class Simulation:
         self.sent[worker.rank] += size if self._copies > 1 else 0
         return True
 
-    def _joint_s(self, worker: Worker, operation: Average | Mix | Agree, size: int) -> float:
+    def _joint_s(self, worker: SimulatedStage, operation: Average | Mix | Agree, size: int) -> float:
         """A ring's time for an average; a neighbour's vector for a mixture."""
         if self._copies == 1:
             return 0.0
@@ -281,7 +281,7 @@ def _write(simulation: Simulation, grid: Grid, emit: Emit, summarised: bool) -> 
     emit(RunEnded(now, "finished"))
 
 
-def _summed_up(workers: list[Worker], now: float) -> list[AnyEvent]:
+def _summed_up(workers: list[SimulatedStage], now: float) -> list[AnyEvent]:
     pushes = [len(worker.ends) for worker in workers]
     busy = tuple(sum(done.busy_s for done in worker.ends) for worker in workers)
     waited = tuple(now - each for each in busy)

@@ -35,7 +35,7 @@ class Way(IntEnum):
     """What the last stage makes of these, for the lead."""
 
 
-class Kind(IntEnum):
+class PayloadKind(IntEnum):
     """What follows a header."""
 
     EMPTY = 0
@@ -59,7 +59,7 @@ class Sender:
         if token is not None:
             assert tensor is not None
             tensor = tensor.contiguous()
-            header[:4] = torch.tensor([Kind.TENSOR, token, tensor.dim(), code_of(tensor)])
+            header[:4] = torch.tensor([PayloadKind.TENSOR, token, tensor.dim(), code_of(tensor)])
             header[4 : 4 + tensor.dim()] = torch.tensor(tensor.shape)
         self._post(header, self._tag)
         if token is not None and tensor is not None and tensor.numel():
@@ -68,7 +68,7 @@ class Sender:
     def end(self) -> None:
         """The last word."""
         header = torch.zeros(HEADER, dtype=torch.int64)
-        header[0] = Kind.END
+        header[0] = PayloadKind.END
         self._post(header, self._tag)
 
     def flush(self) -> None:
@@ -93,7 +93,9 @@ class Receiver:
 
     def __init__(self, way: Way, rank: int) -> None:
         self._tag, self._rank = 2 * way, rank
-        self._queue: queue.SimpleQueue[tuple[Kind, int, Tensor | None] | BaseException] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[PayloadKind, int, Tensor | None] | BaseException] = (
+            queue.SimpleQueue()
+        )
         self._thread = threading.Thread(target=self._run, name=f"paceline-{way.name.lower()}", daemon=True)
         self._thread.start()
 
@@ -103,7 +105,7 @@ class Receiver:
         if isinstance(got, BaseException):
             raise got
         kind, token, tensor = got
-        return None if kind is not Kind.TENSOR or tensor is None else (token, tensor)
+        return None if kind is not PayloadKind.TENSOR or tensor is None else (token, tensor)
 
     def join(self) -> None:
         """Wait for the last word."""
@@ -113,24 +115,24 @@ class Receiver:
         try:
             while True:
                 kind, token, tensor = receive(self._rank, self._tag)
-                if kind is Kind.END:
+                if kind is PayloadKind.END:
                     return
                 self._queue.put((kind, token, tensor))
         except BaseException as error:  # whoever waits for a token has to hear of it
             self._queue.put(error)
 
 
-def receive(rank: int, tag: int) -> tuple[Kind, int, Tensor | None]:
+def receive(rank: int, tag: int) -> tuple[PayloadKind, int, Tensor | None]:
     """One token, whatever it is."""
     header = torch.empty(HEADER, dtype=torch.int64)
     dist.recv(header, rank, tag=tag)
     kind, token, dimensions, code, *shape = header.tolist()
-    if kind != Kind.TENSOR:
-        return Kind(kind), 0, None
+    if kind != PayloadKind.TENSOR:
+        return PayloadKind(kind), 0, None
     tensor = torch.empty(shape[:dimensions], dtype=DTYPES[code])
     if tensor.numel():
         dist.recv(tensor, rank, tag=tag + 1)
-    return Kind.TENSOR, token, tensor
+    return PayloadKind.TENSOR, token, tensor
 
 
 def code_of(tensor: Tensor) -> int:

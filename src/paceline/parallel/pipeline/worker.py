@@ -13,11 +13,11 @@ from paceline.config import RunConfig
 from paceline.errors import ConfigError
 from paceline.parallel import messages as m
 from paceline.parallel.along import Along, as_one
-from paceline.parallel.loading import Dealt
+from paceline.parallel.loading import MeshLoader
 from paceline.parallel.mesh import Mesh
 from paceline.parallel.pace import MeshPace
 from paceline.parallel.padding import Padding
-from paceline.parallel.parts import Part, export_optimizer
+from paceline.parallel.parts import CheckpointPart, export_optimizer
 from paceline.parallel.pipeline import engine as e
 from paceline.parallel.pipeline.computing import Computing
 from paceline.parallel.pipeline.evaluating import Lead, serve
@@ -38,7 +38,7 @@ class Pipeline:
         schedule: e.Schedule,
         computing: Computing,
         along: Along,
-        loader: Dealt,
+        loader: MeshLoader,
         optimizer: torch.optim.Optimizer,
         rates: Deferred,
         protocol: str,
@@ -266,7 +266,7 @@ class Pipeline:
                 lead.end()
             return m.Measured(values, time.perf_counter() - began, self._updates, self._samples)
 
-    def part(self) -> Part | None:
+    def part(self) -> CheckpointPart | None:
         """The stage's tensors, from the first copy; where copies differ, their mean."""
         with as_one(self._computing.row, self._along):
             if self._mesh.index("data"):
@@ -274,7 +274,7 @@ class Pipeline:
             row = self._computing.row
             model = {name: tensor.detach().clone() for name, tensor in row.state_dict().items()}
         tensors, values = export_optimizer(self._optimizer, row.named_parameters())
-        return Part(model, tensors, values, self._state())
+        return CheckpointPart(model, tensors, values, self._state())
 
     def _state(self) -> m.MeshState:
         return m.MeshState(

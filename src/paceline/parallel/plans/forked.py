@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-class Brood:
+class RankProcesses:
     """The process that forks, and what it tells of the ranks: a line for each that has ended."""
 
     def __init__(self, words: Sequence[str], count: int, logs: Path, environment: dict[str, str]) -> None:
         self.statuses: dict[int, int] = {}
-        self._count, self._told = count, b""
+        self._count, self._unread = count, b""
         self._pipe, end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._pipe, False)
         command = [sys.executable, "-m", __name__, *words, str(logs), str(end)]
@@ -30,26 +30,26 @@ class Brood:
             )
         os.close(end)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read what there is. All have ended when nobody holds the other end any more."""
         try:
             while data := os.read(self._pipe, 4096):
-                self._told += data
+                self._unread += data
         except BlockingIOError:
             pass
         else:
             unknown = self._process.wait() or -signal.SIGKILL
             self.statuses = dict.fromkeys(range(self._count), unknown) | self.statuses
-        *lines, self._told = self._told.split(b"\n")
+        *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
             rank, status = line.split()
             self.statuses[int(rank)] = int(status)
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """Kill all; afterwards none is left."""
         self._process.kill()
         os.set_blocking(self._pipe, True)
-        self.look()
+        self.poll()
 
     def close(self) -> None:
         """When all have ended: so does the process that forked them."""
@@ -60,24 +60,24 @@ class Brood:
 class ForkedRank:
     """One of them, as far as `run_ranks` needs a process."""
 
-    def __init__(self, brood: Brood, rank: int) -> None:
-        self._brood, self._rank = brood, rank
+    def __init__(self, processes: RankProcesses, rank: int) -> None:
+        self._processes, self._rank = processes, rank
 
     @property
     def returncode(self) -> int | None:
         """As of a process; None: it has not ended."""
-        return self._brood.statuses.get(self._rank)
+        return self._processes.statuses.get(self._rank)
 
     def poll(self) -> int | None:
         """The same, looked at anew."""
         if self.returncode is None:
-            self._brood.look()
+            self._processes.poll()
         return self.returncode
 
     def kill(self) -> None:
         """End it, and all others: none goes on without it."""
         if self.returncode is None:
-            self._brood.end()
+            self._processes.kill()
 
     def wait(self) -> int | None:
         """It was killed before, so it has ended."""

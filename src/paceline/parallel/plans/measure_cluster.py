@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.parallel.plans.hap.uneven import gather_into, scatter_into
 from paceline.parallel.plans.host import available_bytes, this_host
 from paceline.parallel.plans.processes import run_ranks
-from paceline.plan.profile.cluster import ClusterProfile, Device, Kind, Line
+from paceline.plan.profile.cluster import ClusterProfile, Device, Kind, TransferCost
 from paceline.plan.profile.model import fit
 from paceline.plan.profile.units import MIB
 
@@ -40,7 +40,7 @@ def measure_cluster(workers: int, slow: dict[int, float] | None = None) -> Clust
         )
         for rank, answer in enumerate(answers)
     )
-    lines = msgspec.convert(answers[0]["lines"], dict[Kind, Line])
+    lines = msgspec.convert(answers[0]["lines"], dict[Kind, TransferCost])
     link = link_of(lines, workers)
     return ClusterProfile(
         devices=devices,
@@ -53,15 +53,15 @@ def measure_cluster(workers: int, slow: dict[int, float] | None = None) -> Clust
     )
 
 
-def link_of(lines: dict[Kind, Line], workers: int) -> Line:
+def link_of(lines: dict[Kind, TransferCost], workers: int) -> TransferCost:
     """The latency and rate of one link that a ring would need to take as long as all-gather and scatter
     did."""
     if workers == 1:
-        return Line(latency_s=0.0, bytes_per_s=1e12)
+        return TransferCost(latency_s=0.0, bytes_per_s=1e12)
     both = [lines["all_gather"], lines["reduce_scatter"]]
     latency = sum(line.latency_s for line in both) / 2 / (workers - 1)
     rate = 2 / sum(1 / line.bytes_per_s for line in both) * (workers - 1) / workers
-    return Line(latency_s=latency, bytes_per_s=rate)
+    return TransferCost(latency_s=latency, bytes_per_s=rate)
 
 
 def on_rank(rank: int, size: int, request: Any) -> dict[str, Any]:

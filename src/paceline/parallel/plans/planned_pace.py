@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from paceline.config import RunConfig
 from paceline.errors import BadGradient, ConfigError
 from paceline.parallel.plans.meter import Meter
-from paceline.parallel.plans.sharding import Sharded, average_replicated, global_norm, shard
+from paceline.parallel.plans.sharding import ShardedModel, average_replicated, global_norm, shard
 from paceline.parallel.plans.shared_loader import SharedLoader
 from paceline.plan.osdp.plan import OsdpPlan
 from paceline.runtime.worker.pace import Metrics, Pace, replace_step
@@ -164,7 +164,7 @@ class OsdpPace(PlannedPace):
     def __init__(self, rank: int, size: int, config: RunConfig, plan: OsdpPlan) -> None:
         super().__init__(rank, size, config)
         self._osdp = plan
-        self._sharded: Sharded | None = None
+        self._sharded: ShardedModel | None = None
 
     def _place(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any]

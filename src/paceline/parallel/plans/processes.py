@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from paceline.errors import ConfigError, RunError
-from paceline.parallel.plans.forked import Brood, ForkedRank
+from paceline.parallel.plans.forked import ForkedRank, RankProcesses
 
 LOOK_S = 0.05
 GRACE_S = 3.0
@@ -68,14 +68,14 @@ def _environment(paths: tuple[str, ...]) -> dict[str, str]:
 def _forked(
     task: str, count: int, folder: Path, logs: Path, environment: dict[str, str]
 ) -> Iterator[list[ForkedRank]]:
-    brood = Brood([task, str(count), str(folder)], count, logs, environment)
-    started = [ForkedRank(brood, rank) for rank in range(count)]
+    processes = RankProcesses([task, str(count), str(folder)], count, logs, environment)
+    started = [ForkedRank(processes, rank) for rank in range(count)]
     try:
         yield started
     finally:
         for rank in started:
             rank.kill()
-        brood.close()
+        processes.close()
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from paceline.plan.osdp.plan import OsdpPlan
 
 
 @dataclass
-class Sharded:
+class ShardedModel:
     """A model that a plan was carried out on."""
 
     model: nn.Module
@@ -75,7 +75,7 @@ def _told(operator: tuple[str, int] | None) -> str:
 
 def shard(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, plan: OsdpPlan, mesh: DeviceMesh
-) -> Sharded:
+) -> ShardedModel:
     """Do with every operator as planned; the optimizer, if any, then steps what its parameters have
     become."""
     check_plan(plan, model, mesh.size())
@@ -88,7 +88,7 @@ def shard(
             _apply(model, op.name, parts[op.name], op, mesh, names)
     if optimizer is not None:
         _hand_over(optimizer, before, model, names)
-    return Sharded(model, names)
+    return ShardedModel(model, names)
 
 
 def _apply(

@@ -95,7 +95,7 @@ def gather(x: Sharded) -> Tensor:
     """The whole tensor, on every worker: one all-gather. Sends nothing back."""
     if x.line.size == 1:
         return x.local
-    whole: Tensor = _Gather.apply(x.local, x.dim, x.length, x.line)  # type: ignore[no-untyped-call]
+    whole: Tensor = _GatherSequence.apply(x.local, x.dim, x.length, x.line)  # type: ignore[no-untyped-call]
     return whole
 
 
@@ -123,7 +123,7 @@ class _Split(torch.autograd.Function):
         return whole / ctx.line.factor, None, None
 
 
-class _Gather(torch.autograd.Function):
+class _GatherSequence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, length: int, line: Line) -> Tensor:
         ctx.dim, ctx.line = dim, line

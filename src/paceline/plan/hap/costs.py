@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from paceline.plan.profile import ClusterProfile, Line
+from paceline.plan.profile import ClusterProfile, TransferCost
 from paceline.plan.profile.cluster import KINDS
 
 TOGETHER_BYTES = 1 << 20
@@ -34,7 +34,7 @@ class Price(NamedTuple):
 FREE = Price()
 
 
-class Costs:
+class HapCosts:
     """Prices on a cluster, for the ratios of every segment."""
 
     def __init__(self, cluster: ClusterProfile, ratios: Sequence[Sequence[float]]) -> None:
@@ -42,7 +42,7 @@ class Costs:
         self.speeds = [device.flops_per_s for device in cluster.devices]
         self.longest = [max(each) for each in ratios]
         self.slowest = [max(b / f for b, f in zip(each, self.speeds, strict=True)) for each in ratios]
-        self._lines: dict[str, Line] = {kind: cluster.line(kind) for kind in KINDS}
+        self._lines: dict[str, TransferCost] = {kind: cluster.line(kind) for kind in KINDS}
 
     def compute_s(self, flops: float, shared: bool, segment: int) -> float:
         """Forward and backward of one operation."""

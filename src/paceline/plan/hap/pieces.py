@@ -19,7 +19,7 @@ Held = tuple[str, ...]
 State = tuple[tuple[str, Held], ...]
 
 
-class Piece(NamedTuple):
+class WorkPiece(NamedTuple):
     """Operations `start` to `stop` of the work, and the names they have to do with, in order of
     appearance."""
 
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
         return {self.names[int(number)]: held for number, held in state}
 
 
-def repeated(graph: Graph, sizes: dict[tuple[str, int], int]) -> dict[int, Piece]:
+def repeated(graph: Graph, sizes: dict[tuple[str, int], int]) -> dict[int, WorkPiece]:
     """The pieces of which there are several alike, by where they start."""
     work = [node for node in graph.nodes if not node.leaf]
     nodes, last = graph.by_name(), _last_uses(work, graph.output)
@@ -76,7 +76,7 @@ def _piece(
     last: dict[str, int],
     sizes: dict[tuple[str, int], int],
     met: set[str],
-) -> Piece:
+) -> WorkPiece:
     """`met`: what the operations before it have used."""
     inside = work[start:stop]
     names = tuple(dict.fromkeys(name for node in inside for name in (*node.inputs, node.name)))
@@ -92,4 +92,4 @@ def _piece(
         [node.op, str(node.attrs), node.flops, node.segment, [numbers[n] for n in (*node.inputs, node.name)]]
         for node in inside
     ]
-    return Piece(start, stop, names, digest([told, [about(name) for name in names]]))
+    return WorkPiece(start, stop, names, digest([told, [about(name) for name in names]]))

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from paceline.errors import ConfigError
-from paceline.plan.hap.costs import Costs
+from paceline.plan.hap.costs import HapCosts
 from paceline.plan.hap.graph import Graph
 from paceline.plan.hap.program import Program
 from paceline.plan.hap.ratios import Ratios, best_ratios, held_bytes, proportional
@@ -106,9 +106,9 @@ def alternate(
     found for, and those that were then found for it."""
     ratios, best, seen = proportional(cluster, segments), None, []
     for _ in range(MOST_ROUNDS):
-        program = synthesize(graph, Costs(cluster, ratios), limits)
+        program = synthesize(graph, HapCosts(cluster, ratios), limits)
         balanced = best_ratios(program, graph, cluster, segments, copies)
-        better = repriced(program, Costs(cluster, balanced))
+        better = repriced(program, HapCosts(cluster, balanced))
         fits = _fits(program, graph, cluster, ratios, copies, segments)
         if fits and program.seconds <= better.seconds:
             better, balanced = program, ratios
@@ -120,7 +120,7 @@ def alternate(
     return best[0], best[1], tuple(seen)
 
 
-def repriced(program: Program, costs: Costs) -> Program:
+def repriced(program: Program, costs: HapCosts) -> Program:
     """The same program with other ratios."""
     made = tuple(
         msgspec.structs.replace(
@@ -176,12 +176,12 @@ def _alternatives(graph: Graph, cluster: ClusterProfile, batch: int, copies: flo
     even: Ratios = ((1 / cluster.size,) * cluster.size,)
     made = {}
     try:
-        plain = synthesize(graph, Costs(cluster, even), simple)
+        plain = synthesize(graph, HapCosts(cluster, even), simple)
     except ConfigError:
         return {}
     made["DDP, even"] = _predicted(plain, graph, cluster, even, batch, copies)
     speeds = proportional(cluster)
-    balanced = synthesize(graph, Costs(cluster, speeds), simple)
+    balanced = synthesize(graph, HapCosts(cluster, speeds), simple)
     made["DDP, batches by speed (--balance)"] = _predicted(balanced, graph, cluster, speeds, batch, copies)
     made["FSDP, even"] = _sharded(plain, graph, cluster, batch, copies)
     return made

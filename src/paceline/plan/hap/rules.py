@@ -19,7 +19,7 @@ IDENTITY, REDUCE = "I", "R"
 Shape = tuple[int, ...]
 
 
-class Rule(NamedTuple):
+class ShardingRule(NamedTuple):
     """Needs of the inputs, and what the result then is."""
 
     pre: tuple[str, ...]
@@ -49,17 +49,17 @@ CHEAP = frozenset(
 """Results that are not moved: their inputs can be moved as well, and the search stays small."""
 
 
-def rules_of(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
+def rules_of(node: Node, shapes: Sequence[Shape]) -> list[ShardingRule]:
     """All rules of an operation, given its inputs' shapes; carrying it out everywhere in full is always
     one."""
     make = _RULES.get(node.op)
-    whole = Rule((IDENTITY,) * len(shapes), IDENTITY)
+    whole = ShardingRule((IDENTITY,) * len(shapes), IDENTITY)
     made = [whole, *(make(node, shapes) if make else [])]
     known = dict(zip(node.inputs, shapes, strict=True))
     return [rule for rule in dict.fromkeys(made) if _possible(rule, node, known)]
 
 
-def _possible(rule: Rule, node: Node, shapes: dict[str, Shape]) -> bool:
+def _possible(rule: ShardingRule, node: Node, shapes: dict[str, Shape]) -> bool:
     """A dimension of length 1 is not cut, and one tensor is not wanted in two ways at a time."""
     wanted: dict[str, str] = {}
     for name, held in zip(node.inputs, rule.pre, strict=True):
@@ -70,29 +70,32 @@ def _possible(rule: Rule, node: Node, shapes: dict[str, Shape]) -> bool:
     return dim is None or node.shape[dim] >= 2
 
 
-def _linear(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
+def _linear(node: Node, shapes: Sequence[Shape]) -> list[ShardingRule]:
     last = len(shapes[0]) - 1
-    made = [Rule((gather(k), IDENTITY), gather(k)) for k in range(last)]
-    made.append(Rule((IDENTITY, gather(0)), gather(last)))
-    made.append(Rule((gather(last), gather(1)), REDUCE))
-    return [*made, Rule((REDUCE, IDENTITY), REDUCE)]
+    made = [ShardingRule((gather(k), IDENTITY), gather(k)) for k in range(last)]
+    made.append(ShardingRule((IDENTITY, gather(0)), gather(last)))
+    made.append(ShardingRule((gather(last), gather(1)), REDUCE))
+    return [*made, ShardingRule((REDUCE, IDENTITY), REDUCE)]
 
 
-def _bias(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
+def _bias(node: Node, shapes: Sequence[Shape]) -> list[ShardingRule]:
     at = node.attrs["dim"]
-    return [Rule((gather(k), gather(0) if k == at else IDENTITY), gather(k)) for k in range(len(shapes[0]))]
+    return [
+        ShardingRule((gather(k), gather(0) if k == at else IDENTITY), gather(k))
+        for k in range(len(shapes[0]))
+    ]
 
 
-def _unary(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
+def _unary(node: Node, shapes: Sequence[Shape]) -> list[ShardingRule]:
     others = (IDENTITY,) * (len(shapes) - 1)
-    return [Rule((gather(k), *others), gather(k)) for k in range(len(shapes[0]))]
+    return [ShardingRule((gather(k), *others), gather(k)) for k in range(len(shapes[0]))]
 
 
-def _scale(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
-    return [*_unary(node, shapes), Rule((REDUCE,), REDUCE)]
+def _scale(node: Node, shapes: Sequence[Shape]) -> list[ShardingRule]:
+    return [*_unary(node, shapes), ShardingRule((REDUCE,), REDUCE)]
 
 
-def _broadcast(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
+def _broadcast(node: Node, shapes: Sequence[Shape]) -> list[ShardingRule]:
     """Element by element; a dimension that an input lacks, or has at length 1, is whole there."""
     made = []
     for k in range(len(node.shape)):
@@ -100,44 +103,49 @@ def _broadcast(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
         for shape in shapes:
             own = k - (len(node.shape) - len(shape))
             pre.append(gather(own) if own >= 0 and shape[own] > 1 else IDENTITY)
-        made.append(Rule(tuple(pre), gather(k)))
+        made.append(ShardingRule(tuple(pre), gather(k)))
     return made
 
 
-def _add(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
+def _add(node: Node, shapes: Sequence[Shape]) -> list[ShardingRule]:
     same = all(shape == node.shape for shape in shapes)
-    return [*_broadcast(node, shapes), *([Rule((REDUCE,) * len(shapes), REDUCE)] if same else [])]
+    return [*_broadcast(node, shapes), *([ShardingRule((REDUCE,) * len(shapes), REDUCE)] if same else [])]
 
 
-def _mul(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
-    either = [Rule((REDUCE, IDENTITY), REDUCE), Rule((IDENTITY, REDUCE), REDUCE)]
+def _mul(node: Node, shapes: Sequence[Shape]) -> list[ShardingRule]:
+    either = [ShardingRule((REDUCE, IDENTITY), REDUCE), ShardingRule((IDENTITY, REDUCE), REDUCE)]
     return [*_broadcast(node, shapes), *(either if node.attrs.get("both", True) else either[:1])]
 
 
-def _letters(terms: Sequence[str], out: str) -> list[Rule]:
+def _letters(terms: Sequence[str], out: str) -> list[ShardingRule]:
     """Of an einsum: a letter in the result is a free or batch dimension, any other is summed over."""
     made = []
     for letter in dict.fromkeys("".join(terms)):
         pre = tuple(gather(term.index(letter)) if letter in term else IDENTITY for term in terms)
-        made.append(Rule(pre, gather(out.index(letter)) if letter in out else REDUCE))
+        made.append(ShardingRule(pre, gather(out.index(letter)) if letter in out else REDUCE))
     for place in range(len(terms)):
-        made.append(Rule(tuple(REDUCE if i == place else IDENTITY for i in range(len(terms))), REDUCE))
+        made.append(
+            ShardingRule(tuple(REDUCE if i == place else IDENTITY for i in range(len(terms))), REDUCE)
+        )
     return made
 
 
-def _einsum(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
+def _einsum(node: Node, shapes: Sequence[Shape]) -> list[ShardingRule]:
     terms, _, out = node.attrs["equation"].replace(" ", "").partition("->")
     return _letters(terms.split(","), out)
 
 
-def _permute(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
+def _permute(node: Node, shapes: Sequence[Shape]) -> list[ShardingRule]:
     order = node.attrs["order"]
-    return [*(Rule((gather(k),), gather(order.index(k))) for k in range(len(order))), Rule((REDUCE,), REDUCE)]
+    return [
+        *(ShardingRule((gather(k),), gather(order.index(k))) for k in range(len(order))),
+        ShardingRule((REDUCE,), REDUCE),
+    ]
 
 
-def _reshape(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
+def _reshape(node: Node, shapes: Sequence[Shape]) -> list[ShardingRule]:
     pairs = leading_pairs(shapes[0], node.shape)
-    return [*(Rule((gather(a),), gather(b)) for a, b in pairs), Rule((REDUCE,), REDUCE)]
+    return [*(ShardingRule((gather(a),), gather(b)) for a, b in pairs), ShardingRule((REDUCE,), REDUCE)]
 
 
 def leading_pairs(old: Shape, new: Shape) -> list[tuple[int, int]]:
@@ -156,77 +164,80 @@ def leading_pairs(old: Shape, new: Shape) -> list[tuple[int, int]]:
     return pairs
 
 
-def _norm(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
+def _norm(node: Node, shapes: Sequence[Shape]) -> list[ShardingRule]:
     return _unary(node, shapes)[: len(shapes[0]) - node.attrs["dims"]]
 
 
-def _batch_norm(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
+def _batch_norm(node: Node, shapes: Sequence[Shape]) -> list[ShardingRule]:
     """Over samples: their statistics are added up, unless they are given."""
     others = (IDENTITY,) * (len(shapes) - 1)
-    return [Rule((gather(0), *others), gather(0), node.attrs["sums"])]
+    return [ShardingRule((gather(0), *others), gather(0), node.attrs["sums"])]
 
 
-def _samples(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
+def _samples(node: Node, shapes: Sequence[Shape]) -> list[ShardingRule]:
     """A module that treats every sample alone."""
     dim, cut = gather(node.attrs["dim"]), node.attrs["cut"]
-    return [Rule(tuple(dim if place in cut else IDENTITY for place in range(len(shapes))), dim)]
+    return [ShardingRule(tuple(dim if place in cut else IDENTITY for place in range(len(shapes))), dim)]
 
 
-def _softmax(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
+def _softmax(node: Node, shapes: Sequence[Shape]) -> list[ShardingRule]:
     return [rule for rule in _unary(node, shapes) if rule.post != gather(node.attrs["dim"])]
 
 
-def _attention(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
-    return [Rule((gather(k),) * 3, gather(k)) for k in range(len(shapes[0]) - 2)]
+def _attention(node: Node, shapes: Sequence[Shape]) -> list[ShardingRule]:
+    return [ShardingRule((gather(k),) * 3, gather(k)) for k in range(len(shapes[0]) - 2)]
 
 
-def _embedding(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
-    made = [Rule((gather(k), IDENTITY), gather(k)) for k in range(len(shapes[0]))]
-    return [*made, Rule((IDENTITY, gather(1)), gather(len(shapes[0])))]
+def _embedding(node: Node, shapes: Sequence[Shape]) -> list[ShardingRule]:
+    made = [ShardingRule((gather(k), IDENTITY), gather(k)) for k in range(len(shapes[0]))]
+    return [*made, ShardingRule((IDENTITY, gather(1)), gather(len(shapes[0])))]
 
 
-def _conv(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
-    made = [Rule((gather(0), IDENTITY), gather(0))]
+def _conv(node: Node, shapes: Sequence[Shape]) -> list[ShardingRule]:
+    made = [ShardingRule((gather(0), IDENTITY), gather(0))]
     if node.attrs.get("groups", 1) == 1:
-        made += [Rule((IDENTITY, gather(0)), gather(1)), Rule((gather(1), gather(1)), REDUCE)]
+        made += [ShardingRule((IDENTITY, gather(0)), gather(1)), ShardingRule((gather(1), gather(1)), REDUCE)]
     return made
 
 
-def _pool(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
+def _pool(node: Node, shapes: Sequence[Shape]) -> list[ShardingRule]:
     return _unary(node, shapes)[:2]
 
 
-def _loss(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
+def _loss(node: Node, shapes: Sequence[Shape]) -> list[ShardingRule]:
     """Summands of a sum or mean over samples; class scores are whole."""
     if len(shapes[0]) == len(shapes[1]):
-        return [Rule((gather(k), gather(k)), REDUCE) for k in range(len(shapes[0]))]
+        return [ShardingRule((gather(k), gather(k)), REDUCE) for k in range(len(shapes[0]))]
     places = [0, *range(2, len(shapes[0]))]
-    return [Rule((gather(k), gather(k - 1 if k else 0)), REDUCE) for k in places]
+    return [ShardingRule((gather(k), gather(k - 1 if k else 0)), REDUCE) for k in places]
 
 
-def _summed(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
+def _summed(node: Node, shapes: Sequence[Shape]) -> list[ShardingRule]:
     gone, keep = node.attrs["dims"], node.attrs.get("keep", False)
-    made = [Rule((REDUCE,), REDUCE)]
+    made = [ShardingRule((REDUCE,), REDUCE)]
     for k in range(len(shapes[0])):
         left = k if keep else k - sum(1 for d in gone if d < k)
-        made.append(Rule((gather(k),), REDUCE if k in gone else gather(left)))
+        made.append(ShardingRule((gather(k),), REDUCE if k in gone else gather(left)))
     return made
 
 
-def _concat(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
+def _concat(node: Node, shapes: Sequence[Shape]) -> list[ShardingRule]:
     some = [k for k in range(len(node.shape)) if k != node.attrs["dim"]]
     return [
-        *(Rule((gather(k),) * len(shapes), gather(k)) for k in some),
-        Rule((REDUCE,) * len(shapes), REDUCE),
+        *(ShardingRule((gather(k),) * len(shapes), gather(k)) for k in some),
+        ShardingRule((REDUCE,) * len(shapes), REDUCE),
     ]
 
 
-def _index(node: Node, shapes: Sequence[Shape]) -> list[Rule]:
+def _index(node: Node, shapes: Sequence[Shape]) -> list[ShardingRule]:
     """Parts are taken of some dimensions; the others stay, maybe at another place."""
-    return [*(Rule((gather(int(a)),), gather(b)) for a, b in node.attrs["stay"]), Rule((REDUCE,), REDUCE)]
+    return [
+        *(ShardingRule((gather(int(a)),), gather(b)) for a, b in node.attrs["stay"]),
+        ShardingRule((REDUCE,), REDUCE),
+    ]
 
 
-_RULES: dict[str, Callable[[Node, Sequence[Shape]], list[Rule]]] = {
+_RULES: dict[str, Callable[[Node, Sequence[Shape]], list[ShardingRule]]] = {
     "linear": _linear, "bias": _bias, "unary": _unary, "scale": _scale, "dropout": _unary, "add": _add,
     "mul": _mul, "einsum": _einsum, "permute": _permute, "reshape": _reshape, "norm": _norm,
     "softmax": _softmax, "attention": _attention, "embedding": _embedding, "conv": _conv, "pool": _pool,

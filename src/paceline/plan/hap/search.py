@@ -18,11 +18,11 @@ from itertools import count
 from typing import NamedTuple
 
 from paceline.errors import ConfigError
-from paceline.plan.hap.costs import Costs, Price
+from paceline.plan.hap.costs import HapCosts, Price
 from paceline.plan.hap.graph import Graph, Node
-from paceline.plan.hap.pieces import Held, Piece, State, repeated
+from paceline.plan.hap.pieces import Held, State, WorkPiece, repeated
 from paceline.plan.hap.program import Instruction, Kind, Program
-from paceline.plan.hap.rules import CHEAP, IDENTITY, REDUCE, Rule, granules, rules_of
+from paceline.plan.hap.rules import CHEAP, IDENTITY, REDUCE, ShardingRule, granules, rules_of
 
 Place = tuple[int, State]
 """How many operations are done, and how the tensors that live on are held."""
@@ -59,19 +59,19 @@ class _Move(NamedTuple):
     seconds: float
 
 
-class _Step(NamedTuple):
+class _SearchStep(NamedTuple):
     """How a state was reached; instructions are written down for the way that is taken in the end only."""
 
     before: Place | None
-    rule: Rule | None = None
+    rule: ShardingRule | None = None
     moves: tuple[_Move, ...] = ()
     placed: tuple[tuple[str, str], ...] = ()
     paid: float = 0.0
     done: Instruction | None = None
-    through: tuple[Piece, _Ways, State] | None = None
+    through: tuple[WorkPiece, _Ways, State] | None = None
     """A whole piece at once: which, all ways through one of its kind, and how it is left."""
 
-    def renamed(self, names: dict[str, str], by: int) -> _Step:
+    def renamed(self, names: dict[str, str], by: int) -> _SearchStep:
         """The same step in another piece of the kind, so many operations later."""
         assert self.before is not None
         moves = tuple(move._replace(name=names[move.name]) for move in self.moves)
@@ -82,11 +82,11 @@ class _Step(NamedTuple):
 class _Ways(NamedTuple):
     """All ways through a piece: what leaves it, under numbers, the place that is, and the steps there."""
 
-    piece: Piece
+    piece: WorkPiece
     ends: dict[State, tuple[float, Place]]
-    came: dict[Place, _Step]
+    came: dict[Place, _SearchStep]
 
-    def steps(self, end: State, piece: Piece) -> list[_Step]:
+    def steps(self, end: State, piece: WorkPiece) -> list[_SearchStep]:
         """The steps to one end, in the names of a piece of this kind."""
         names = dict(zip(self.piece.names, piece.names, strict=True))
         steps, step = [], self.came[self.ends[end][1]]
@@ -99,7 +99,7 @@ class _Ways(NamedTuple):
 class Search:
     """One search: a graph, prices, and what is allowed."""
 
-    def __init__(self, graph: Graph, costs: Costs, limits: Limits = Limits()) -> None:
+    def __init__(self, graph: Graph, costs: HapCosts, limits: Limits = Limits()) -> None:
         self.graph, self.costs, self.limits = graph, costs, limits
         self.nodes, self.last = graph.by_name(), graph.last_uses()
         self.work = [(place, node) for place, node in enumerate(graph.nodes) if not node.leaf]
@@ -111,7 +111,7 @@ class Search:
         self.shared = {n.name for n in graph.nodes if n.op == "parameter" and uses.count(n.name) > 1}
         self._moves: dict[tuple[str, str, str, int], _Move | None] = {}
 
-    def _all_rules(self) -> list[list[tuple[Rule, float]]]:
+    def _all_rules(self) -> list[list[tuple[ShardingRule, float]]]:
         """Of every operation, with the seconds that computing takes."""
         made = []
         for _, node in self.work:
@@ -120,7 +120,7 @@ class Search:
             made.append([(r, self.costs.compute_s(node.flops, r.shared, node.segment)) for r in allowed])
         return made
 
-    def _allowed(self, rule: Rule, node: Node) -> bool:
+    def _allowed(self, rule: ShardingRule, node: Node) -> bool:
         if self.costs.cluster.size == 1:
             return not rule.shared and REDUCE not in (*rule.pre, rule.post)
         for name, held in [*zip(node.inputs, rule.pre, strict=True), (node.name, rule.post)]:
@@ -135,17 +135,22 @@ class Search:
     def run(self) -> Program:
         """The cheapest program."""
         ends = len(self.work)
-        came: dict[Place, _Step] = {}
+        came: dict[Place, _SearchStep] = {}
         for _, at in self._explored((0, ()), ends + 1, self._estimates(), came):
             return self._program(at, came)
         raise ConfigError("no distributed program computes this graph: its loss cannot be cut into summands.")
 
     def _explored(
-        self, start: Place, stop: int, estimate: list[float], came: dict[Place, _Step], pieces: bool = True
+        self,
+        start: Place,
+        stop: int,
+        estimate: list[float],
+        came: dict[Place, _SearchStep],
+        pieces: bool = True,
     ) -> Iterator[tuple[float, Place]]:
         """All states after `stop` operations, the cheapest first. `came`: how one gets there, filled in."""
         best: dict[Place, float] = {start: 0.0}
-        came[start] = _Step(None)
+        came[start] = _SearchStep(None)
         order = count()
         heap = [(estimate[start[0]], next(order), 0.0, start)]
         while heap:
@@ -160,25 +165,25 @@ class Search:
                     best[key], came[key] = cost + extra, step
                     heapq.heappush(heap, (cost + extra + estimate[key[0]], next(order), cost + extra, key))
 
-    def _next(self, at: Place, pieces: bool) -> Iterator[tuple[float, Place, _Step]]:
+    def _next(self, at: Place, pieces: bool) -> Iterator[tuple[float, Place, _SearchStep]]:
         if at[0] == len(self.work):
             return self._finish(at)
         piece = self.pieces.get(at[0]) if pieces else None
         return self._successors(at) if piece is None else self._across(piece, at)
 
-    def _across(self, piece: Piece, at: Place) -> Iterator[tuple[float, Place, _Step]]:
+    def _across(self, piece: WorkPiece, at: Place) -> Iterator[tuple[float, Place, _SearchStep]]:
         """Everything that can come out of a piece."""
         mine, others = piece.inside(at[1])
         if (piece.kind, mine) not in self._ways:
             begin = (piece.start, tuple(sorted(piece.outside(mine).items())))
-            came: dict[Place, _Step] = {}
+            came: dict[Place, _SearchStep] = {}
             ends = self._explored(begin, piece.stop, [0.0] * (piece.stop + 1), came, pieces=False)
             found = {piece.inside(end[1])[0]: (cost, end) for cost, end in ends}
             self._ways[piece.kind, mine] = _Ways(piece, found, came)
         ways = self._ways[piece.kind, mine]
         for left, (seconds, _) in ways.ends.items():
             state = tuple(sorted([*others, *piece.outside(left).items()]))
-            yield seconds, (piece.stop, state), _Step(at, through=(piece, ways, left))
+            yield seconds, (piece.stop, state), _SearchStep(at, through=(piece, ways, left))
 
     def _surpassed(self, at: Place, cost: float, best: dict[Place, float]) -> bool:
         """Whether some moved copy could as well be made later, at the same cost or less."""
@@ -209,7 +214,7 @@ class Search:
 
     # -- successors ---------------------------------------------------------------------------
 
-    def _successors(self, at: Place) -> Iterator[tuple[float, Place, _Step]]:
+    def _successors(self, at: Place) -> Iterator[tuple[float, Place, _SearchStep]]:
         place, node = self.work[at[0]]
         for rule, compute_s in self.rules[at[0]]:
             ready = self._provide(node, rule, dict(at[1]))
@@ -222,9 +227,9 @@ class Search:
             seconds = compute_s + paid + sum(move.seconds for move in moves)
             if self.limits.byte_price:
                 seconds += self._held_price(node, rule, placed)
-            yield seconds, (at[0] + 1, alive), _Step(at, rule, tuple(moves), tuple(placed), paid)
+            yield seconds, (at[0] + 1, alive), _SearchStep(at, rule, tuple(moves), tuple(placed), paid)
 
-    def _written(self, step: _Step) -> list[Instruction]:
+    def _written(self, step: _SearchStep) -> list[Instruction]:
         """The instructions of one step of the way."""
         if step.done is not None:
             return [step.done]
@@ -249,7 +254,7 @@ class Search:
         )
         return made
 
-    def _held_price(self, node: Node, rule: Rule, placed: list[tuple[str, str]]) -> float:
+    def _held_price(self, node: Node, rule: ShardingRule, placed: list[tuple[str, str]]) -> float:
         """What is held because of this operation, at the price of a byte."""
         if not self.limits.byte_price:
             return 0.0
@@ -260,7 +265,7 @@ class Search:
         return self.limits.byte_price * held
 
     def _provide(
-        self, node: Node, rule: Rule, holds: dict[str, Held]
+        self, node: Node, rule: ShardingRule, holds: dict[str, Held]
     ) -> tuple[dict[str, Held], list[_Move], list[tuple[str, str]], float] | None:
         """Have all inputs as the rule needs them; None if that cannot be."""
         made: list[_Move] = []
@@ -315,7 +320,7 @@ class Search:
         made.append(move)
         return True
 
-    def _finish(self, at: Place) -> Iterator[tuple[float, Place, _Step]]:
+    def _finish(self, at: Place) -> Iterator[tuple[float, Place, _SearchStep]]:
         """A loss has to be summands; anything else is brought together for the script to go on with."""
         output = self.nodes[self.graph.output]
         held = [_plain(each) for each in dict(at[1])[output.name]]
@@ -336,10 +341,10 @@ class Search:
             fixed_s=price.fixed,
             longest_s=price.longest,
         )
-        yield seconds, (at[0] + 1, ()), _Step(at, done=done)
+        yield seconds, (at[0] + 1, ()), _SearchStep(at, done=done)
 
-    def _program(self, at: Place, came: dict[Place, _Step]) -> Program:
-        steps, before = list[_Step](), came[at]
+    def _program(self, at: Place, came: dict[Place, _SearchStep]) -> Program:
+        steps, before = list[_SearchStep](), came[at]
         while before.before is not None:
             if before.through is None:
                 steps.append(before)
@@ -375,6 +380,6 @@ def _moved(move: _Move) -> Instruction:
     )
 
 
-def synthesize(graph: Graph, costs: Costs, limits: Limits = Limits()) -> Program:
+def synthesize(graph: Graph, costs: HapCosts, limits: Limits = Limits()) -> Program:
     """The cheapest program for these ratios."""
     return Search(graph, costs, limits).run()

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from paceline.plan.osdp.knapsack import below, corners, slope
-from paceline.plan.osdp.options import Costs, Option
+from paceline.plan.osdp.options import Option, OsdpCosts
 from paceline.plan.profile import ModelProfile
 
 ANY = 2**63
@@ -22,7 +22,7 @@ ANY = 2**63
 class Bounds:
     """Of one model, cluster and set of ways."""
 
-    def __init__(self, options: Sequence[Sequence[Option]], profile: ModelProfile, costs: Costs) -> None:
+    def __init__(self, options: Sequence[Sequence[Option]], profile: ModelProfile, costs: OsdpCosts) -> None:
         """`options`: of every operator, for the batch of `costs`."""
         made = [corners(below(each, ANY)) for each in options]
         self._operators, self._batch = profile.operators, costs.batch

@@ -37,7 +37,7 @@ class Option(NamedTuple):
     comm_s: float = 0.0
 
 
-class Costs(NamedTuple):
+class OsdpCosts(NamedTuple):
     """What things cost on a cluster, for a batch per device."""
 
     cluster: ClusterProfile

@@ -10,7 +10,7 @@ import msgspec
 
 from paceline.errors import ConfigError
 from paceline.plan.osdp.knapsack import Solution, measured
-from paceline.plan.osdp.options import Costs, Mode
+from paceline.plan.osdp.options import Mode, OsdpCosts
 from paceline.plan.profile import ClusterProfile, ModelProfile
 from paceline.plan.profile.files import checked, digest, read_table
 
@@ -32,7 +32,7 @@ class OperatorPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Of the memory, what is kept from forward to backward."""
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
+class PlanFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What a plan comes to, by the model."""
 
     seconds: float
@@ -57,19 +57,19 @@ class OsdpPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Samples per worker and step."""
     limit_bytes: int
     overhead_bytes: int
-    predicted: Figures
+    predicted: PlanFigures
     operators: tuple[OperatorPlan, ...]
-    replicated: Figures
+    replicated: PlanFigures
     """All operators replicated, for the same batch."""
-    sharded: Figures
+    sharded: PlanFigures
     """All operators sharded, for the same batch."""
-    next_gib: Figures | None = None
+    next_gib: PlanFigures | None = None
     """What a limit of one GiB more would give; None: nothing."""
     modes: tuple[Mode, ...] = ("dp", "zdp")
     overlap: bool = False
     optimizer: str = ""
 
-    def simple(self) -> dict[str, Figures]:
+    def simple(self) -> dict[str, PlanFigures]:
         """The simple alternatives, by name."""
         return {"all replicated (DDP, even)": self.replicated, "all sharded (FSDP, even)": self.sharded}
 
@@ -79,7 +79,7 @@ class OsdpPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_plan(
-    profile: ModelProfile, cluster: ClusterProfile, costs: Costs, limit: int, found: Solution
+    profile: ModelProfile, cluster: ClusterProfile, costs: OsdpCosts, limit: int, found: Solution
 ) -> OsdpPlan:
     """A solution in words that can be saved, shown and carried out."""
     operators = tuple(
@@ -116,11 +116,11 @@ def make_plan(
     )
 
 
-def figures(found: Solution, costs: Costs, limit: int) -> Figures:
+def figures(found: Solution, costs: OsdpCosts, limit: int) -> PlanFigures:
     """What a solution comes to on the cluster."""
     memory = found.memory + costs.cluster.overhead_bytes
     rate = costs.batch * costs.cluster.size / found.seconds if found.seconds else 0.0
-    return Figures(
+    return PlanFigures(
         seconds=found.seconds,
         memory_bytes=memory,
         samples_per_s=rate,
@@ -129,7 +129,7 @@ def figures(found: Solution, costs: Costs, limit: int) -> Figures:
     )
 
 
-def uniform(profile: ModelProfile, costs: Costs, limit: int, mode: Mode) -> Figures:
+def uniform(profile: ModelProfile, costs: OsdpCosts, limit: int, mode: Mode) -> PlanFigures:
     """The same for all operators, unsplit: plain data parallel, or fully sharded."""
     plain = costs._replace(modes=(mode,), slices=(1,), split={})
     return figures(measured([plain.options(op)[0] for op in profile.operators]), plain, limit)

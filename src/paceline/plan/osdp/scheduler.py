@@ -16,7 +16,7 @@ import msgspec
 from paceline.errors import ConfigError
 from paceline.plan.osdp.bounds import Bounds
 from paceline.plan.osdp.knapsack import MANY, ROUGH, Solution, smallest, solve
-from paceline.plan.osdp.options import Costs, on_cluster
+from paceline.plan.osdp.options import OsdpCosts, on_cluster
 from paceline.plan.osdp.plan import OsdpPlan, figures, make_plan
 from paceline.plan.profile import ClusterProfile, ModelProfile
 from paceline.plan.profile.units import GIB, MIB, size_text
@@ -25,7 +25,7 @@ EVERY_BATCH = 32
 """Up to here every batch size is tried, then sizes an eighth apart."""
 MOST_BATCH = 4096
 
-Best = tuple[Costs, Solution]
+Best = tuple[OsdpCosts, Solution]
 
 
 def plan_osdp(
@@ -39,12 +39,12 @@ def plan_osdp(
 ) -> OsdpPlan:
     """The plan for a model, a cluster and a memory limit per device. `batch`: for just this size.
 
-    `ways` are fields of `Costs`: modes, slices, split, launch_s, overlap.
+    `ways` are fields of `OsdpCosts`: modes, slices, split, launch_s, overlap.
     """
     limit = cluster.memory_bytes if limit is None else limit
     profile = on_cluster(profile, cluster)
     _check_names(profile, ways.get("split"))
-    costs = Costs(cluster, 1, profile.state_copies)._replace(**ways)  # type: ignore[arg-type]
+    costs = OsdpCosts(cluster, 1, profile.state_copies)._replace(**ways)  # type: ignore[arg-type]
     best = _schedule(profile, costs, limit, batch, progress)
     if best is None:
         raise _nothing_fits(profile, costs._replace(batch=batch or 1), limit)
@@ -58,7 +58,7 @@ def plan_osdp(
 
 
 def _schedule(
-    profile: ModelProfile, costs: Costs, limit: int, batch: int | None, progress: Callable[[int], None]
+    profile: ModelProfile, costs: OsdpCosts, limit: int, batch: int | None, progress: Callable[[int], None]
 ) -> Best | None:
     """The most promising batch sizes first, and none that cannot beat the best one found."""
     room, best = limit - costs.cluster.overhead_bytes, None
@@ -83,11 +83,11 @@ def _batches() -> Iterator[int]:
         size += 1 if size < EVERY_BATCH else size // 8
 
 
-def _rate(costs: Costs, found: Solution) -> float:
+def _rate(costs: OsdpCosts, found: Solution) -> float:
     return costs.batch / found.seconds if found.seconds else float("inf")
 
 
-def _nothing_fits(profile: ModelProfile, costs: Costs, limit: int) -> ConfigError:
+def _nothing_fits(profile: ModelProfile, costs: OsdpCosts, limit: int) -> ConfigError:
     least = smallest([costs.options(op) for op in profile.operators]) + costs.cluster.overhead_bytes
     rounded = -(-least // MIB)
     return ConfigError(

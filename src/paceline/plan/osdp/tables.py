@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from paceline.plan.osdp.plan import Figures, OperatorPlan, OsdpPlan, memory_curve
+from paceline.plan.osdp.plan import OperatorPlan, OsdpPlan, PlanFigures, memory_curve
 from paceline.plan.profile.units import size_text, time_text
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -77,7 +77,7 @@ def _alternatives(plan: OsdpPlan) -> Table:
     return table
 
 
-def _figures(row: Figures) -> tuple[str, str, str, str]:
+def _figures(row: PlanFigures) -> tuple[str, str, str, str]:
     fits = "yes" if row.fits else "no"
     return size_text(row.memory_bytes), time_text(row.seconds), f"{row.samples_per_s:.1f}", fits
 

@@ -19,7 +19,7 @@ class Gpu(NamedTuple):
     memory_bytes: int
 
 
-class Wire(NamedTuple):
+class LinkKind(NamedTuple):
     """A kind of link: seconds per message, bytes per second and direction."""
 
     latency_s: float
@@ -39,15 +39,15 @@ GPUS: dict[str, Gpu] = {
     "a100-80gb": Gpu(0.4 * 312e12, 80 * GIB),
     "h100-80gb": Gpu(0.4 * 989e12, 80 * GIB),
 }
-WIRES: dict[str, Wire] = {
-    "ethernet-1g": Wire(50e-6, 0.8 * 0.125e9),
-    "ethernet-10g": Wire(30e-6, 0.8 * 1.25e9),
-    "ethernet-25g": Wire(20e-6, 0.8 * 3.125e9),
-    "ethernet-100g": Wire(15e-6, 0.8 * 12.5e9),
-    "infiniband-hdr": Wire(5e-6, 0.8 * 25e9),
-    "pcie-3": Wire(10e-6, 0.8 * 16e9),
-    "pcie-4": Wire(10e-6, 0.8 * 32e9),
-    "nvlink-2": Wire(5e-6, 0.8 * 150e9),
-    "nvlink-3": Wire(5e-6, 0.8 * 300e9),
-    "nvlink-4": Wire(5e-6, 0.8 * 450e9),
+WIRES: dict[str, LinkKind] = {
+    "ethernet-1g": LinkKind(50e-6, 0.8 * 0.125e9),
+    "ethernet-10g": LinkKind(30e-6, 0.8 * 1.25e9),
+    "ethernet-25g": LinkKind(20e-6, 0.8 * 3.125e9),
+    "ethernet-100g": LinkKind(15e-6, 0.8 * 12.5e9),
+    "infiniband-hdr": LinkKind(5e-6, 0.8 * 25e9),
+    "pcie-3": LinkKind(10e-6, 0.8 * 16e9),
+    "pcie-4": LinkKind(10e-6, 0.8 * 32e9),
+    "nvlink-2": LinkKind(5e-6, 0.8 * 150e9),
+    "nvlink-3": LinkKind(5e-6, 0.8 * 300e9),
+    "nvlink-4": LinkKind(5e-6, 0.8 * 450e9),
 }

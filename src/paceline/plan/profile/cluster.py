@@ -38,7 +38,7 @@ OVERHEAD = 800 * MIB
 """What a GPU's context and communication buffers take, if nobody says otherwise."""
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TransferCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What moving bytes takes: so long, and so much per byte."""
 
     latency_s: float
@@ -71,8 +71,8 @@ class ClusterProfile(msgspec.Struct, frozen=True, kw_only=True):
     """What `paceline profile --cluster` writes, or a file gives."""
 
     devices: tuple[Device, ...]
-    link: Line
-    collectives: dict[Kind, Line] = {}
+    link: TransferCost
+    collectives: dict[Kind, TransferCost] = {}
     """Measured among just these devices: seconds of a collective on so many bytes in all."""
     overhead_bytes: int = OVERHEAD
     """Taken on every device before the first tensor: context, kernels, communication buffers."""
@@ -97,17 +97,17 @@ class ClusterProfile(msgspec.Struct, frozen=True, kw_only=True):
         """In lockstep the slowest device sets the pace."""
         return min(device.flops_per_s for device in self.devices)
 
-    def line(self, kind: Kind) -> Line:
+    def line(self, kind: Kind) -> TransferCost:
         """Latency and rate of a collective, S being the bytes of the whole tensor."""
         n = self.size
         if n == 1:
-            return Line(latency_s=0.0, bytes_per_s=math.inf)
+            return TransferCost(latency_s=0.0, bytes_per_s=math.inf)
         if kind in self.collectives:
             return self.collectives[kind]
         times = {"all_reduce": 2.0, "all_to_all": 1.0 / n}.get(kind, 1.0)
         rate = self.link.bytes_per_s * n / ((n - 1) * times)
         rounds = 2.0 if kind == "all_reduce" else 1.0
-        return Line(latency_s=rounds * (n - 1) * self.link.latency_s, bytes_per_s=rate)
+        return TransferCost(latency_s=rounds * (n - 1) * self.link.latency_s, bytes_per_s=rate)
 
     def with_workers(self, count: int) -> ClusterProfile:
         """The same kind of devices, another number of them: only where all are equal."""
@@ -150,7 +150,7 @@ def _assembled(table: dict[str, Any], path: Path) -> ClusterProfile:
         raise ConfigError(
             f"the cluster file {path} has {len(devices)} devices; at most {MOST_DEVICES} are planned for."
         )
-    collectives = checked(table.get("collectives", {}), dict[Kind, Line], path, "cluster file")
+    collectives = checked(table.get("collectives", {}), dict[Kind, TransferCost], path, "cluster file")
     if "link" not in table and len(devices) > 1:
         raise ConfigError(
             f"the cluster file {path} has no [link]. Give kind (such as 'ethernet-25g'), or latency_s and "
@@ -185,15 +185,15 @@ def _devices(entry: dict[str, Any], path: Path) -> list[Device]:
     return [checked(device, Device, path, "cluster file")] * count
 
 
-def _link(entry: dict[str, Any], path: Path) -> Line:
+def _link(entry: dict[str, Any], path: Path) -> TransferCost:
     kind = entry.get("kind")
     if kind is None:
-        return checked(entry, Line, path, "cluster file")
+        return checked(entry, TransferCost, path, "cluster file")
     if str(kind).lower() not in WIRES:
         raise unknown(f"link in {path}:", str(kind), WIRES)
     wire = WIRES[str(kind).lower()]
     given = {key: value for key, value in entry.items() if key != "kind"}
-    return checked(wire._asdict() | given, Line, path, "cluster file")
+    return checked(wire._asdict() | given, TransferCost, path, "cluster file")
 
 
 def equal_cluster(count: int, kind: str, wire: str) -> ClusterProfile:
@@ -204,5 +204,5 @@ def equal_cluster(count: int, kind: str, wire: str) -> ClusterProfile:
         raise unknown("link", wire, WIRES)
     gpu = GPUS[kind.lower()]
     device = Device(name=kind.lower(), flops_per_s=gpu.flops_per_s, memory_bytes=gpu.memory_bytes)
-    link = Line(**WIRES[wire.lower()]._asdict())
+    link = TransferCost(**WIRES[wire.lower()]._asdict())
     return ClusterProfile(devices=(device,) * count, link=link, source="catalogue")

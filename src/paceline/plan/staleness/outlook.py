@@ -30,7 +30,7 @@ class Direction:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class ErrorCourse:
     """What the error does over time; what is unknown is None, what never happens is infinite."""
 
     rate_per_s: float
@@ -130,7 +130,7 @@ def course(
     rate_per_s: Callable[[float], float],
     floor_factor: Callable[[float], float],
     target: float | None,
-) -> Course:
+) -> ErrorCourse:
     """Rate, floor and time to target over all directions, from their functions of step * curvature.
 
     Directions without positive curvature are left out: nothing decays along them.
@@ -144,7 +144,7 @@ def course(
     seconds = None
     if target is not None and floor is not None and len(excess) == len(curved):
         seconds = hitting_s(excess, known, rates, target)
-    return Course(min(rates, default=0.0), floor, seconds)
+    return ErrorCourse(min(rates, default=0.0), floor, seconds)
 
 
 def critical_step(flow: Flow, curvature: float, momentum: float = 0.0) -> float:

@@ -55,7 +55,7 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--tolerance is in points of accuracy, 0 to 100, got {self.tolerance:g}.")
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class StrategyRow(msgspec.Struct, frozen=True, kw_only=True):
     """One strategy, as it would go."""
 
     strategy: Strategy
@@ -67,7 +67,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     risk: str
 
 
-class Advice(msgspec.Struct, frozen=True, kw_only=True):
+class StrategyAdvice(msgspec.Struct, frozen=True, kw_only=True):
     """What to do, why, and how the others would do."""
 
     choice: str
@@ -77,27 +77,27 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """Which of the five fired."""
     because: str
     hints: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[StrategyRow, ...]
     """What fits first, then the fastest first."""
 
 
-def advise(load: Load, wanted: Constraints) -> Advice:
+def advise(load: Load, wanted: Constraints) -> StrategyAdvice:
     """Ask the rules in order; the first that applies decides."""
     capacity = _capacity(load, wanted)
     rows = _rows(load, wanted, capacity)
     decided = _memory(load, wanted, capacity) or _lockstep(load, wanted) or _store(load, wanted, rows)
     choice, command, rule, because = decided
     hints = tuple(hint for hint in (_link(load), _modified(rows)) if hint)
-    return Advice(choice=choice, command=command, rule=rule, because=because, hints=hints, rows=rows)
+    return StrategyAdvice(choice=choice, command=command, rule=rule, because=because, hints=hints, rows=rows)
 
 
 def _capacity(load: Load, wanted: Constraints) -> float:
     return FULL * (wanted.memory_bytes or load.cluster.memory_bytes) - load.cluster.overhead_bytes
 
 
-def _rows(load: Load, wanted: Constraints, capacity: float) -> tuple[Row, ...]:
+def _rows(load: Load, wanted: Constraints, capacity: float) -> tuple[StrategyRow, ...]:
     rows = [
-        Row(
+        StrategyRow(
             strategy=strategy,
             samples_per_s=wanted.measured.get(strategy, samples_per_s(strategy, load)),
             measured=strategy in wanted.measured,
@@ -142,7 +142,7 @@ def _lockstep(load: Load, wanted: Constraints) -> Decided | None:
     return "ddp", f"paceline train SCRIPT --protocol {PROTOCOL['ddp']}", 2, why
 
 
-def _store(load: Load, wanted: Constraints, rows: tuple[Row, ...]) -> Decided:
+def _store(load: Load, wanted: Constraints, rows: tuple[StrategyRow, ...]) -> Decided:
     """Rule 3: unequal or passing workers meet at a parameter store."""
     speed = {row.strategy: row.samples_per_s for row in rows}
     gain = speed["ps-async"] / speed["ps-sync"]
@@ -185,7 +185,7 @@ def _link(load: Load) -> str | None:
     )
 
 
-def _modified(rows: tuple[Row, ...]) -> str | None:
+def _modified(rows: tuple[StrategyRow, ...]) -> str | None:
     """Rule 5: the modified asynchronous server only where it was measured to gain."""
     seen = {row.strategy: row for row in rows if row.measured}
     if "ps-async-mod" not in seen or "ps-sync" not in seen:

@@ -6,10 +6,10 @@ from rich.console import Group
 from rich.table import Table
 
 from paceline.plan.profile.units import size_text
-from paceline.plan.strategy.advice import Advice
+from paceline.plan.strategy.advice import StrategyAdvice
 
 
-def advice_table(advice: Advice) -> Group:
+def advice_table(advice: StrategyAdvice) -> Group:
     """The choice first, then all strategies."""
     table = Table("strategy", "samples/s", "from", "memory", "fits", "sent per step", "accuracy at risk")
     for row in advice.rows:

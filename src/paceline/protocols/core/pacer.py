@@ -64,12 +64,9 @@ class Pacer:
         self.protocol = protocol
         self._stalest = inf if drop_staler is None else drop_staler
         self._table = ClockTable()
-        self._decisions = 0
-
-    @property
-    def clocks(self) -> Clocks:
+        self.clocks: Clocks = self._table
         """The table, to read."""
-        return self._table
+        self._decisions = 0
 
     @property
     def in_lockstep(self) -> bool:

@@ -108,6 +108,12 @@ class Peer:
         return False
 
     @property
+    def copies(self) -> int:
+        """How many copies of its model each worker may have to keep at once for those who are behind it, and
+        for what is under way: room for them is asked for when a run begins."""
+        return 0
+
+    @property
     def repeats(self) -> bool:
         """Whether the same seed gives the same bits, however fast who is."""
         return True
@@ -130,6 +136,11 @@ class Peer:
     @property
     def in_parts(self) -> bool:
         """Whether some tensors of a vector are averaged now, and others later."""
+        return False
+
+    @property
+    def in_groups(self) -> bool:
+        """Whether changes are averaged in groups of workers, too."""
         return False
 
     def check(self, workers: int) -> None:

@@ -89,6 +89,10 @@ class DPSGD(Peer):
         return True
 
     @property
+    def copies(self) -> int:
+        return self.ahead + 2  # of the iteration it is in, of those before, and the mixture
+
+    @property
     def probes(self) -> bool:
         return self.measure_every > 0
 

@@ -70,6 +70,10 @@ class LocalSGD(Peer):
     def plain_alone(self) -> bool:
         return self.optimizer != "reset"
 
+    @property
+    def in_groups(self) -> bool:
+        return self.group_size > 0
+
     def start(self, me: Me) -> None:
         begin(me)
         me.agreed.since = me.private.samples = me.private.of_group = 0

@@ -139,6 +139,12 @@ def check_family(text: str, name: str, protocol: object) -> None:
             f"--compress {text} factorises all matrices of a model together, and {name!r} averages some "
             "tensors now and others later. Use fp16, bf16, int8 or topk."
         )
+    if isinstance(protocol, Peer) and protocol.in_groups and parse_compression(text).name == "powersgd":
+        raise ConfigError(
+            f"--compress {text} projects on a basis that all workers take from the last mean, and {name!r} "
+            "as it is set averages in groups, each of which has a mean of its own. Use fp16, bf16, int8 or "
+            "topk, or leave group_size out."
+        )
     if not isinstance(protocol, Peer):
         raise ConfigError(
             f"--compress {text} is for peer protocols, and {name!r} is paced: its store takes gradients as "

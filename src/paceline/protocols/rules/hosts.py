@@ -17,7 +17,7 @@ MOST = 8
 """Groupings within hosts for one across them, however slow the uplinks: nothing else would ever arrive."""
 
 
-class Host(NamedTuple):
+class HostGroup(NamedTuple):
     """Some workers that are near to each other."""
 
     ranks: tuple[int, ...]
@@ -25,13 +25,13 @@ class Host(NamedTuple):
     """How fast it is, compared to the links within."""
 
 
-def parse_hosts(text: str) -> list[Host]:
+def parse_hosts(text: str) -> list[HostGroup]:
     """Hosts by bars, ranks by commas, the speed of the uplink after an @; 1 without."""
     hosts = []
     for item in (part.strip() for part in text.split("|") if part.strip()):
         ranks, _, speed = item.partition("@")
         try:
-            hosts.append(Host(tuple(sorted(map(int, ranks.split(",")))), float(speed or 1)))
+            hosts.append(HostGroup(tuple(sorted(map(int, ranks.split(",")))), float(speed or 1)))
         except ValueError:
             raise ConfigError(
                 f"hosts are written as 0,1@0.1|2,3@0.1 (ranks, then the speed of the host's uplink compared "
@@ -45,7 +45,7 @@ def parse_hosts(text: str) -> list[Host]:
     return hosts
 
 
-def cycle_of(hosts: list[Host]) -> list[Grouping]:
+def cycle_of(hosts: list[HostGroup]) -> list[Grouping]:
     """Within hosts as often as across them costs, then across."""
     rows = [host.ranks for host in hosts]
     if len(hosts) < 2:
@@ -57,7 +57,7 @@ def cycle_of(hosts: list[Host]) -> list[Grouping]:
     return [rows] * _times_within(hosts) + [columns]
 
 
-def _times_within(hosts: list[Host]) -> int:
+def _times_within(hosts: list[HostGroup]) -> int:
     """How often a step within hosts fits into the time of one across.
 
     An averaging among n sends 2 (n-1)/n of a model per worker; across, all of a host's workers do so through

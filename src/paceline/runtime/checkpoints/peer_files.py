@@ -28,7 +28,7 @@ from paceline.store.vector import FlatVector
 KINDS = ("agreed", "private")
 
 
-class PeerState(msgspec.Struct, frozen=True, kw_only=True):
+class SavedPeerState(msgspec.Struct, frozen=True, kw_only=True):
     """Where a worker stood, apart from its tensors."""
 
     count: int
@@ -62,7 +62,7 @@ def save_peer(
     folder.mkdir(parents=True, exist_ok=True)
     save_tensors(tensors, folder / f"rank{me.rank}.safetensors")
     save_tensors(moments, folder / f"rank{me.rank}.optimizer.safetensors")
-    state = PeerState(
+    state = SavedPeerState(
         count=me.count,
         epoch=stand.epoch,
         memory=memory,
@@ -78,7 +78,7 @@ def load_peer(
     folder: Path, me: Me, optimizer: torch.optim.Optimizer | None, buffers: list[Tensor]
 ) -> WorkerState:
     """Put everything back, once the protocol has started; where the worker itself stood."""
-    state, tensors, moments = read_files(folder, f"rank{me.rank}", PeerState)
+    state, tensors, moments = read_files(folder, f"rank{me.rank}", SavedPeerState)
     me.count = state.count
     if optimizer is not None:
         check_optimizer(folder, state.stepped_by, optimizer, moments)

@@ -42,11 +42,12 @@ class CheckpointWriter:
 
     def due(self, updates: int) -> bool:
         """Whether it is time for one, and the last one is written."""
-        if self.busy or updates == self._since:
-            return False
-        if self._every.updates is not None:
-            return updates // self._every.updates > self._since // self._every.updates
-        return self._every.seconds is not None and self._now() - self._since_s >= self._every.seconds
+        every = self._every
+        if every.updates is not None:
+            late = updates // every.updates > self._since // every.updates
+        else:
+            late = every.seconds is not None and self._now() - self._since_s >= every.seconds
+        return late and updates != self._since and not self.busy
 
     def keep(self, updates: int, samples: int, take: Callable[[], Taken]) -> None:
         """Take a copy now, to be written as soon as somebody wants to be told."""

@@ -13,7 +13,7 @@ from paceline.runtime.hosts.local_worker import LocalWorker
 from paceline.runtime.messages.hosts import HOST, Copy, SumVectors, VectorStaged
 from paceline.runtime.messages.memories import STAGED
 from paceline.runtime.messages.workers import Meet
-from paceline.store.unpack import Bytes, Unpacker
+from paceline.store.compression.unpack import Bytes, Unpacker
 
 Place = Callable[[int, int, int, int | None], memoryview]
 """A piece of a lane's memory: which one, from where, how long (None: to its end)."""

@@ -50,7 +50,7 @@ from paceline.runtime.messages.hosts import (
     Fetch,
     Fetched,
     Gone,
-    Lend,
+    LendMemory,
     Offer,
     SumVectors,
     ToHost,
@@ -223,7 +223,7 @@ class Relay:
         for fd in fds:
             worker.lent.append(Segment(fd, answer_bytes(worker.layout)))
             worker.lent[-1].close_fd()
-            self._session.send(worker.lane, _encoder.encode(Lend()), HOST)
+            self._session.send(worker.lane, _encoder.encode(LendMemory()), HOST)
         call = message.call
         if message.packed:
             self._arriving.brought(self._session, worker, message)

@@ -24,7 +24,7 @@ from paceline.fabric.session import Session
 from paceline.fabric.tls import Seal
 from paceline.fabric.wire import parse_address
 from paceline.runtime.hosts.host_wire import Lying
-from paceline.runtime.hosts.remote_worker import Heard, RemoteWorker
+from paceline.runtime.hosts.remote_worker import RemoteEvent, RemoteWorker
 from paceline.runtime.messages import workers as m
 from paceline.runtime.messages.hosts import (
     HOST,
@@ -32,7 +32,7 @@ from paceline.runtime.messages.hosts import (
     Belongs,
     Fetched,
     FromHost,
-    Lend,
+    LendMemory,
     Offer,
     Over,
     VectorStaged,
@@ -53,7 +53,7 @@ class RemoteHost:
     def __init__(
         self,
         name: str,
-        hear: Callable[[Heard], None],
+        hear: Callable[[RemoteEvent], None],
         wake: Callable[[], None],
         ranks: tuple[int, ...],
         config: RunConfig,
@@ -107,24 +107,24 @@ class RemoteHost:
             fds = line.registers(message)
         elif isinstance(message, m.Meet) or line.peer is not None:
             fds = line.known_peer.hears(message)
-        self._hear(Heard(line, message, fds))
+        self._hear(RemoteEvent(line, message, fds))
 
     def _of_host(self, line: RemoteWorker, message: FromHost) -> None:
         if isinstance(message, Offer):
             line.offered(message.size_bytes)
         elif isinstance(message, Belongs):
             line.belongs(message.kind)
-        elif isinstance(message, Lend):
+        elif isinstance(message, LendMemory):
             line.known_peer.lend()
         elif isinstance(message, VectorStaged):
             line.known_peer.stages(message.size_bytes)
         elif isinstance(message, Fetched):
             line.known_peer.arrives()
-            self._hear(Heard(line, message, []))
+            self._hear(RemoteEvent(line, message, []))
         else:
             line.gone, line.torn = True, message.torn
             line.withdrawn()
-            self._hear(Heard(line, None, [], message.detail))
+            self._hear(RemoteEvent(line, None, [], message.detail))
 
     @property
     def unfinished(self) -> set[int]:
@@ -137,7 +137,7 @@ class RemoteHost:
         for line in [line for line in self.lines.values() if not line.gone]:
             line.gone = line.torn = True
             line.withdrawn()
-            self._hear(Heard(line, None, [], why))
+            self._hear(RemoteEvent(line, None, [], why))
 
     def _line(self, lane: int) -> RemoteWorker:
         if lane not in self.lines:
@@ -163,7 +163,7 @@ class RemoteHosts:
         """The run's configuration is told to whoever comes, and knows how many are expected."""
         assert config.listen is not None
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._heard: deque[Heard] = deque()
+        self._heard: deque[RemoteEvent] = deque()
         self._lock = threading.Lock()
         self.hosts: dict[str, RemoteHost] = {}
         self.on_lost: Callable[[RemoteHost, str], None] = lambda host, why: None
@@ -187,7 +187,7 @@ class RemoteHosts:
         """How much has arrived from all hosts: it grows while they have something to say."""
         return sum(host.session.received for host in list(self.hosts.values()))
 
-    def take(self) -> list[Heard]:
+    def take(self) -> list[RemoteEvent]:
         """What was heard since the last call, in order."""
         try:
             os.eventfd_read(self._wake)
@@ -260,7 +260,7 @@ class RemoteHosts:
             self._free |= host.unfinished
         host.session.close()
 
-    def _hear(self, heard: Heard) -> None:
+    def _hear(self, heard: RemoteEvent) -> None:
         self._heard.append(heard)
         self._ring()
 

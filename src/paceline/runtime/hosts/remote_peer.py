@@ -37,9 +37,9 @@ from paceline.runtime.messages.memories import (
     Places,
     lent_at,
 )
+from paceline.store.compression.unpack import Unpacker
 from paceline.store.layout import Layout
 from paceline.store.replicas import BUFFERS, LENT, PARAMETERS, answer_bytes, is_buffers
-from paceline.store.unpack import Unpacker
 
 
 class Summand(NamedTuple):

@@ -34,7 +34,7 @@ from paceline.store.layout import Layout
 _encoder = msgspec.msgpack.Encoder()
 
 
-class Heard(NamedTuple):
+class RemoteEvent(NamedTuple):
     """Something for the loop: a message of a worker, that its replica is here, or (None) that it is gone."""
 
     line: RemoteWorker

@@ -10,9 +10,9 @@ from paceline.runtime.hosts.remote_peer import Made, RemotePeer, Summand
 from paceline.runtime.hosts.remote_worker import RemoteWorker
 from paceline.runtime.messages.workers import Meet
 from paceline.runtime.run.member import Member
+from paceline.store.compression.unpack import Unpacker
 from paceline.store.layout import Layout
 from paceline.store.replicas import Replica
-from paceline.store.unpack import Unpacker
 
 
 class PackedVectors:

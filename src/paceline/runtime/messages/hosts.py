@@ -36,7 +36,7 @@ class Gone(msgspec.Struct, frozen=True, tag=True):
     """Whether pieces of what it pushed may never arrive."""
 
 
-class Lend(msgspec.Struct, frozen=True, tag=True):
+class LendMemory(msgspec.Struct, frozen=True, tag="Lend"):
     """A peer lends further memory: make room."""
 
 
@@ -106,7 +106,7 @@ class Over(msgspec.Struct, frozen=True, tag=True):
     """The run is over; it is of no use to come back."""
 
 
-FromHost = Offer | Belongs | Gone | Lend | Fetched | VectorStaged
+FromHost = Offer | Belongs | Gone | LendMemory | Fetched | VectorStaged
 ToHost = (
     Equip | Offer | Belongs | Fetch | Copy | VectorStaged | SumVectors | Dismissed | End | Over | PortionPlan
 )

@@ -266,7 +266,7 @@ class Enough(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
-class Recall(msgspec.Struct, frozen=True, tag=True):
+class RecallOptimizer(msgspec.Struct, frozen=True, tag="Recall"):
     """What does the optimizer remember that steps for all?"""
 
     weights: bool = False
@@ -304,7 +304,7 @@ FromWorker = (
     | Give
     | PlanEpochs
     | Enough
-    | Recall
+    | RecallOptimizer
     | Restore
     | Say
 )

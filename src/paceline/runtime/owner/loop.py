@@ -15,12 +15,12 @@ from paceline.fabric.channel import Channel, WorkerLine
 from paceline.fabric.neighbours import take_neighbour
 from paceline.fabric.watcher import Watcher
 from paceline.runtime.hosts.remote_hosts import RemoteHosts
-from paceline.runtime.hosts.remote_worker import Heard, RemoteWorker
+from paceline.runtime.hosts.remote_worker import RemoteEvent, RemoteWorker
 from paceline.runtime.messages import workers as m
 from paceline.runtime.messages.hosts import Fetched
 from paceline.runtime.messages.workers import worker_decoder
 from paceline.runtime.owner.owner import Owner
-from paceline.runtime.owner.stuck import Vigil
+from paceline.runtime.owner.stuck import StuckWatch
 from paceline.runtime.run.member import Member
 
 FLUSH_S = 0.1
@@ -69,7 +69,7 @@ class RealLoop:
         self._give_up_at = None if listener is None else time.monotonic() + GATHER_S
         if listener is not None:
             self._epoll.register(listener.fileno(), select.EPOLLIN)
-        self._vigil = Vigil(owner, self._drop)
+        self._stuck = StuckWatch(owner, self._drop)
         self._flush_at = 0.0
         self._kill_at: float | None = None
         self._ended_at = math.inf
@@ -126,7 +126,7 @@ class RealLoop:
     def _patience(self) -> float:
         """Sleep until somebody speaks, unless there is something to write, to ask or to end."""
         busy = self._owner.trace.pending or self._owner.ending or self._owner.keeping.busy
-        waits = [FLUSH_S if busy else self._vigil.due_s]
+        waits = [FLUSH_S if busy else self._stuck.due_s]
         if self._owner.ask_at is not None:
             waits.append(max(0.0, self._owner.ask_at - self._owner.now()))
         if self._give_up_at is not None and self._owner.expecting:
@@ -134,7 +134,7 @@ class RealLoop:
         overdue = self._guests.overdue() if self._guests is not None else None
         return min(waits if overdue is None else [*waits, overdue])
 
-    def _hear(self, heard: Heard) -> None:
+    def _hear(self, heard: RemoteEvent) -> None:
         """A worker of another host spoke, or is gone."""
         if isinstance(heard.message, m.Hello):
             self._admit(heard.line)
@@ -253,7 +253,7 @@ class RealLoop:
         if self._give_up_at is not None and self._owner.expecting and now >= self._give_up_at:
             came, workers = len(self._owner.members), self._owner.config.workers
             self._owner.halt("failed", f"{came} of {workers} workers came within {GATHER_S:g} s.")
-        self._vigil.look(now)
+        self._stuck.look(now)
         if self._owner.ending:
             self._be_patient(now)
             if self._kill_at is not None and now >= self._kill_at:

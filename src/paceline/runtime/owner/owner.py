@@ -9,7 +9,6 @@ buffer that changes only while all sleep, so nobody ever reads half an update.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -117,7 +116,7 @@ class Owner:
     @property
     def ending(self) -> bool:
         """Whether the run is over, or about to be."""
-        return self.last_word is not None
+        return self.halted is not None or self.stopping is not None
 
     @property
     def last_word(self) -> m.Halt | None:
@@ -152,7 +151,7 @@ class Owner:
 
     def look(self) -> None:
         """See whether peers sleep that have been waited for, and all is here that was."""
-        if self.halted is None:
+        if self.halted is None and self.family.meets:
             self._guarded(self.family.look)
         if self.halted is None and self._exchanging.open:
             self._guarded(self._exchanging.look)
@@ -188,7 +187,7 @@ class Owner:
                 self._work.answer()
             case _ if self.halted is not None:
                 self.send(member, self.halted)
-            case m.Recall():
+            case m.RecallOptimizer():
                 recall(self._started, member, message, self.send)
             case m.Restore():
                 self._gathering.restore(self._run, message, fds, self.note)
@@ -261,8 +260,7 @@ class Owner:
             if len(members) == 1:
                 self._follow(joined)
         for member in members:
-            batch = self._work.draw(member)
-            self.send(member, ready(run, self.keeping, member, batch), run.fds(member))
+            self.send(member, ready(run, self.keeping, member, self._work.draw(member)), run.fds(member))
             self.on_release(member.rank)
         self.trace.flush()
 
@@ -394,6 +392,8 @@ class Owner:
 
     def send(self, member: Member, message: m.FromStore, fds: tuple[int, ...] = ()) -> None:
         """Answer; if the worker is gone its death is noticed elsewhere."""
-        with contextlib.suppress(OSError):
+        try:  # noqa: SIM105 - three calls of Python more per answer
             member.channel.send(message, fds)
+        except OSError:
+            pass
         member.asks, member.since_s = False, time.monotonic()

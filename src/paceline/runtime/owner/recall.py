@@ -13,7 +13,7 @@ from paceline.runtime.run.run import Run
 Send = Callable[[Member, m.FromStore, tuple[int, ...]], None]
 
 
-def recall(run: Run, member: Member, asked: m.Recall, send: Send) -> None:
+def recall(run: Run, member: Member, asked: m.RecallOptimizer, send: Send) -> None:
     """Tensors go into memory of their own, so the run may go on at once."""
     recalled, memory = packed_state(run, asked.weights)
     send(member, recalled, (memory.fd,))

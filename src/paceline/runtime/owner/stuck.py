@@ -28,7 +28,7 @@ LONGEST = 2.0
 """How many times the longest it ever took."""
 
 
-class Vigil:
+class StuckWatch:
     """One per real run."""
 
     def __init__(self, owner: Owner, drop: Callable[[Member, str], None]) -> None:

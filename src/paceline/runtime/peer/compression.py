@@ -19,7 +19,7 @@ from paceline.protocols.core.operations import Average, Mix
 from paceline.protocols.core.parts import Part
 from paceline.protocols.core.peer import Me
 from paceline.protocols.rules.compression import Compression, Treatment
-from paceline.store.compression import (
+from paceline.store.compression.codecs import (
     Basis,
     Encoded,
     Matrix,
@@ -29,9 +29,9 @@ from paceline.store.compression import (
     first_basis,
     next_basis,
 )
+from paceline.store.compression.wire_form import written_bytes, zeros
 from paceline.store.cutting import Cut
 from paceline.store.vector import FlatVector
-from paceline.store.wire_form import written_bytes, zeros
 
 
 class Packed(NamedTuple):

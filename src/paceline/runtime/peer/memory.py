@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from paceline.fabric.segment import Segment
-from paceline.store.compression import Wire
+from paceline.store.compression.codecs import Wire
+from paceline.store.compression.wire_form import write
 from paceline.store.layout import Layout
 from paceline.store.replicas import LENT, answer_bytes, answer_parts
 from paceline.store.vector import FlatVector
-from paceline.store.wire_form import write
 
 Halves = tuple[FlatVector, FlatVector]
 """Memory for a vector of parameters, and for one of buffers."""

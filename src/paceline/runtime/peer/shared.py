@@ -19,12 +19,12 @@ from paceline.protocols.core.operations import Average, Exchange, Handle, Mix
 from paceline.protocols.rules.compression import parse_compression
 from paceline.runtime.messages.workers import Meet, Met, Release, Trade
 from paceline.runtime.peer.compression import Packed, Packing
+from paceline.runtime.peer.kept_copies import KeptCopies
 from paceline.runtime.peer.memory import Halves, PeerMemory
-from paceline.runtime.peer.standing import Standing
 from paceline.runtime.peer.state import PeerState
 from paceline.runtime.worker.binding import Binding
 from paceline.runtime.worker.link import StoreLink
-from paceline.store.compression import matrices
+from paceline.store.compression.codecs import matrices
 from paceline.store.replicas import GRADIENTS, PARAMETERS, answer_parts, is_buffers
 from paceline.store.vector import FlatVector
 
@@ -37,7 +37,7 @@ class SharedCarrier:
     _peer: PeerState
     _memories: PeerMemory
     _packing: Packing
-    _standing: Standing
+    _copies: KeptCopies
 
     def __init__(self, link: StoreLink) -> None:
         self._link = link
@@ -66,7 +66,7 @@ class SharedCarrier:
         answers = (each.bytes for each in self._link.segments[2:])
         self._answers = dict(zip((True, False), answers, strict=False))
         self._memories = PeerMemory(peer.layout, me.rank)
-        self._standing = Standing(self._memories)
+        self._copies = KeptCopies(self._memories)
         assert isinstance(me.parameters, FlatVector)
         assert isinstance(me.buffers, FlatVector)
         for place, parts in enumerate((me.parameters.parts, peer.gradient, me.buffers.parts)):
@@ -185,7 +185,7 @@ class SharedCarrier:
             and not size
         ):
             return self.begins()  # this worker as it is now, and nothing else
-        room = self._standing.room(operation.step, peer.oldest)[not peer.like_parameters(vector)]
+        room = self._copies.room(operation.step, peer.oldest)[not peer.like_parameters(vector)]
         if size:
             self._memories.write(packed.pieces, self._memories.at(room))
         else:
@@ -196,7 +196,7 @@ class SharedCarrier:
         """Keep a copy, unless there is one that was sent off."""
         if self._was is None:
             me = self._peer.me
-            parameters, buffers = self._standing.room(me.count, self._peer.oldest)
+            parameters, buffers = self._copies.room(me.count, self._peer.oldest)
             assert isinstance(me.parameters, FlatVector)
             assert isinstance(me.buffers, FlatVector)
             parameters[:], buffers[:] = me.parameters, me.buffers

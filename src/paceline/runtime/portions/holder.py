@@ -30,7 +30,7 @@ from paceline.fabric.tls import Seal
 from paceline.runtime.messages import portions as p
 from paceline.runtime.messages.hosts import SHARED
 from paceline.runtime.messages.memories import SEGMENT, WEIGHTS
-from paceline.store.corrections.correction import Part
+from paceline.store.corrections.correction import GradientPart
 from paceline.store.parameters import Gradients
 from paceline.store.portions import (
     Awake,
@@ -276,7 +276,7 @@ class Holder:
             raise RunError("a worker's gradient overflows. Scale the loss down.")
         self._total = None
         named = zip(step.workers, found, strict=True)
-        parts = [Part(worker, each, share, gone) for (worker, gone), (each, share) in named]
+        parts = [GradientPart(worker, each, share, gone) for (worker, gone), (each, share) in named]
         self._store.apply_each(parts, step.settings, step.stride)
         self._free(step.parts)
 

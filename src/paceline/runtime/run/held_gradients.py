@@ -7,7 +7,6 @@ the store's own, because the worker is about to overwrite it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -59,9 +58,10 @@ class HeldGradients:
         held, self._held = self._held, {}
         return [part for rank in sorted(held) for part in held[rank]]
 
-    def done(self, parts: Iterable[HeldGradient]) -> None:
+    def done(self, *parts: HeldGradient) -> None:
         """These are in the weights now."""
-        self._spare += [part.gradients for part in parts if part.gradients in self._own]
+        if self._own:
+            self._spare += [part.gradients for part in parts if part.gradients in self._own]
 
     @cached_property
     def scratch(self) -> Gradients:

@@ -115,9 +115,11 @@ class Member:
         return self.gradients
 
 
-def smallest(*norms: float | None) -> float | None:
+def smallest(one: float | None, other: float | None) -> float | None:
     """Of the norms that are asked for; None if none is."""
-    return min((norm for norm in norms if norm is not None), default=None)
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
 
 
 def stops(config: RunConfig, members: Mapping[int, Member], ranks: Iterable[int]) -> bool:

@@ -208,7 +208,7 @@ def _assemble_peers(
     initial = gathering.take_initial()
     check_same(lead, members)
     layout = lead.registered.layout
-    _check_memory(layout, len(members))
+    _check_memory(layout, len(members), 0 if config.connects else protocol.copies)
     shared = all(each.registered and each.registered.optimizer.groups and not each.far for each in members)
     optimizer = lead.registered.optimizer if shared else _no_optimizer(layout)
     weights = Segment.create(layout.weights_bytes, "the model" if shared else "the mean of all models")
@@ -251,6 +251,8 @@ def _no_optimizer(layout: Layout) -> OptimizerSpec:
     return OptimizerSpec("SGD", (OptimizerGroup(tuple(range(len(layout.trained))), {"lr": 0.0}),))
 
 
-def _check_memory(layout: Layout, workers: int) -> None:
-    each = layout.segment_bytes + 2 * layout.weights_bytes
-    check_room(2 * layout.weights_bytes + workers * each, f"the memory of {workers} peers")
+def _check_memory(layout: Layout, workers: int, copies: int) -> None:
+    """`copies`: what each worker keeps of its own model; over a fabric that connects all, nobody does."""
+    each = layout.segment_bytes + (2 + copies) * layout.weights_bytes
+    kept = f", each with up to {copies} copies of its model" if copies else ""
+    check_room(2 * layout.weights_bytes + workers * each, f"the memory of {workers} peers{kept}")

@@ -155,7 +155,7 @@ class VirtualLoop:
     def _ask(self, member: Member) -> None:
         """Wait, in real time, for what a released worker says next."""
         message = self._hear(member)
-        aside = m.Away | m.Back | m.Say | m.PlanEpochs | m.Enough | m.Recall | m.Restore
+        aside = m.Away | m.Back | m.Say | m.PlanEpochs | m.Enough | m.RecallOptimizer | m.Restore
         if isinstance(message, aside) and not member.gone:
             self._at(self.now, "ask", member.rank)
 

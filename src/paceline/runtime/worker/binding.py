@@ -7,7 +7,8 @@ straight into shared memory, and a push copies nothing.
 Views are lost when somebody replaces them (`model.zero_grad()`, `p.data = ...`, `self.mean = ...` for a
 buffer): every push looks for that, copies what is needed and binds again. A parameter that took no
 part in backward is told by the version counter of its gradient, which flat zeroing does not raise
-and which clipping raises less than it raises the others'.
+and which clipping raises less than it raises the others'. Where nothing but backward raised it, a gradient
+of zeros counts as one, as it does alone.
 
 On another device than the CPU, the model is tied to flat memory there, and the shared memory is
 its (pinned) staging area: one copy each way per iteration, unless workers exchange vectors from where
@@ -17,6 +18,7 @@ the model lies (`stay_near`). That path is not tested on hardware.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +80,7 @@ class Binding:
         self._quiet = self.layout.gradient_views(self._near_segment)
         """The same once more: what is written here is not counted as a new gradient."""
         self._seen = [0] * len(self._gradients)
+        self._places = [view.data_ptr() for view in self._quiet]
         self._flats = [region.flat(self._near_segment, region.gradients) for region in self.layout.regions]
         self._bind_weights()
         for parameter, view in zip(self.trained, self._gradients, strict=True):
@@ -85,6 +88,8 @@ class Binding:
         self._buffer_views = self.layout.buffer_views(self._near_segment)
         for buffer, view in zip(self._buffers, self._buffer_views, strict=True):
             buffer.data = view
+        self._written = [p._version for p in self._parameters]
+        """How often torch has counted a write to each; new weights from elsewhere are none."""
         self.fresh()
 
     @property
@@ -128,8 +133,12 @@ class Binding:
         """The trained parameters, each with the view that its gradient accumulates in."""
         return list(zip(self.trained, self._gradients, strict=True))
 
-    def collect(self, scaled: Scaled | None = None) -> tuple[int, ...]:
-        """Make sure that all gradients are in the segment, unscaled; which parameters have none."""
+    def collect(
+        self, scaled: Scaled | None = None, backwards: Mapping[int, int] | None = None
+    ) -> tuple[int, ...]:
+        """Make sure that all gradients are in the segment, unscaled; which parameters have none.
+
+        `backwards`: how often backward was seen to reach some of the parameters, by their identity."""
         if any(p.requires_grad for p in self._frozen):
             raise ConfigError(
                 "a parameter that was frozen when the model was prepared requires a gradient now. Prepare it "
@@ -137,11 +146,12 @@ class Binding:
             )
         trained, views, seen = self.trained, self._gradients, self._seen
         rose = [views[i]._version - seen[i] for i in self._chosen]
+        self._reclaim(self._chosen)
         bound = [trained[i].grad is views[i] for i in self._chosen]
         if min(rose) == max(rose) > 0 and all(bound):  # as after any backward pass
             self._present.update(self._chosen)
         else:
-            self._collect_each(rose)
+            self._collect_each(rose, backwards or {})
         self._set_others_aside()
         if scaled is not None:
             scaled.unscale(self._flats)
@@ -152,14 +162,30 @@ class Binding:
         there = self._present.intersection(self._chosen)
         return tuple(i for i in range(len(self.trained)) if i not in there)
 
-    def _collect_each(self, rose: list[int]) -> None:
+    def _reclaim(self, share: list[int]) -> None:
+        """Have gradients back in the segment that a conversion of the model (`model.to(...)`) has moved."""
+        moved = [i for i in share if self._gradients[i].data_ptr() != self._places[i]]
+        if not moved:
+            return
+        anew = self.layout.gradient_views(self._near_segment)
+        for i in moved:
+            was, parameter = self._gradients[i], self.trained[i]
+            _check_alike(f"the gradient of {self.layout.trained[i].name!r}", was, anew[i])
+            self._quiet[i].copy_(was)
+            self._gradients[i], self._seen[i] = anew[i], 0
+            if parameter.grad is was:
+                parameter.grad = anew[i]
+
+    def _collect_each(self, rose: list[int], backwards: Mapping[int, int]) -> None:
         """Some have no gradient, or one that lies elsewhere. `rose`: how often each was written to."""
-        most = max(rose)
+        watched = [(backwards.get(id(self.trained[i])), n) for i, n in zip(self._chosen, rose, strict=True)]
+        told = [counted == times for counted, times in watched if counted is not None]
+        most = 1 if told and all(told) else max(rose)  # one is enough where nobody but backward wrote
         for i, times in zip(self._chosen, rose, strict=True):
             parameter, view = self.trained[i], self._gradients[i]
             gradient = parameter.grad
             if gradient is view:
-                if times == most > 0 or (times and bool(view.any())):
+                if times >= most > 0 or (times and bool(view.any())):
                     self._present.add(i)
                 continue
             if gradient is None:
@@ -208,11 +234,13 @@ class Binding:
             )
 
     def written(self) -> str | None:
-        """A parameter that the script wrote to since new weights arrived, as far as torch counts that."""
-        named = zip(
-            self.layout.parameters, self._parameters, self._untouched, self._weight_views, strict=True
-        )
-        return next((slot.name for slot, p, seen, v in named if p._version != seen or _moved(p, v)), None)
+        """A parameter that the script wrote to since this was last asked, as far as torch counts that."""
+        before, self._written = self._written, [p._version for p in self._parameters]
+        if before == self._written and not self._displaced():
+            return None  # as nearly always
+        tensors = zip(self._parameters, self._weight_views, strict=True)
+        named = zip(self.layout.parameters, tensors, before, self._written, strict=True)
+        return next(slot.name for slot, (p, v), then, now in named if now != then or _moved(p, v))
 
     def adopt_weights(self) -> None:
         """Take over what the script has put in the place of parameters (`p.data = ...`)."""
@@ -238,7 +266,7 @@ class Binding:
         """New weights have arrived."""
         if self._staged:
             self._from_host()
-        if any(map(_moved, self._parameters, self._weight_views)):
+        if self._displaced():
             self._bind_weights()
 
     def fresh(self) -> None:
@@ -249,11 +277,11 @@ class Binding:
         self._aside = []
         for i in self._chosen:
             self._seen[i] = self._gradients[i]._version
-        self._untouched = [p._version for p in self._parameters]
 
     def zero(self, set_to_none: bool, which: int = 0) -> None:
         """Zero an optimizer's gradients. Unless they become None, they take part in its next step."""
         share = self._shares[which]
+        self._reclaim(share)
         if set_to_none:
             self._present.difference_update(share)
         for memory in self._flats if len(self._shares) == 1 else [self._quiet[i] for i in share]:
@@ -265,6 +293,11 @@ class Binding:
     def _bind_weights(self) -> None:
         for parameter, view in zip(self._parameters, self._weight_views, strict=True):
             parameter.data = view
+        self._addresses = [view.data_ptr() for view in self._weight_views]
+
+    def _displaced(self) -> bool:
+        """Whether a parameter lies elsewhere than its view."""
+        return [p.data_ptr() for p in self._parameters] != self._addresses
 
     def _stage(self, segment: Segment) -> Tensor:
         if self._device.type == "cpu":

@@ -177,7 +177,7 @@ class StoreLink:
         After this worker has left, what it remembered when the run was over."""
         if self._last is not None:
             return dict(self._last[0]), self._last[1]
-        self._send(m.Recall(weights))
+        self._send(m.RecallOptimizer(weights))
         recalled, fds = self._expect(m.Recalled)
         return unpacked(recalled.slots, fds[0]), recalled.values
 

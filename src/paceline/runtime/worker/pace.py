@@ -91,6 +91,7 @@ class Pace(ABC):
         if self._model is not None:
             raise ConfigError("prepare was called twice. Call it once, with model, optimizer and loader.")
         self._models = _at_least_one(objects, nn.Module, "model (torch.nn.Module)")
+        _check_initialized(self._models)
         steps = _at_least_one(objects, torch.optim.Optimizer, "optimizer (torch.optim.Optimizer)")
         optimizer = steps[0] if len(steps) == 1 else Together(steps)
         trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
@@ -375,6 +376,17 @@ def replace_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> 
 
     stepped._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     optimizer.step = stepped  # type: ignore[method-assign]
+
+
+def _check_initialized(models: list[nn.Module]) -> None:
+    """Refuse lazy layers that have no shape yet."""
+    named = (item for model in models for item in model.named_parameters())
+    name = next((n for n, p in named if isinstance(p, nn.parameter.UninitializedParameter)), None)
+    if name is not None:
+        raise ConfigError(
+            f"{name!r} of the model has no shape yet: a lazy layer gets it with its first batch. Give the "
+            "model a batch before pace.prepare()."
+        )
 
 
 def _at_least_one(objects: tuple[Any, ...], kind: type, what: str) -> list[Any]:

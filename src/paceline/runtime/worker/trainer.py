@@ -71,6 +71,8 @@ class Trainer:
         self._complete = False
         """Whether its model is the one that the run evaluates and saves."""
         self._told_incomplete = False
+        self._changed_in: int | None = -1
+        """The epoch in which the script last changed a setting itself; None: it was told."""
 
     @property
     def _lead(self) -> bool:
@@ -201,7 +203,9 @@ class Trainer:
         self.scaled |= scaled is not None
         if self.clip_to is None and self._watch.changed(scaled is not None):
             self._mention_clipping()
-        iterate(self.binding.collect(scaled))
+        missing = self.binding.collect(scaled, self._watch.backwards)
+        self._watch.backwards.clear()
+        iterate(missing)
         elsewhere = scaled is not None and self.overflowed and not scaled.found_inf
         if elsewhere and not tell_scaler(optimizer):
             self.link.say(
@@ -266,7 +270,22 @@ class Trainer:
         """The optimizer's settings, if a scheduler has changed them."""
         settings = group_settings(self.optimizer)
         changed, self._sent = settings != self._sent, settings
+        if changed and self._lead and self._changed_in is not None and not self.schedulers.any:
+            self._mention_changed()
         return settings if changed else None
+
+    def _mention_changed(self) -> None:
+        """Say once that settings which change within an epoch count this worker's steps, which are fewer."""
+        epoch, (before, now) = self.intake.epoch, self.intake.lengths
+        if epoch != self._changed_in or epoch < 0 or before == now:
+            self._changed_in = epoch
+            return
+        self._changed_in = None
+        self.link.say(
+            "the learning rate (or another setting) changes within an epoch, and no scheduler was prepared: "
+            f"it counts this worker's own steps. An epoch has {now} of them here, and {before} alone: build "
+            "a schedule from len(loader) after prepare, and give it to pace.prepare(scheduler)"
+        )
 
     def push(
         self,

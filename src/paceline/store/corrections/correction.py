@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from paceline.corrections import NONE, Named, parse_correction
-from paceline.store.corrections.dana import ADAMS, DanaAdam, DanaSGD, Extent, Momentum, Push
+from paceline.store.corrections.dana import ADAMS, DanaAdam, DanaPush, DanaSGD, Extent, Momentum
 from paceline.store.corrections.dc import AdaptiveDelayCompensation, DelayCompensation
-from paceline.store.corrections.gap import Gap
+from paceline.store.corrections.gap import GapAware
 from paceline.store.corrections.rule import GradientRule
 from paceline.store.corrections.spans import Span, Vectors, spans
 from paceline.store.lanes import Lanes
@@ -34,7 +34,7 @@ class Flats(Protocol):
     missing: frozenset[int]
 
 
-class Part(NamedTuple):
+class GradientPart(NamedTuple):
     """One worker's gradient in a step, and its share of it."""
 
     worker: int
@@ -42,6 +42,9 @@ class Part(NamedTuple):
     share: float
     gone: bool = False
     """Whether the worker has left: then its momentum is not kept."""
+
+
+Parts = Sequence[GradientPart]
 
 
 class Stride(NamedTuple):
@@ -143,7 +146,7 @@ class Corrections:
 
     def step(
         self,
-        parts: Sequence[Part],
+        parts: Parts,
         weights: Sequence[Tensor],
         settings: list[GroupSettings],
         stride: Stride,
@@ -175,7 +178,7 @@ class Corrections:
     def _step(
         self,
         momentum: Momentum,
-        parts: Sequence[Part],
+        parts: Parts,
         weights: Sequence[Tensor],
         settings: list[GroupSettings],
         stride: Stride,
@@ -186,7 +189,7 @@ class Corrections:
         group, region, cut = span
         now, total, shared = weights[region][cut], self.total.part(span), self._shared_in(span)
         pushes = [
-            Push(
+            DanaPush(
                 part.worker, self._own[part.worker].part(span), part.gradients.flats[region][cut], part.share
             )
             for part in parts
@@ -298,7 +301,7 @@ def make_rule(named: Named) -> GradientRule | None:
     """What changes gradients."""
     match named.rule:
         case "gap":
-            return Gap(ahead=named.dana)
+            return GapAware(ahead=named.dana)
         case "dc":
             return DelayCompensation(named.strength or 0.0)
         case "dca":

@@ -35,7 +35,7 @@ from paceline.store.optimizers import GroupSettings
 ADAMS = ("Adam", "AdamW", "NAdam")
 
 
-class Push(NamedTuple):
+class DanaPush(NamedTuple):
     """One gradient in a step: a piece of it, the same piece of its worker's momentum, what it counts."""
 
     worker: int
@@ -67,7 +67,7 @@ class Momentum(Protocol):
         settings: GroupSettings,
         weights: Tensor,
         shared: dict[str, Tensor],
-        pushes: Sequence[Push],
+        pushes: Sequence[DanaPush],
         extent: Extent,
     ) -> None:
         """Move a piece of the weights."""
@@ -115,7 +115,7 @@ class DanaSGD:
         settings: GroupSettings,
         weights: Tensor,
         shared: dict[str, Tensor],
-        pushes: Sequence[Push],
+        pushes: Sequence[DanaPush],
         extent: Extent,
     ) -> None:
         """Each through its own momentum, then all together."""
@@ -193,7 +193,7 @@ class DanaAdam:
         settings: GroupSettings,
         weights: Tensor,
         shared: dict[str, Tensor],
-        pushes: Sequence[Push],
+        pushes: Sequence[DanaPush],
         extent: Extent,
     ) -> None:
         """First moments one by one, the second with what the step is made of."""
@@ -210,7 +210,9 @@ class DanaAdam:
             weights.mul_(1 - rate * settings["weight_decay"])
         weights.addcdiv_(way, self._root(group, shared[SECOND]), value=-rate)
 
-    def _way(self, group: int, beta: float, pushes: Sequence[Push], gradients: Sequence[Tensor]) -> Tensor:
+    def _way(
+        self, group: int, beta: float, pushes: Sequence[DanaPush], gradients: Sequence[Tensor]
+    ) -> Tensor:
         """The first moments of these pushes, by share; those of one worker one after the other."""
         way = torch.zeros_like(gradients[0])
         left = {worker: was[group] for worker, was in self._was.items()}

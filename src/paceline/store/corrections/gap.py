@@ -22,7 +22,7 @@ STEPS = 100
 MEAN_STEP = "mean_step"
 
 
-class Gap:
+class GapAware:
     """One divisor per element."""
 
     memory: tuple[str, ...] = (MEAN_STEP,)

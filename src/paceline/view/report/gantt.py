@@ -10,7 +10,7 @@ from statistics import mean, median
 from paceline.view import figures
 from paceline.view.report.markup import Markup, element, join
 from paceline.view.report.record import RunRecord
-from paceline.view.report.spans import Span, State
+from paceline.view.report.spans import State, StateSpan
 from paceline.view.report.svg import Axis, Plot, drawing, label, ticked, titled
 
 WIDTH, LEFT, RIGHT = 1140.0, 66.0, 76.0
@@ -63,10 +63,10 @@ def rows(record: RunRecord) -> list[int]:
     return sorted(by_pace[:half] + by_pace[-half:])
 
 
-def merged(spans: Sequence[Span], thinnest_s: float) -> list[Span]:
+def merged(spans: Sequence[StateSpan], thinnest_s: float) -> list[StateSpan]:
     """The spans, with neighbours too thin to be seen drawn as one in the state that took most of them."""
-    out: list[Span] = []
-    thin: list[Span] = []
+    out: list[StateSpan] = []
+    thin: list[StateSpan] = []
     for span in spans:
         apart = thin and span.start - thin[-1].end > thinnest_s
         if thin and (apart or span.seconds >= thinnest_s or _extent(thin) >= thinnest_s):
@@ -79,15 +79,17 @@ def merged(spans: Sequence[Span], thinnest_s: float) -> list[Span]:
     return [*out, _together(thin)] if thin else out
 
 
-def _extent(spans: Sequence[Span]) -> float:
+def _extent(spans: Sequence[StateSpan]) -> float:
     return spans[-1].end - spans[0].start
 
 
-def _together(spans: Sequence[Span]) -> Span:
+def _together(spans: Sequence[StateSpan]) -> StateSpan:
     totals: dict[State, float] = {}
     for span in spans:
         totals[span.state] = totals.get(span.state, 0.0) + span.seconds
-    return Span(spans[0].worker, max(totals, key=lambda state: totals[state]), spans[0].start, spans[-1].end)
+    return StateSpan(
+        spans[0].worker, max(totals, key=lambda state: totals[state]), spans[0].start, spans[-1].end
+    )
 
 
 def _length(record: RunRecord, runs: int) -> float:
@@ -109,13 +111,13 @@ def _begin(record: RunRecord) -> float:
     return min(spans[0].start for spans in record.spans.values())
 
 
-def _iteration_s(spans: Sequence[Span]) -> float:
+def _iteration_s(spans: Sequence[StateSpan]) -> float:
     starts = [span.start for span in spans if span.state == "compute"]
     steps = [after - before for before, after in pairwise(starts)]
     return median(steps) if steps else _extent(spans)
 
 
-def _compute_s(spans: Sequence[Span]) -> float:
+def _compute_s(spans: Sequence[StateSpan]) -> float:
     return mean([span.seconds for span in spans if span.state == "compute"] or [0.0])
 
 
@@ -147,7 +149,7 @@ def _row(record: RunRecord, rank: int, x: Axis, y: float) -> Markup:
     return join(parts)
 
 
-def _bar(span: Span, x: Axis, y: float) -> Markup:
+def _bar(span: StateSpan, x: Axis, y: float) -> Markup:
     left, right = x(max(span.start, x.low)), x(min(span.end, x.high))
     width = right - left - (HAIRLINE if right - left > 4 * HAIRLINE else 0.0)
     shape = element("rect", x=left, y=y, width=max(width, HAIRLINE), height=BAR, class_=span.state)

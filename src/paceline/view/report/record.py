@@ -25,7 +25,7 @@ from paceline.trace.events import (
 )
 from paceline.trace.life import is_orphan
 from paceline.view.report.series import Point, TimeBins, thin
-from paceline.view.report.spans import Span, Spans
+from paceline.view.report.spans import Spans, StateSpan
 
 SPANS_KEPT = 240
 """Of each worker, from the start: more than a timeline can show."""
@@ -39,7 +39,7 @@ class RunRecord:
     def __init__(self, start: RunStarted) -> None:
         self.start = start
         self.tally = Tally()
-        self.spans: dict[int, list[Span]] = {}
+        self.spans: dict[int, list[StateSpan]] = {}
         self.cut_s = float("inf")
         """Up to here no span is missing."""
         self.training_loss = TimeBins()
@@ -110,7 +110,7 @@ class RunRecord:
         elif loss is not None:
             self._training_diverged = True
 
-    def _keep(self, span: Span) -> None:
+    def _keep(self, span: StateSpan) -> None:
         kept = self.spans.setdefault(span.worker, [])
         if len(kept) < SPANS_KEPT:
             kept.append(span)

@@ -16,7 +16,7 @@ from paceline.trace.events import AnyEvent, Decided, Gap, RunEnded, WorkerJoined
 State = Literal["compute", "wait", "exchange"]
 
 
-class Span(NamedTuple):
+class StateSpan(NamedTuple):
     """A worker was in one state from `start` to `end`."""
 
     worker: int
@@ -37,11 +37,11 @@ class Spans:
         self._waiting: dict[int, tuple[float, float]] = {}
         self._released: dict[int, tuple[float, float]] = {}
 
-    def add(self, event: AnyEvent) -> Iterator[Span]:
+    def add(self, event: AnyEvent) -> Iterator[StateSpan]:
         """The spans that end with this event; none is empty."""
         return (span for span in self._ended(event) if span.end > span.start)
 
-    def _ended(self, event: AnyEvent) -> Iterator[Span]:
+    def _ended(self, event: AnyEvent) -> Iterator[StateSpan]:
         match event:
             case Decided():
                 yield from self._decided(event)
@@ -56,27 +56,27 @@ class Spans:
                 for worker in sorted({*self._waiting, *self._released}):
                     yield from self._left(worker, event.t)
 
-    def _decided(self, event: Decided) -> Iterator[Span]:
+    def _decided(self, event: Decided) -> Iterator[StateSpan]:
         worker = event.pushed
         if worker is not None:
             released, exchange_s = self._released.pop(worker, (0.0, 0.0))
             began = max(event.t - event.compute_s, released)
-            yield Span(worker, "exchange", released, min(released + exchange_s, began))
-            yield Span(worker, "compute", began, event.t)
+            yield StateSpan(worker, "exchange", released, min(released + exchange_s, began))
+            yield StateSpan(worker, "compute", began, event.t)
             self._waiting[worker] = (event.t, event.exchange_s)
         for worker in event.release:
             since, exchange_s = self._waiting.pop(worker, (event.t, 0.0))
-            yield Span(worker, "wait", since, event.t)
+            yield StateSpan(worker, "wait", since, event.t)
             self._released[worker] = (event.t, max(exchange_s, event.exchange_s))
 
-    def _left(self, worker: int, now: float) -> Iterator[Span]:
+    def _left(self, worker: int, now: float) -> Iterator[StateSpan]:
         since, _ = self._waiting.pop(worker, (now, 0.0))
-        yield Span(worker, "wait", since, now)
+        yield StateSpan(worker, "wait", since, now)
         released, exchange_s = self._released.pop(worker, (now, 0.0))
-        yield Span(worker, "exchange", released, min(released + exchange_s, now))
+        yield StateSpan(worker, "exchange", released, min(released + exchange_s, now))
 
 
-def spans(events: Iterable[AnyEvent]) -> Iterator[Span]:
+def spans(events: Iterable[AnyEvent]) -> Iterator[StateSpan]:
     """All spans of a trace."""
     cutter = Spans()
     for event in events:

@@ -14,7 +14,7 @@ _AFTER = {"finished": LEFT, "stopped": LEFT, "away": AWAY, "died": DIED, "failed
 
 
 @dataclass(slots=True)
-class Worker:
+class WorkerStatus:
     """One worker now."""
 
     rank: int
@@ -33,7 +33,7 @@ class Workers:
     """All workers now."""
 
     def __init__(self) -> None:
-        self.by_rank: dict[int, Worker] = {}
+        self.by_rank: dict[int, WorkerStatus] = {}
         self._begun = False
 
     @property
@@ -67,17 +67,17 @@ class Workers:
         """How many are in each state."""
         return Counter(worker.state for worker in self.by_rank.values())
 
-    def ranked(self) -> list[Worker]:
+    def ranked(self) -> list[WorkerStatus]:
         """In the order of their ranks."""
         return [self.by_rank[rank] for rank in sorted(self.by_rank)]
 
-    def slowest_first(self, most: int) -> list[Worker]:
+    def slowest_first(self, most: int) -> list[WorkerStatus]:
         """Those who hold the others back, the slowest first."""
         active = [worker for worker in self.by_rank.values() if worker.active]
         return sorted(active, key=lambda worker: (worker.clock, worker.rank))[:most]
 
-    def _worker(self, rank: int) -> Worker:
-        return self.by_rank.setdefault(rank, Worker(rank))
+    def _worker(self, rank: int) -> WorkerStatus:
+        return self.by_rank.setdefault(rank, WorkerStatus(rank))
 
     def _joined(self, rank: int) -> None:
         # As in the clock table: a newcomer starts level with the slowest, never below its own past.

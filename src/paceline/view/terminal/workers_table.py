@@ -17,8 +17,8 @@ from paceline.view.terminal.workers import (
     SILENT,
     STATES,
     WAITING,
-    Worker,
     Workers,
+    WorkerStatus,
 )
 
 MANY_WORKERS = 16
@@ -39,7 +39,7 @@ _STYLES = {
 
 
 def workers_table(
-    shown: list[Worker],
+    shown: list[WorkerStatus],
     leads: Mapping[int, int],
     waited: Mapping[int, float | None],
     lead_scale: int,
@@ -68,7 +68,7 @@ def state_line(workers: Workers) -> Text:
     return line + Text(" · ", style="dim").join(parts)
 
 
-def _cells(worker: Worker, lead: int | None, waited: float | None) -> list[Text]:
+def _cells(worker: WorkerStatus, lead: int | None, waited: float | None) -> list[Text]:
     quiet = "" if worker.active else "dim"
     return [
         Text(str(worker.rank), style=quiet),

@@ -65,7 +65,7 @@ class HivemindPace(OtherPace):
             averaging_timeout=AVERAGING_S,
             verbose=False,
         )
-        return model, Stepped(self), self.deal(loader), self.scheduler
+        return model, HivemindStepped(self), self.deal(loader), self.scheduler
 
     def close(self) -> None:
         """Say good-bye to the swarm."""
@@ -74,7 +74,7 @@ class HivemindPace(OtherPace):
         self._dht.shutdown()
 
 
-class Stepped:
+class HivemindStepped:
     """In the optimizer's place, because its own has no hooks: wait for the device, then do as it does."""
 
     def __init__(self, pace: HivemindPace) -> None:

@@ -21,7 +21,7 @@ from paceline.bench.cluster.script import warmed
 from paceline.bench.cluster.tasks import TASKS
 
 
-class Holder(nn.Module):
+class FlatWeights(nn.Module):
     """All of a model's weights as one tensor."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -36,7 +36,7 @@ class ParameterServer:
     def __init__(self, told: argparse.Namespace, workers: int) -> None:
         torch.set_num_threads(1)
         task = TASKS[told.task]
-        self._holder = Holder(task.model(told.seed))
+        self._holder = FlatWeights(task.model(told.seed))
         self._optimizer = task.optimizer(self._holder, told.lr)
         round_ = told.batch * workers
         self._scheduler = LambdaLR(self._optimizer, lambda done: warmed(done, round_, told.warmup))

@@ -48,7 +48,7 @@ class ZeroPace(OtherPace):
             "steps_per_print": 1 << 30,
         }
         self._engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
-        return self._engine, Stepped(self._engine.step), self.deal(loader), scheduler
+        return self._engine, ZeroStepped(self._engine.step), self.deal(loader), scheduler
 
     def backward(self, loss: Tensor) -> None:
         """The engine's own, after the device's time."""
@@ -76,7 +76,7 @@ class ZeroPace(OtherPace):
         dist.destroy_process_group()
 
 
-class Stepped:
+class ZeroStepped:
     """In the optimizer's place: the engine steps, and clears gradients itself."""
 
     def __init__(self, step: Callable[[], None]) -> None:

@@ -17,7 +17,7 @@ from paceline.bench.cluster.hosts import (
 from paceline.bench.cluster.scene import Scene
 from paceline.bench.strategies.runs import script
 from paceline.bench.strategies.runs.places import PATIENCE_S, Ran, check_world
-from paceline.bench.strategies.runs.request import Request, read_answers
+from paceline.bench.strategies.runs.request import StrategyRequest, read_answers
 from paceline.bench.strategies.roster import Strategy
 from paceline.bench.strategies.runs.sides import WEIGHTS
 from paceline.errors import RunError
@@ -29,7 +29,7 @@ LOOK_S = 0.05
 class OurStrategy(OurProcesses):
     """A run of Paceline's."""
 
-    def __init__(self, scene: Scene, bed: Testbed, strategy: Strategy, request: Request, port: int) -> None:
+    def __init__(self, scene: Scene, bed: Testbed, strategy: Strategy, request: StrategyRequest, port: int) -> None:
         super().__init__(scene, bed, strategy, [], Path(request.folder), port)
         self._seed, self._file = request.seed, str(request.save())
 
@@ -40,7 +40,7 @@ class OurStrategy(OurProcesses):
 class TorchStrategy(OtherProcesses):
     """A run of torch's own."""
 
-    def __init__(self, scene: Scene, bed: Testbed, strategy: Strategy, request: Request, port: int) -> None:
+    def __init__(self, scene: Scene, bed: Testbed, strategy: Strategy, request: StrategyRequest, port: int) -> None:
         super().__init__(scene, bed, [], Path(request.folder), port)
         self._name, self._file = strategy.name, str(request.save())
 
@@ -67,7 +67,7 @@ class Bed:
         self._scene = Scene(name="strategies", links_mbit=dict.fromkeys(names, mbit))
         self._bed, self._last, self._port = self._scene.testbed(), names[-1], FIRST_PORT
 
-    def run(self, strategy: Strategy, request: Request) -> Ran:
+    def run(self, strategy: Strategy, request: StrategyRequest) -> Ran:
         """One run. The store, where there is one, is on the first host, beside its worker."""
         folder, link = Path(request.folder), self._bed[self._last]
         self._port += 1

@@ -21,16 +21,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.bench.strategies.runs.models import make, parameter_bytes, put_on
-from paceline.bench.strategies.runs.request import Answer, Pause, Request, write_answer
+from paceline.bench.strategies.runs.request import Answer, Pause, StrategyRequest, write_answer
 from paceline.config import RunConfig
-from paceline.parallel.plans.hap.toil import Toil
+from paceline.parallel.plans.hap.emulated_device import EmulatedDevice
 from paceline.parallel.plans.meter import Meter
 
 MOMENTUM = 0.9
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
-class Side(Protocol):
+class StrategySide(Protocol):
     """What keeps the workers of a strategy in step."""
 
     rank: int
@@ -46,7 +46,7 @@ class Side(Protocol):
         """All batches are done: leave, with the weights in the folder."""
 
 
-def train(side: Side, request: Request) -> None:
+def train(side: StrategySide, request: StrategyRequest) -> None:
     """The whole run of one worker."""
     torch.set_num_threads(1)
     _free_at_once()
@@ -64,7 +64,7 @@ def train(side: Side, request: Request) -> None:
     loader = DataLoader(dataset, batch_size=request.batch, shuffle=False, drop_last=True)
     ready = side.prepare(placed, optimizer, loader)
     meter.begin()
-    seen = Seen(_Pauses(request.pause, side.rank))
+    seen = TrainingLoop(_Pauses(request.pause, side.rank))
     seen.iterate(*ready)
     answer = Answer(
         rank=side.rank,
@@ -81,7 +81,7 @@ def train(side: Side, request: Request) -> None:
     write_answer(Path(request.folder), answer)
 
 
-class Seen:
+class TrainingLoop:
     """The loop, and what one worker sees of it."""
 
     def __init__(self, pauses: _Pauses) -> None:
@@ -134,7 +134,7 @@ def _local(tensor: Tensor) -> Tensor:
     return getattr(tensor, "_local_tensor", tensor)
 
 
-def _device(request: Request, rank: int) -> Toil:
+def _device(request: StrategyRequest, rank: int) -> EmulatedDevice:
     config = RunConfig(
         run="bench",
         folder="",
@@ -143,7 +143,7 @@ def _device(request: Request, rank: int) -> Toil:
         slow=request.slow,
         device_time_s=request.device_s,
     )
-    return Toil(config, rank, 1.0)
+    return EmulatedDevice(config, rank, 1.0)
 
 
 class _Pauses:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel.plans.hap.toil import Toil
+from paceline.parallel.plans.hap.emulated_device import EmulatedDevice
 
 CLASSES = 10
 GROUPS = 4
@@ -26,7 +26,7 @@ class Unit(nn.Module):
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
         self.block = block
-        self.device: Toil | None = None
+        self.device: EmulatedDevice | None = None
         self.share = 0.0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class Dense(nn.Module):
         return x
 
 
-class Gate(nn.Module):
+class SqueezeExcite(nn.Module):
     """Squeeze and excite: channels are weighed by what all of them hold."""
 
     def __init__(self, channels: int) -> None:
@@ -164,7 +164,7 @@ def make(name: str, shape: tuple[int, int, int], width: int, seed: int) -> nn.Se
     return nn.Sequential(*(Unit(block) for block in MODELS[name](shape[0], shape[1], width)))
 
 
-def put_on(model: nn.Sequential, device: Toil, batch: int) -> None:
+def put_on(model: nn.Sequential, device: EmulatedDevice, batch: int) -> None:
     """Every unit takes an equal part of what the device needs for a batch of so many samples."""
     for unit in model:
         assert isinstance(unit, Unit)
@@ -219,7 +219,7 @@ def _inverted(channels: int) -> nn.Module:
     wide = 4 * channels
     return nn.Sequential(
         *(nn.Conv2d(channels, wide, 1, bias=False), _norm(wide), nn.SiLU()),
-        *(nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False), _norm(wide), nn.SiLU(), Gate(wide)),
+        *(nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False), _norm(wide), nn.SiLU(), SqueezeExcite(wide)),
         *(nn.Conv2d(wide, channels, 1, bias=False), _norm(channels)),
     )
 

@@ -14,9 +14,9 @@ import msgspec
 import torch.distributed as dist
 
 from paceline.bench.harness.crew import BenchCrew
-from paceline.bench.harness.stations import Load, paceline_crew
-from paceline.bench.strategies.runs.body import Side, train
-from paceline.bench.strategies.runs.request import Answer, Request, read_answers
+from paceline.bench.harness.stations import ExchangeLoad, paceline_crew
+from paceline.bench.strategies.runs.body import StrategySide, train
+from paceline.bench.strategies.runs.request import Answer, StrategyRequest, read_answers
 from paceline.bench.strategies.roster import Strategy
 from paceline.bench.strategies.runs.sides import TORCH, WEIGHTS, OurSide
 from paceline.config import RunConfig
@@ -42,14 +42,14 @@ class OurStation:
     """A worker of a run of Paceline's."""
 
     def __init__(
-        self, request: Request, load: Load, config: RunConfig, rank: int, sock: socket.socket | None
+        self, request: StrategyRequest, load: ExchangeLoad, config: RunConfig, rank: int, sock: socket.socket | None
     ) -> None:
         import paceline
         from paceline.runtime import seat
 
         seat.take(seat.Seat(rank, config, None if sock is None else Channel(sock)))
         self._request = request
-        self._side: Side = OurSide(paceline.join())
+        self._side: StrategySide = OurSide(paceline.join())
         self.world = self._side.size
 
     def prepare(self) -> None:
@@ -66,7 +66,7 @@ class OurStation:
 class TorchStation(OurStation):
     """A worker of somebody else's."""
 
-    def __init__(self, request: Request, name: str, rank: int) -> None:
+    def __init__(self, request: StrategyRequest, name: str, rank: int) -> None:
         if name != "single":
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
             meeting = f"file://{request.folder}/meeting"
@@ -97,7 +97,7 @@ class ProbeStation:
         dist.destroy_process_group()
 
 
-def run_here(strategy: Strategy, request: Request) -> Ran:
+def run_here(strategy: Strategy, request: StrategyRequest) -> Ran:
     """Processes of this machine; raises RunError if they are not as many as were asked for."""
     folder = Path(request.folder)
     with _crew(strategy, request) as crew:
@@ -131,12 +131,12 @@ def probe(workers: int) -> dict[str, Any]:
     return lines
 
 
-def _crew(strategy: Strategy, request: Request) -> BenchCrew:
+def _crew(strategy: Strategy, request: StrategyRequest) -> BenchCrew:
     if strategy.protocol is None:
         stations = [partial(TorchStation, request, strategy.name, rank) for rank in range(request.workers)]
         return BenchCrew(strategy.name, stations)
     dials = strategy.dials | {"settings": strategy.settings}
-    load = Load(0, "sgd", request.workers, request.seed)
+    load = ExchangeLoad(0, "sgd", request.workers, request.seed)
     if request.workers == 1:
         config = RunConfig(run="bench", folder=request.folder, protocol=strategy.protocol, **dials)
         return BenchCrew(strategy.name, [partial(OurStation, request, load, config, 0, None)])

@@ -16,7 +16,7 @@ class Pause(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class StrategyRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One run, the same words for every strategy."""
 
     folder: str
@@ -64,9 +64,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Share of timed parts that really took longer than the emulated device."""
 
 
-def read_request(path: Path) -> Request:
+def read_request(path: Path) -> StrategyRequest:
     """The other end of `save`."""
-    return msgspec.json.decode(path.read_bytes(), type=Request)
+    return msgspec.json.decode(path.read_bytes(), type=StrategyRequest)
 
 
 def write_answer(folder: Path, answer: Answer) -> None:

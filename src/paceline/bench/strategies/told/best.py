@@ -6,18 +6,18 @@ from paceline.bench.harness.record import BenchRow
 from paceline.bench.strategies.cells import Cell
 from paceline.bench.strategies.roster import STRATEGIES
 from paceline.bench.strategies.told.scoring import MARGIN, accurate
-from paceline.bench.strategies.told.tables import Grid, about, over
+from paceline.bench.strategies.told.tables import ResultGrid, about, over
 
 TABLE = f"Best of ours, among those that lose at most {MARGIN:g} point against DDP"
 
 
-def best_rows(grid: Grid) -> list[BenchRow]:
+def best_rows(grid: ResultGrid) -> list[BenchRow]:
     """Where both sides have somebody."""
     rows = [_row(grid, cell) for cell in grid.timed() if cell.workers > 1]
     return [row for row in rows if row is not None]
 
 
-def _row(grid: Grid, cell: Cell) -> BenchRow | None:
+def _row(grid: ResultGrid, cell: Cell) -> BenchRow | None:
     speeds = accurate(grid, cell, 0.0)
     ours = [name for name in speeds if STRATEGIES[name].ours]
     theirs = [name for name in speeds if not STRATEGIES[name].ours]

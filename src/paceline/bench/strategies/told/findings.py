@@ -8,35 +8,35 @@ from typing import NamedTuple
 
 from paceline.bench.harness.record import BenchRow, Value
 from paceline.bench.strategies.cells import Cell
-from paceline.bench.strategies.told.tables import Grid, over, points
+from paceline.bench.strategies.told.tables import ResultGrid, over, points
 
 TABLE = "Findings of the evaluation"
 NO_GAIN = 0.05
 """A gain in samples per second that counts as none, as rule 5 of the advice has it."""
 
 
-class Seen(NamedTuple):
+class SourcedFigure(NamedTuple):
     """A figure, and where it comes from."""
 
     value: float
     told: str
 
 
-class Finding(NamedTuple):
+class PublishedFinding(NamedTuple):
     """What was published, and what we compare with it."""
 
     what: str
     published: str
-    figure: Callable[[Grid], Seen | None]
+    figure: Callable[[ResultGrid], SourcedFigure | None]
     holds: Callable[[float], bool]
 
 
-def findings(grid: Grid) -> list[BenchRow]:
+def findings(grid: ResultGrid) -> list[BenchRow]:
     """One row each."""
     return [_row(each, each.figure(grid)) for each in FINDINGS]
 
 
-def _row(each: Finding, seen: Seen | None) -> BenchRow:
+def _row(each: PublishedFinding, seen: SourcedFigure | None) -> BenchRow:
     case: dict[str, Value] = {"finding": each.what, "published": each.published}
     if seen is None:
         case |= {"ours": "", "published range": "not measured"}
@@ -46,37 +46,37 @@ def _row(each: Finding, seen: Seen | None) -> BenchRow:
     return BenchRow(table=TABLE, case=case, measured={}, figure="ratio", value=None)
 
 
-def ratios(grid: Grid, above: str, below: str, cells: list[Cell]) -> dict[str, float]:
+def ratios(grid: ResultGrid, above: str, below: str, cells: list[Cell]) -> dict[str, float]:
     """Of samples per second, by cell."""
     both = {cell.name: over(grid.speed(cell, above), grid.speed(cell, below)) for cell in cells}
     return {name: ratio for name, ratio in both.items() if ratio is not None}
 
 
-def _level(grid: Grid) -> list[Cell]:
+def _level(grid: ResultGrid) -> list[Cell]:
     """Cells with the most workers, equal ones, on this machine."""
     level = [c for c in grid.timed() if (c.link, c.straggler, c.kind) == ("native", "none", "emulated")]
     most = max((cell.workers for cell in level), default=0)
     return [cell for cell in level if cell.workers == most > 1]
 
 
-def _shared(grid: Grid) -> list[Cell]:
+def _shared(grid: ResultGrid) -> list[Cell]:
     return [cell for cell in grid.timed() if cell.workers > 1]
 
 
-def _middle(seen: dict[str, float], unit: str) -> Seen | None:
+def _middle(seen: dict[str, float], unit: str) -> SourcedFigure | None:
     if not seen:
         return None
     low, high, middle = min(seen.values()), max(seen.values()), median(seen.values())
     where = f"{low:.2f} to {high:.2f} in {len(seen)} cells" if len(seen) > 1 else next(iter(seen))
-    return Seen(middle, f"{middle:.2f}{unit} ({where})")
+    return SourcedFigure(middle, f"{middle:.2f}{unit} ({where})")
 
 
-def speed_up(grid: Grid) -> Seen | None:
+def speed_up(grid: ResultGrid) -> SourcedFigure | None:
     """Of DDP over one worker."""
     return _middle(ratios(grid, "ddp", "single", _level(grid)), "x")
 
 
-def memory(grid: Grid) -> Seen | None:
+def memory(grid: ResultGrid) -> SourcedFigure | None:
     """FSDP's peak over DDP's, where there are most workers."""
     cells = [cell for cell in grid.cells if cell.kind == "memory"]
     most = max((cell.workers for cell in cells), default=0)
@@ -88,16 +88,18 @@ def memory(grid: Grid) -> Seen | None:
     return _middle(seen, " of DDP's")
 
 
-def slow_down(grid: Grid) -> Seen | None:
+def slow_down(grid: ResultGrid) -> SourcedFigure | None:
     """FSDP's time over DDP's, at worst."""
     seen = ratios(grid, "ddp", "fsdp", _shared(grid))
     worst = max(seen, key=lambda name: seen[name], default=None)
     if worst is None:
         return None
-    return Seen(seen[worst], f"at most {seen[worst]:.2f}x ({worst}), median {median(seen.values()):.2f}x")
+    return SourcedFigure(
+        seen[worst], f"at most {seen[worst]:.2f}x ({worst}), median {median(seen.values()):.2f}x"
+    )
 
 
-def time_saved(grid: Grid) -> Seen | None:
+def time_saved(grid: ResultGrid) -> SourcedFigure | None:
     """By the asynchronous server, against both synchronous ways, at best."""
     sync, ddp = (ratios(grid, "ps-async", base, _shared(grid)) for base in ("ps-sync", "ddp"))
     if not sync:
@@ -105,10 +107,10 @@ def time_saved(grid: Grid) -> Seen | None:
     best = max(sync, key=lambda name: sync[name])
     saved = 1 - 1 / sync[best]
     beside = f"; against ddp's {100 * (1 / max(ddp.values()) - 1):+.0f} %" if ddp else ""
-    return Seen(saved, f"at best {-100 * saved:+.0f} % against ps-sync's time ({best}){beside}")
+    return SourcedFigure(saved, f"at best {-100 * saved:+.0f} % against ps-sync's time ({best}){beside}")
 
 
-def accuracy_lost(grid: Grid) -> Seen | None:
+def accuracy_lost(grid: ResultGrid) -> SourcedFigure | None:
     """By the asynchronous server, at worst, for either weight of a push."""
     lost: dict[str, float] = {}
     for cell in _shared(grid):
@@ -121,25 +123,25 @@ def accuracy_lost(grid: Grid) -> Seen | None:
     worst = max(lost, key=lambda name: lost[name])
     mean = [loss for name, loss in lost.items() if name.startswith("ps-async in")]
     beside = f"; with weight 1/N at worst {-max(mean):+.1f}" if mean else ""
-    return Seen(lost[worst], f"at worst {-lost[worst]:+.1f} points ({worst}){beside}")
+    return SourcedFigure(lost[worst], f"at worst {-lost[worst]:+.1f} points ({worst}){beside}")
 
 
-def modified_gain(grid: Grid) -> Seen | None:
+def modified_gain(grid: ResultGrid) -> SourcedFigure | None:
     """Of the modified server over the synchronous one."""
     seen = ratios(grid, "ps-async-mod", "ps-sync", _shared(grid))
     return _middle({name: ratio - 1 for name, ratio in seen.items()}, " of ps-sync's samples/s more")
 
 
 FINDINGS = (
-    Finding("a: DDP's speed-up", "2 to 3x", speed_up, lambda x: 2 <= x <= 3),
-    Finding(
+    PublishedFinding("a: DDP's speed-up", "2 to 3x", speed_up, lambda x: 2 <= x <= 3),
+    PublishedFinding(
         "b: FSDP's peak memory",
         "1/6 to 1/4 of DDP's (v2), below 0.4 (v1)",
         memory,
         lambda x: 1 / 6 <= x <= 1 / 4,
     ),
-    Finding("c: FSDP's time", "up to 6x DDP's", slow_down, lambda x: 1 < x <= 6),
-    Finding("d: time saved by ps-async", "up to 28 %", time_saved, lambda x: 0 < x <= 0.28),
-    Finding("e: accuracy lost by ps-async", "4 to 17 points", accuracy_lost, lambda x: 4 <= x <= 17),
-    Finding("f: gain of ps-async-mod", "none", modified_gain, lambda x: abs(x) <= NO_GAIN),
+    PublishedFinding("c: FSDP's time", "up to 6x DDP's", slow_down, lambda x: 1 < x <= 6),
+    PublishedFinding("d: time saved by ps-async", "up to 28 %", time_saved, lambda x: 0 < x <= 0.28),
+    PublishedFinding("e: accuracy lost by ps-async", "4 to 17 points", accuracy_lost, lambda x: 4 <= x <= 17),
+    PublishedFinding("f: gain of ps-async-mod", "none", modified_gain, lambda x: abs(x) <= NO_GAIN),
 )

@@ -11,7 +11,7 @@ from paceline.bench.strategies.cells import Cell, Setup
 from paceline.bench.strategies.runs.models import activation_bytes, make, parameter_bytes
 from paceline.bench.strategies.runs.places import probe
 from paceline.parallel.plans.measure_cluster import link_of
-from paceline.plan.profile.cluster import ClusterProfile, Device, Kind, Line
+from paceline.plan.profile.cluster import ClusterProfile, Device, Kind, TransferCost
 from paceline.plan.strategy.models import STRATEGIES, Load, Strategy
 
 LATENCY_S = 2e-4
@@ -24,7 +24,7 @@ class Loads:
 
     def __init__(self, setup: Setup, shape: tuple[int, int, int]) -> None:
         self._setup, self._shape = setup, shape
-        self._lines: dict[int, dict[Kind, Line]] = {}
+        self._lines: dict[int, dict[Kind, TransferCost]] = {}
 
     def of(self, cell: Cell, alone_s: float) -> Load:
         """`alone_s`: what one worker takes for a global batch."""
@@ -48,10 +48,10 @@ class Loads:
     def _cluster(self, cell: Cell) -> ClusterProfile:
         devices = tuple(Device(name="cpu", flops_per_s=1.0, memory_bytes=ROOM) for _ in range(cell.workers))
         if cell.link == "throttled" or cell.kind == "memory" or cell.workers == 1:
-            link = Line(latency_s=LATENCY_S, bytes_per_s=self._setup.mbit * 1e6 / 8)
+            link = TransferCost(latency_s=LATENCY_S, bytes_per_s=self._setup.mbit * 1e6 / 8)
             return ClusterProfile(devices=devices, link=link, overhead_bytes=0)
         if cell.workers not in self._lines:
-            self._lines[cell.workers] = msgspec.convert(probe(cell.workers), dict[Kind, Line])
+            self._lines[cell.workers] = msgspec.convert(probe(cell.workers), dict[Kind, TransferCost])
         lines = self._lines[cell.workers]
         link = link_of(lines, cell.workers)
         return ClusterProfile(devices=devices, link=link, collectives=lines, overhead_bytes=0)

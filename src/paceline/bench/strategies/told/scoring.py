@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from paceline.bench.harness.record import BenchRow, Value
 from paceline.bench.strategies.cells import Cell
-from paceline.bench.strategies.told.tables import Grid, about, points
-from paceline.plan.strategy import Advice, Constraints, advise
+from paceline.bench.strategies.told.tables import ResultGrid, about, points
+from paceline.plan.strategy import Constraints, StrategyAdvice, advise
 from paceline.plan.strategy.advice import FULL
 
 TABLE = "Advice against what was measured"
@@ -23,12 +23,12 @@ WISHES = (0.0, 5.0)
 """Points of accuracy that may be lost."""
 
 
-class Case(NamedTuple):
+class AdviceCase(NamedTuple):
     """A question to the advice."""
 
     cell: Cell
     wish: str
-    advice: Advice
+    advice: StrategyAdvice
     fit: dict[str, float]
     """Samples per second of all that would do."""
     every: dict[str, float]
@@ -66,14 +66,14 @@ def strategy_of(command: str) -> str | None:
     return found[1] if found else None
 
 
-def cases(grid: Grid) -> list[Case]:
+def cases(grid: ResultGrid) -> list[AdviceCase]:
     """Two wishes in every timed cell, and a shortage of memory where it was measured."""
     timed = [_timed(grid, cell, wish) for cell in grid.timed() if cell.workers > 1 for wish in WISHES]
     short = [_short(grid, cell) for cell in grid.cells if cell.kind == "memory"]
     return [case for case in (*timed, *short) if case is not None and case.fit]
 
 
-def advice_rows(grid: Grid) -> list[BenchRow]:
+def advice_rows(grid: ResultGrid) -> list[BenchRow]:
     """One row per question, then the score."""
     asked = cases(grid)
     if not asked:
@@ -95,7 +95,7 @@ def advice_rows(grid: Grid) -> list[BenchRow]:
     return [*map(_row, asked), total]
 
 
-def _row(case: Case) -> BenchRow:
+def _row(case: AdviceCase) -> BenchRow:
     told: dict[str, Value] = about(case.cell) | {"wish": case.wish, "advice": case.advice.choice}
     told |= {"runs": case.choice or "", "rule": case.advice.rule, "best": case.best}
     told["right"] = "yes" if case.right else "no"
@@ -107,10 +107,10 @@ def _row(case: Case) -> BenchRow:
     return BenchRow(table=TABLE, case=told, measured={}, figure="share", value=value, remark=why)
 
 
-def _timed(grid: Grid, cell: Cell, tolerance: float) -> Case | None:
+def _timed(grid: ResultGrid, cell: Cell, tolerance: float) -> AdviceCase | None:
     wanted = Constraints(preemptible=cell.straggler == "paused", tolerance=tolerance)
     advice = advise(grid.loads.of(cell, grid.alone_s(cell)), wanted)
-    return Case(
+    return AdviceCase(
         cell,
         f"lose at most {tolerance:g} points",
         advice,
@@ -119,7 +119,7 @@ def _timed(grid: Grid, cell: Cell, tolerance: float) -> Case | None:
     )
 
 
-def accurate(grid: Grid, cell: Cell, tolerance: float) -> dict[str, float]:
+def accurate(grid: ResultGrid, cell: Cell, tolerance: float) -> dict[str, float]:
     """Samples per second of all that lose no more points than these, and chance, against DDP."""
     base = grid.get(cell, "ddp")
     return {
@@ -129,7 +129,7 @@ def accurate(grid: Grid, cell: Cell, tolerance: float) -> dict[str, float]:
     }
 
 
-def _short(grid: Grid, cell: Cell) -> Case | None:
+def _short(grid: ResultGrid, cell: Cell) -> AdviceCase | None:
     """Half-way between FSDP's and DDP's peak: speeds are those of the same model, equal workers, native."""
     peaks = {each.strategy.name: max(each.figures[0].peak_bytes) for each in grid.at(cell) if each.figures}
     if not {"ddp", "fsdp"} <= set(peaks):
@@ -139,9 +139,9 @@ def _short(grid: Grid, cell: Cell) -> Case | None:
     advice = advise(grid.loads.of(cell, grid.alone_s(cell)), wanted)
     every = _speeds(grid, Cell(cell.model, cell.workers))
     fit = {name: speed for name, speed in every.items() if peaks.get(name, room + 1) <= room}
-    return Case(cell, f"{room / 2**20:.0f} MiB a worker", advice, fit, every)
+    return AdviceCase(cell, f"{room / 2**20:.0f} MiB a worker", advice, fit, every)
 
 
-def _speeds(grid: Grid, cell: Cell) -> dict[str, float]:
+def _speeds(grid: ResultGrid, cell: Cell) -> dict[str, float]:
     seen = {each.strategy.name: each.samples_per_s for each in grid.at(cell)}
     return {name: speed for name, speed in seen.items() if speed is not None}

@@ -7,7 +7,7 @@ from statistics import median
 
 from paceline.bench.harness.record import BenchRow, Value
 from paceline.bench.strategies.cells import Cell, Setup
-from paceline.bench.strategies.outcome import Figures, Measured
+from paceline.bench.strategies.outcome import MeasuredStrategy, StrategyFigures
 from paceline.bench.strategies.told.formulas import Loads, formula_name, state_bytes
 from paceline.plan.profile.units import size_text
 from paceline.plan.strategy.models import memory_bytes, sent_bytes
@@ -19,10 +19,10 @@ TOLERATED = 0.02
 """Share of timed parts that may take longer than their device; beyond, the row says so."""
 
 
-class Grid:
+class ResultGrid:
     """All that was measured, by cell and strategy."""
 
-    def __init__(self, measured: Iterable[Measured], setup: Setup, loads: Loads) -> None:
+    def __init__(self, measured: Iterable[MeasuredStrategy], setup: Setup, loads: Loads) -> None:
         self.setup, self.loads = setup, loads
         self._all = {(each.cell, each.strategy.name): each for each in measured}
 
@@ -35,11 +35,11 @@ class Grid:
         """Cells in which time counts."""
         return [cell for cell in self.cells if cell.kind != "memory"]
 
-    def at(self, cell: Cell) -> list[Measured]:
+    def at(self, cell: Cell) -> list[MeasuredStrategy]:
         """All strategies of a cell."""
         return [each for (where, _), each in self._all.items() if where == cell]
 
-    def get(self, cell: Cell, strategy: str) -> Measured | None:
+    def get(self, cell: Cell, strategy: str) -> MeasuredStrategy | None:
         """One that has run; None if it did not, or did not end."""
         found = self._all.get((cell, strategy))
         return found if found is not None and found.figures else None
@@ -57,7 +57,7 @@ class Grid:
         return self.setup.device_s if lone is None else lone.figures[0].iteration.median
 
 
-def tables(grid: Grid) -> list[BenchRow]:
+def tables(grid: ResultGrid) -> list[BenchRow]:
     """All four, as far as there is something to show."""
     speed = [_speed(grid, each) for cell in grid.timed() for each in grid.at(cell)]
     memory = [_memory(grid, each) for cell in grid.cells if cell.kind == "memory" for each in grid.at(cell)]
@@ -102,14 +102,14 @@ def change(ours: float | None, base: float | None, unit: str = " %") -> str:
 
 
 def _row(
-    table: str, each: Measured, case: dict[str, Value], value: float | None, remark: str = ""
+    table: str, each: MeasuredStrategy, case: dict[str, Value], value: float | None, remark: str = ""
 ) -> BenchRow:
     whole = about(each.cell) | {"strategy": each.strategy.name} | case
     said = "; ".join(text for text in (each.trouble, remark) if text)
     return BenchRow(table=table, case=whole, measured={}, figure="ratio", value=value, remark=said)
 
 
-def _speed(grid: Grid, each: Measured) -> BenchRow:
+def _speed(grid: ResultGrid, each: MeasuredStrategy) -> BenchRow:
     cell, speed = each.cell, each.samples_per_s
     gain = over(speed, grid.speed(cell, "single"))
     case: dict[str, Value] = {"samples/s": spread_text(each.speeds)}
@@ -129,25 +129,25 @@ def _too_good(gain: float | None, cell: Cell) -> str:
     return f"efficiency above {MOST_EFFICIENT}: the lone worker was disturbed, do not trust it"
 
 
-def _iteration(figures: list[Figures]) -> str:
+def _iteration(figures: list[StrategyFigures]) -> str:
     seen = figures[0].iteration
     return f"{1e3 * seen.median:.1f} ({1e3 * seen.p10:.1f}-{1e3 * seen.p90:.1f})"
 
 
-def _exposed(grid: Grid, each: Measured) -> float:
+def _exposed(grid: ResultGrid, each: MeasuredStrategy) -> float:
     """What an iteration takes beyond computing, in the middle of all workers."""
     cell = each.cell
     return max(0.0, each.figures[0].iteration.median - grid.alone_s(cell) / cell.workers)
 
 
-def _late(figures: list[Figures], cell: Cell) -> str:
+def _late(figures: list[StrategyFigures], cell: Cell) -> str:
     late = max((each.late for each in figures), default=0.0)
     if late <= TOLERATED or cell.kind != "emulated":
         return ""
     return f"{100 * late:.0f} % of timed parts took longer than the emulated device"
 
 
-def _memory(grid: Grid, each: Measured) -> BenchRow:
+def _memory(grid: ResultGrid, each: MeasuredStrategy) -> BenchRow:
     name, load = each.strategy.name, grid.loads.of(each.cell, 1.0)
     ddp = grid.get(each.cell, "ddp")
     if not each.figures:
@@ -166,11 +166,11 @@ def _memory(grid: Grid, each: Measured) -> BenchRow:
     return _row(T2, each, case, over(peak, theirs), "figure: peak over ddp's")
 
 
-def _is_server(each: Measured) -> bool:
+def _is_server(each: MeasuredStrategy) -> bool:
     return each.strategy.name.startswith("ps-") or each.strategy.ours or each.strategy.name == "ddp"
 
 
-def _server(grid: Grid, each: Measured) -> BenchRow:
+def _server(grid: ResultGrid, each: MeasuredStrategy) -> BenchRow:
     base, ddp = grid.get(each.cell, "ps-sync"), grid.get(each.cell, "ddp")
     times = [figures.total_s for figures in each.figures]
     case: dict[str, Value] = {"rate": each.lr, "seconds": spread_text(times, 2)}
@@ -182,26 +182,26 @@ def _server(grid: Grid, each: Measured) -> BenchRow:
     return _row(T3, each, case, over(_time(base), _time(each)), "")
 
 
-def _time(each: Measured | None) -> float | None:
+def _time(each: MeasuredStrategy | None) -> float | None:
     """All samples, in seconds, warming up left out."""
     return None if each is None else over(1.0, each.samples_per_s)
 
 
-def points(each: Measured | None, base: Measured | None) -> float | None:
+def points(each: MeasuredStrategy | None, base: MeasuredStrategy | None) -> float | None:
     """Of accuracy, more or less than another."""
     if each is None or base is None or each.accuracy is None or base.accuracy is None:
         return None
     return 100 * (each.accuracy - base.accuracy)
 
 
-def _points(each: Measured, base: Measured | None) -> str:
+def _points(each: MeasuredStrategy, base: MeasuredStrategy | None) -> str:
     more = points(each, base)
     if more is None or base is None:
         return ""
     return f"{more:+.1f} ({change(each.accuracy, base.accuracy)})"
 
 
-def _stale(figures: list[Figures]) -> dict[str, Value]:
+def _stale(figures: list[StrategyFigures]) -> dict[str, Value]:
     if not figures:
         return {}
     seen, waits, case = figures[0].staleness, figures[0].waits, dict[str, Value]()
@@ -214,7 +214,7 @@ def _stale(figures: list[Figures]) -> dict[str, Value]:
     return case
 
 
-def _link(grid: Grid, each: Measured) -> BenchRow:
+def _link(grid: ResultGrid, each: MeasuredStrategy) -> BenchRow:
     cell, name = each.cell, each.strategy.name
     fast = grid.speed(Cell(cell.model, cell.workers, straggler=cell.straggler), name)
     load = grid.loads.of(cell, grid.alone_s(cell))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from paceline.errors import RunError
-from paceline.parallel.plans.hap.uneven import AllReduce
+from paceline.parallel.plans.hap.uneven import UnevenAllReduce
 from paceline.plan.hap.graph import Node
 from paceline.plan.hap.in_place import changes
 from paceline.plan.hap.operations import Seen, picks
@@ -30,7 +30,7 @@ LOSSES: dict[type[nn.Module], Any] = {
 }
 
 
-class Computing:
+class HapComputing:
     """Operations of one model on this rank. `shape`: of a result here, given how it is held."""
 
     def __init__(
@@ -184,7 +184,7 @@ def _batch_norm(part: Any, values: list[Tensor], shared: bool) -> Tensor:
 
 
 def _summed(value: Tensor) -> Tensor:
-    made: Any = AllReduce.apply(value)  # type: ignore[no-untyped-call]
+    made: Any = UnevenAllReduce.apply(value)  # type: ignore[no-untyped-call]
     total: Tensor = made
     return total
 

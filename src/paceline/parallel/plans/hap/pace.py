@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
+from paceline.parallel.plans.hap.emulated_device import EmulatedDevice
 from paceline.parallel.plans.hap.program import HapProgram
-from paceline.parallel.plans.hap.toil import Toil
 from paceline.parallel.plans.planned_pace import PlannedPace
 from paceline.parallel.plans.shared_loader import SharedLoader
 from paceline.plan.hap.plan import HapPlan
@@ -61,7 +61,7 @@ class HapPace(PlannedPace):
         self._model.forward = self._forward
         traced = trace(self._model, by_position(self._forward, args, kwargs))
         config, work = self._config, sum(node.flops for node in traced.graph.nodes)
-        device = Toil(config, self.rank, work) if config.emulated is not None else None
+        device = EmulatedDevice(config, self.rank, work) if config.emulated is not None else None
         self._program = HapProgram(self._model, traced, self._hap, config.seed, device)
         self._model.forward = self._program
         return self._program(*args, **kwargs)

@@ -14,15 +14,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError, RunError
-from paceline.parallel.plans.hap.compute import Computing
-from paceline.parallel.plans.hap.toil import Toil
+from paceline.parallel.plans.hap.compute import HapComputing
+from paceline.parallel.plans.hap.emulated_device import EmulatedDevice
 from paceline.parallel.plans.hap.uneven import (
     AllGather,
-    AllReduce,
     Collect,
-    Exchange,
     ReduceScatter,
     Slice,
+    UnevenAllReduce,
+    UnevenAllToAll,
     add_up,
     cut,
     gather_pieces,
@@ -38,7 +38,12 @@ class HapProgram:
     """A model as this rank computes it. Cuts the model's parameters in place."""
 
     def __init__(
-        self, model: nn.Module, traced: Traced, plan: HapPlan, seed: int = 0, device: Toil | None = None
+        self,
+        model: nn.Module,
+        traced: Traced,
+        plan: HapPlan,
+        seed: int = 0,
+        device: EmulatedDevice | None = None,
     ) -> None:
         """`device`: emulated, if its time is not this process's own."""
         self.model, self.traced, self.plan = model, traced, plan
@@ -47,7 +52,7 @@ class HapProgram:
         self._check()
         self.nodes, self.sizes = self.graph.by_name(), granules(self.graph)
         self.parameters = dict(model.named_parameters())
-        self.computing = Computing(model, traced, self.nodes, self.local_shape, seed)
+        self.computing = HapComputing(model, traced, self.nodes, self.local_shape, seed)
         self._device, self._forward = device, model.forward
         self._inputs = [node for node in self.graph.nodes if node.op == "input"]
         self._segments = {name: node.segment for node in reversed(self.graph.nodes) for name in node.inputs}
@@ -114,12 +119,12 @@ class HapProgram:
         before, after = dim_of(each.before[0]), dim_of(each.after)
         result: Any
         if each.kind == "all_reduce":
-            result = _apply(AllReduce, value)
+            result = _apply(UnevenAllReduce, value)
         elif each.kind == "all_to_all":
             assert before is not None
             assert after is not None
             old, new = (self.lengths(each.tensor, d, each.segment) for d in (before, after))
-            result = _apply(Exchange, value, before, old, after, new)
+            result = _apply(UnevenAllToAll, value, before, old, after, new)
         elif each.kind == "slice":
             result = _apply(Slice, value, after, self.lengths(each.tensor, after or 0, each.segment))
         else:

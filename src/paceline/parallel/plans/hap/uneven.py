@@ -173,7 +173,7 @@ class ReduceScatter(torch.autograd.Function):
         return gather_pieces(grads[0], *ctx.how), None, None, None
 
 
-class AllReduce(torch.autograd.Function):
+class UnevenAllReduce(torch.autograd.Function):
     """Summands -> the sum; backward adds up as well."""
 
     @staticmethod
@@ -201,7 +201,7 @@ class Slice(torch.autograd.Function):
         return padded, None, None
 
 
-class Exchange(torch.autograd.Function):
+class UnevenAllToAll(torch.autograd.Function):
     """Slices of one dimension -> slices of another; backward goes the other way."""
 
     @staticmethod

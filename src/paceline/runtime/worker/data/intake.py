@@ -192,7 +192,8 @@ class Intake:
         if batches and not stepped:
             self._link.say(
                 f"rank {self._link.rank} had {batches} batches in a pass, and no prepared optimizer stepped. "
-                "One that was made after prepare trains this worker's model alone: give it to prepare"
+                "To look at data without training, use a loader that is not prepared: this one gives each "
+                "worker a part. An optimizer made after prepare trains one worker's model: give it to prepare"
             )
         elif self.used and batches != length:
             self._link.say(

@@ -16,6 +16,8 @@ class Watch:
     def __init__(self, trained: Sequence[Tensor]) -> None:
         some = trained[:: max(1, len(trained) - 1)][:LOOKED_AT]
         self._seen: dict[int, tuple[Tensor, Tensor, int]] = {}
+        self.backwards: dict[int, int] = {}
+        """How often backward has reached each that is watched since the last step, by its identity."""
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
             for parameter in some
@@ -24,6 +26,7 @@ class Watch:
     def _accumulated(self, parameter: Tensor) -> None:
         if parameter.grad is not None:
             self._seen[id(parameter)] = parameter, parameter.grad, parameter.grad._version
+            self.backwards[id(parameter)] = self.backwards.get(id(parameter), 0) + 1
 
     def changed(self, scaled: bool) -> bool:
         """Whether a gradient was written to since; told once. `scaled`: a scaler has, once."""
@@ -40,3 +43,4 @@ class Watch:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self.backwards.clear()

@@ -90,6 +90,11 @@ class PreparedSchedulers:
         self._kept: list[int] | None = None
         """The same by the checkpoint that the run goes on from, of those not prepared yet."""
 
+    @property
+    def any(self) -> bool:
+        """Whether there are any."""
+        return bool(self._steps)
+
     def prepare(self, scheduler: LRScheduler) -> None:
         """Let it follow the run."""
         if isinstance(scheduler, ReduceLROnPlateau):

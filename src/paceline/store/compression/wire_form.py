@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.errors import RunError
 from paceline.protocols.rules.compression import INT8_CHUNK
-from paceline.store.compression import Form, Matrix, Wire, between, in_steps, multiply
+from paceline.store.compression.codecs import Form, Matrix, Wire, between, in_steps, multiply
 
 HEADER = struct.Struct("<B7xQQ")
 WORD = 8

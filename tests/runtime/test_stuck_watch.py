@@ -12,7 +12,7 @@ from paceline.config import RunConfig
 from paceline.fabric.channel import Channel
 from paceline.runtime.messages import workers as m
 from paceline.runtime.owner.owner import Owner
-from paceline.runtime.owner.stuck import QUIET_S, Vigil
+from paceline.runtime.owner.stuck import QUIET_S, StuckWatch
 from paceline.runtime.run.member import Member
 from paceline.trace.waits import NOTICES
 from paceline.view.stacks import parse_stacks
@@ -36,17 +36,17 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
 
 
 def test_a_worker_may_take_several_times_what_it_usually_takes(owner: Owner) -> None:
-    vigil, member = Vigil(owner, lambda who, why: None), owner.members[1]
-    assert vigil._patience_s(member, waited_for=False) == float("inf")
-    assert vigil._patience_s(member, waited_for=True) == QUIET_S
+    watch, member = StuckWatch(owner, lambda who, why: None), owner.members[1]
+    assert watch._patience_s(member, waited_for=False) == float("inf")
+    assert watch._patience_s(member, waited_for=True) == QUIET_S
     owner.members[0].first_s = 30.0  # the other's first iteration took that long: so may this one's
-    assert vigil._patience_s(member, waited_for=True) == 120
+    assert watch._patience_s(member, waited_for=True) == 120
     member.first_s, member.spells, member.longest_s = 90.0, type(member.spells)([0.1, 0.2, 0.1]), 0.2
-    assert vigil._patience_s(member, waited_for=True) == QUIET_S
+    assert watch._patience_s(member, waited_for=True) == QUIET_S
     member.spells.extend([20.0] * 4)
-    assert vigil._patience_s(member, waited_for=True) == 80
+    assert watch._patience_s(member, waited_for=True) == 80
     member.longest_s = 60.0  # its own validation at the end of an epoch, say
-    assert vigil._patience_s(member, waited_for=True) == 120
+    assert watch._patience_s(member, waited_for=True) == 120
 
 
 def test_sleep_is_not_silence(owner: Owner) -> None:
@@ -62,17 +62,17 @@ def test_sleep_is_not_silence(owner: Owner) -> None:
 
 
 def test_who_is_late_before_training_is_named_once_and_only_after_somebody_waits(owner: Owner) -> None:
-    vigil, (early, late) = Vigil(owner, lambda who, why: None), owner.living
+    watch, (early, late) = StuckWatch(owner, lambda who, why: None), owner.living
     notices = owner.config.path / NOTICES
     now = time.monotonic()
     late.since_s = early.since_s = now - 1000
-    vigil.look(now)
+    watch.look(now)
     assert not notices.exists()
     _registers(early, now)
-    vigil.look(now + QUIET_S - 1)
+    watch.look(now + QUIET_S - 1)
     assert not notices.exists()
-    vigil.look(now + QUIET_S + 1)
-    vigil.look(now + QUIET_S + 3)
+    watch.look(now + QUIET_S + 1)
+    watch.look(now + QUIET_S + 3)
     assert notices.read_text().count("rank 1 is silent for 9 s, preparing; rank 0 waits for it.") == 1
 
 

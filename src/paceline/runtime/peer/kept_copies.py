@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.runtime.peer.memory import Halves, PeerMemory
 
 
-class Standing:
+class KeptCopies:
     """One worker's, in memory that the meeting place can read."""
 
     def __init__(self, memories: PeerMemory) -> None:

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from paceline.protocols.core.parts import Part
 from paceline.protocols.rules.compression import parse_compression
-from paceline.store.compression import matrices
+from paceline.store.compression.codecs import matrices
+from paceline.store.compression.wire_form import Expected, read
 from paceline.store.cutting import cut_of
 from paceline.store.layout import Layout
 from paceline.store.replicas import Parts, add_in_turn, parameter_parts
-from paceline.store.wire_form import Expected, read
 
 Bytes = bytearray | memoryview
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.config import RunConfig
 
 
-class Toil:
+class EmulatedDevice:
     """One rank's device."""
 
     def __init__(self, config: RunConfig, rank: int, flops: float) -> None:
@@ -30,7 +30,7 @@ class Toil:
 
     def spend(self, flops: float, inputs: list[Tensor], work: Callable[[list[Tensor]], Tensor]) -> Tensor:
         """Carry an operation out in the device's time, and its backward pass as well."""
-        began, span = time.perf_counter(), _Span(self, flops)
+        began, span = time.perf_counter(), _BackwardSpan(self, flops)
         entered: list[Any] = [_enter(value, span) for value in inputs]
         made = work(entered)
         self.wait(began, flops / 3)
@@ -51,10 +51,10 @@ class Toil:
             time.sleep(missing)
 
 
-class _Span:
+class _BackwardSpan:
     """The backward pass of one operation: from its result's gradient to its inputs'."""
 
-    def __init__(self, device: Toil, flops: float) -> None:
+    def __init__(self, device: EmulatedDevice, flops: float) -> None:
         self.device, self.flops, self.began = device, flops, 0.0
         self.entered = False
 
@@ -67,16 +67,16 @@ class _Span:
         self.device.wait(self.began, 2 * self.flops / 3)
 
 
-def _enter(value: Tensor, span: _Span) -> Any:
+def _enter(value: Tensor, span: _BackwardSpan) -> Any:
     if value.grad_fn is None or not value.requires_grad:
         return value
     span.entered = True
-    return _Enter.apply(value, span)  # type: ignore[no-untyped-call]
+    return _EnterSpan.apply(value, span)  # type: ignore[no-untyped-call]
 
 
-class _Enter(torch.autograd.Function):
+class _EnterSpan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor, span: _Span) -> Tensor:
+    def forward(ctx: Any, value: Tensor, span: _BackwardSpan) -> Tensor:
         ctx.span = span
         return value.clone()
 
@@ -88,7 +88,7 @@ class _Enter(torch.autograd.Function):
 
 class _Leave(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor, span: _Span) -> Tensor:
+    def forward(ctx: Any, value: Tensor, span: _BackwardSpan) -> Tensor:
         ctx.span = span
         return value.clone()
 
