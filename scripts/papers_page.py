@@ -32,9 +32,20 @@ what it would take.
 
 Verdicts: {verdicts}.
 
+## All at a glance
+
+By paper. Of a claim with several figures the one is shown that decides its verdict: the first of those that
+went worst. Ours is the median over seeds. *Reproduced*: within the tolerance of its rule; *partly*: the right
+direction, another size; *not*: neither.
+
+{summary}
+
+## Where it comes from
+
 {records}
 """
 
+MISSING_TITLE, OPEN_TITLE = "Written and not run yet", "Cannot be judged here yet"
 Found = dict[str, tuple[Path, list[BenchRow]]]
 """By recipe: the record, and its rows there."""
 
@@ -79,10 +90,45 @@ def page() -> str:
     used = [path for path in records if any(path == other for other, _ in tried.values())]
     opening = OPENING.format(
         verdicts=", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items())),
+        summary="\n".join(summary(tried)),
         records="\n".join(told(path, records[path]) for path in used),
     )
     sections = [section(name, *tried[name]) for name in TRIED if name in tried]
     return "\n".join([opening, *sections, *_missing(tried), *_open(), ""])
+
+
+def summary(tried: Found) -> list[str]:
+    """A table with a line for every claim, those of one paper together."""
+    lines = [(recipe.paper, _line(name, tried)) for name, recipe in TRIED.items()]
+    lines += [
+        (claim.paper, f"{claim.paper} | {claim.claim} | | | | [cannot be judged here]({_anchor(OPEN_TITLE)})")
+        for claim in OPEN.values()
+    ]
+    papers = list(dict.fromkeys(paper for paper, _ in lines))
+    ordered = sorted(lines, key=lambda line: papers.index(line[0]))
+    head = ["| paper | claim | figure | published | ours | verdict |", "|---|---|---|---|---|---|"]
+    return [*head, *(f"| {line} |" for _, line in ordered)]
+
+
+def _line(name: str, tried: Found) -> str:
+    recipe = TRIED[name]
+    if name not in tried:
+        return f"{recipe.paper} | {recipe.claim} | | | | [not run yet]({_anchor(MISSING_TITLE)})"
+    _, rows = tried[name]
+    verdict, row = rows[0].notes["verdict"], deciding(rows)
+    figure, published = row.case["claimed"], row.case["published"]
+    link = f"[{verdict}]({_anchor(f'{name}: {verdict}')})"
+    return f"{recipe.paper} | {recipe.claim} | {figure} | {published} | {row.shown} | {link}"
+
+
+def deciding(rows: list[BenchRow]) -> BenchRow:
+    """The figure to which a recipe owes its verdict."""
+    return next(row for row in rows if row.case["verdict"] == rows[0].notes["verdict"])
+
+
+def _anchor(title: str) -> str:
+    """As GitHub makes it of a heading."""
+    return "#" + re.sub(r"[^a-z0-9_ -]", "", title.lower()).replace(" ", "-")
 
 
 def told(path: Path, record: BenchRecord) -> str:
@@ -110,14 +156,14 @@ def section(name: str, path: Path, rows: list[BenchRow]) -> str:
 def _missing(tried: Found) -> list[str]:
     """Recipes that are written and were not run, or not as they are now."""
     missing = [recipe for name, recipe in TRIED.items() if name not in tried]
-    head = ["## Written and not run yet", "", "| recipe | paper | claim | set-up |", "|---|---|---|---|"]
+    head = [f"## {MISSING_TITLE}", "", "| recipe | paper | claim | set-up |", "|---|---|---|---|"]
     lines = [f"| `{each.name}` | {each.paper} | {each.claim} | {each.setup} |" for each in missing]
     return [*head, *lines, ""] if missing else []
 
 
 def _open() -> list[str]:
     head = [
-        "## Cannot be judged here yet",
+        f"## {OPEN_TITLE}",
         "",
         "| claim | paper | published | why, and what it takes |",
         "|---|---|---|---|",
