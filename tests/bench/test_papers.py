@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.bench.harness.plan import BenchPlan
+from paceline.bench.harness.record import BenchRow
 from paceline.bench.harness.run import BENCHMARKS, apart, chosen
 from paceline.bench.papers import papers as bench
+from paceline.bench.papers.measured import gain
 from paceline.bench.papers.papers import OPEN, TRIED, papers
 from paceline.bench.papers.recipe import (
     Figure,
@@ -108,6 +111,29 @@ def test_what_is_kept_is_not_run_again_unless_rule_or_seed_changed(
     monkeypatch.setattr(bench, "TRIED", {"made": stricter})
     papers(plan, silent)
     assert len(ran) == 3
+
+
+def test_what_this_machine_cannot_try_is_not_run_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    lacking = msgspec.structs.replace(made(ran), lacks=lambda: "no testbed: not root")
+    monkeypatch.setattr(bench, "TRIED", {"made": lacking})
+    (row,) = papers(BenchPlan(recipes=("made",)), silent)
+    assert (row.case["verdict"], row.remark, ran) == ("cannot be judged here", "no testbed: not root.", [])
+
+
+def sequence_row(way: str, link: str, workers: int, value: float) -> BenchRow:
+    figure: Literal["seconds", "speedup"] = "seconds" if way == "dynamic" else "speedup"
+    return BenchRow(
+        case={"way": way, "link": link, "workers": workers}, measured={}, figure=figure, value=value
+    )
+
+
+def test_the_gain_over_the_best_of_the_others_is_the_smallest_of_one_link_and_not_across_links() -> None:
+    rows = [sequence_row("dynamic", link, 2, 99.0) for link in ("fast", "slow")]
+    rows += [sequence_row("ulysses", "fast", 2, 1.1), sequence_row("megatron", "fast", 2, 1.9)]
+    rows += [sequence_row("ulysses", "slow", 2, 1.5), sequence_row("megatron", "slow", 2, 4.0)]
+    assert (gain(rows, min), gain(rows, max)) == (1.5, 4.0)
+    assert gain([*rows, sequence_row("ring", "slow", 2, 1.2)], min) == 1.2
 
 
 def test_an_interrupted_run_goes_on_with_the_recipe_that_was_not_done(

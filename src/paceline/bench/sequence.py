@@ -27,6 +27,8 @@ ITEM = 4
 FASTEST = 1.0
 """Dynamic switching is to be no slower than any other."""
 LINKS_MBIT = (1000, 100)
+EVEN = (1, 32, 128, 64)
+"""Batch, time, space, width: every number of workers divides the second and the third."""
 HOSTS = "abcdefgh"
 Start = Callable[[int, Sequence[str]], "subprocess.Popen[str]"]
 
@@ -35,16 +37,23 @@ def sequences(plan: BenchPlan, say: Say) -> list[BenchRow]:
     """On loopback, then between hosts whose links have a known speed."""
     if plan.quick:
         return _loopback(SequenceTask(2, (1, 5, 6, 8), 2, 1, 1, 2, plan.seed), plan, say)
-    even = SequenceTask(4, (1, 32, 128, 64), 8, 2, 5, 3, plan.seed)
+    even = SequenceTask(4, EVEN, 8, 2, 5, 3, plan.seed)
     rows = _loopback(even, plan, say)
     rows += _loopback(msgspec.structs.replace(even, shape=(1, 30, 126, 64)), plan, say)
+    return rows + between_hosts(plan, say)
+
+
+def between_hosts(plan: BenchPlan, say: Say) -> list[BenchRow]:
+    """Links of every speed, two and four workers; nothing where there is no testbed."""
     reason = why_not()
     if reason is not None:
         say(f"no link of a known speed: {reason}")
-        return rows
+        return []
+    rows = []
     for mbit in LINKS_MBIT:
         for workers in (2, 4):
-            rows += _hosts(msgspec.structs.replace(even, workers=workers, rounds=1), mbit, plan, say)
+            task = SequenceTask(workers, EVEN, 8, 2, 5, 1, plan.seed)
+            rows += _hosts(task, mbit, plan, say)
     return rows
 
 

@@ -15,6 +15,7 @@ from paceline.bench.cluster import cifar
 from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.harness.record import BenchRow, Value
 from paceline.bench.kept import keep, read_kept
+from paceline.bench.papers.measured import MEASURED_RECIPES
 from paceline.bench.papers.paced import PACED_RECIPES
 from paceline.bench.papers.peers import PEER_RECIPES
 from paceline.bench.papers.planned import PLANNED_RECIPES
@@ -28,7 +29,7 @@ from paceline.bench.papers.trial import SplitSide
 from paceline.bench.papers.untried import UNTRIED
 from paceline.errors import unknown
 
-COMPUTED = (*PACED_RECIPES, *PEER_RECIPES, *PLANNED_RECIPES)
+COMPUTED = (*PACED_RECIPES, *PEER_RECIPES, *PLANNED_RECIPES, *MEASURED_RECIPES)
 RECIPES = (*COMPUTED, *TRAINED_PACED, *TRAINED_PEERS, *TRAINED_LOCAL, *TRAINED_SPLIT)
 TRIED = {recipe.name: recipe for recipe in RECIPES}
 OPEN = {claim.name: claim for claim in UNTRIED}
@@ -64,14 +65,18 @@ def check_recipes(plan: BenchPlan) -> None:
 
 def papers(plan: BenchPlan, say: Say) -> list[BenchRow]:
     """Those asked for, in that order, or all."""
-    chosen = [TRIED[name] for name in plan.recipes or TRIED if name in TRIED]
+    named = [TRIED[name] for name in plan.recipes or TRIED if name in TRIED]
+    lacking = {} if plan.quick else {each.name: why for each in named if (why := each.lacks()) is not None}
+    chosen = [recipe for recipe in named if recipe.name not in lacking]
     found = _tried(chosen, plan, say)
     rows = [
         row for recipe in chosen for row in _rows(_on_images(recipe, plan), found[recipe.name], plan.quick)
     ]
+    opened = [claim for claim in OPEN.values() if not plan.recipes or claim.name in plan.recipes]
     return [
         *rows,
-        *(_open_row(claim) for claim in OPEN.values() if not plan.recipes or claim.name in plan.recipes),
+        *(_untried_row(TRIED[name], f"{why}.") for name, why in lacking.items()),
+        *(_untried_row(claim, f"{claim.reason}. It would take: {claim.takes}.") for claim in opened),
     ]
 
 
@@ -161,8 +166,7 @@ def _row(recipe: Recipe, figure: Figure, values: list[float], quick: bool) -> Be
     return msgspec.structs.replace(row, case=case)
 
 
-def _open_row(claim: Open) -> BenchRow:
+def _untried_row(claim: Open | Recipe, remark: str) -> BenchRow:
     case: dict[str, Value] = {"recipe": claim.name, "paper": claim.paper, "claimed": claim.claim}
     case |= {"how": "not tried", "published": claim.source, "verdict": CANNOT}
-    remark = f"{claim.reason}. It would take: {claim.takes}."
     return BenchRow(case=case, measured={}, figure="ratio", value=None, remark=remark)

@@ -85,6 +85,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """What has to be trained,"""
     judged: Judged | None = None
     """and the figures that the courses of one seed come to."""
+    lacks: Callable[[], str | None] = lambda: None
+    """Why this machine cannot try it; None: it can."""
     about_s: float = 1.0
     """How long it takes, about, if not quick."""
 

@@ -18,14 +18,6 @@ UNTRIED = (
         takes="`bench strategies`, which compares them in real processes; about 15 minutes",
     ),
     Open(
-        name="dsp_throughput",
-        paper="Dynamic sequence parallelism (Zhao et al., 2024)",
-        claim="32.2 % to 10 times the throughput of the embedded methods",
-        source="abstract; 128 H100",
-        reason="throughput depends on links between devices that this machine has not",
-        takes="`bench sequence` on a testbed with throttled links (root); about 10 minutes",
-    ),
-    Open(
         name="osdp_large",
         paper="OSDP (Jiang et al., IJCAI 2023)",
         claim="2.78 times as fast as FSDP for 8 layers of OPT-30B's shape in 16 GB",
