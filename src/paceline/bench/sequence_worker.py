@@ -119,6 +119,7 @@ def main() -> None:
             trainer.block(task.rounds, lambda: sent_through(link))
     dist.barrier()
     print(msgspec.json.encode({way: trainer.seen for way, trainer in trainers.items()}).decode(), flush=True)
+    dist.destroy_process_group()  # else its threads may still run when the interpreter ends, which aborts
 
 
 if __name__ == "__main__":

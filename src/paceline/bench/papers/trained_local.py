@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from paceline.bench.papers.recipe import Recipe, as_good, better, beyond, close, shown_only
 from paceline.bench.papers.trained_paced import DIGITS, EXACT
 from paceline.bench.papers.trained_peers import linked
 from paceline.bench.papers.trial import Courses, Side, Trial, points
 
 RATES = (1.0, 2.0, 3.0)
+LARGE = 64
+"""Images of a worker in a batch, where the batch is to be large."""
 TRAINS = 0.7
 """From this accuracy on a rate counts as one at which training works."""
 
@@ -34,16 +38,20 @@ def _deepspark(runs: Courses) -> dict[str, float]:
         "EASGD - DOWNPOUR at a quarter of the rate": points(
             runs["easgd 10"].final, runs["downpour 10, rate / 4"].final
         ),
+        "EASGD - DOWNPOUR at a quarter of the rate, without momentum": points(
+            runs["easgd 10"].final, runs["downpour 10, plain"].final
+        ),
         "bytes: all-reduce / EASGD, period 10": together.sent_bytes / max(1, runs["easgd 10"].sent_bytes),
         "EASGD, period 50: - all-reduce": points(runs["easgd 50"].final, together.final),
     }
 
 
 def _large_rate(runs: Courses) -> dict[str, float]:
-    def largest(name: str) -> float:
-        return max((rate for rate in RATES if runs[f"{name} {rate:g}"].final >= TRAINS), default=0.5)
+    def largest(name: str, more: str = "") -> float:
+        return max((rate for rate in RATES if runs[f"{name} {rate:g}{more}"].final >= TRAINS), default=0.5)
 
     ssgd, ours = largest("ssgd"), largest("dpsgd")
+    more = f", {LARGE} each"
     next_rate = next((rate for rate in RATES if rate > ssgd), RATES[-1])
     return {
         "largest rate that trains: DPSGD / SSGD": ours / ssgd,
@@ -53,7 +61,25 @@ def _large_rate(runs: Courses) -> dict[str, float]:
             runs[f"dpsgd {next_rate:g}"].final, runs[f"ssgd {next_rate:g}"].final
         ),
         "at rate 1: DPSGD - SSGD": points(runs["dpsgd 1"].final, runs["ssgd 1"].final),
+        f"batches of {LARGE} each: largest rate that trains, DPSGD / SSGD": (
+            largest("dpsgd", more) / largest("ssgd", more)
+        ),
+        f"batches of {LARGE} each, at rate 2: DPSGD - SSGD": points(
+            runs[f"dpsgd 2{more}"].final, runs[f"ssgd 2{more}"].final
+        ),
     }
+
+
+def _rated(protocol: str, settings: dict[str, Any], title: str) -> dict[str, Side]:
+    """At every rate, with small batches and with large ones; the same number of steps."""
+    small = {f"{title} {rate:g}": Side(protocol=protocol, settings=settings, lr=rate) for rate in RATES}
+    large = {
+        f"{title} {rate:g}, {LARGE} each": Side(
+            protocol=protocol, settings=settings, lr=rate, batch=LARGE, epochs=75
+        )
+        for rate in RATES
+    }
+    return small | large
 
 
 TRAINED_LOCAL = (
@@ -63,8 +89,9 @@ TRAINED_LOCAL = (
         claim="As good as fully synchronous training with 500 times less communication, 8 workers.",
         source="abstract",
         setup=f"{DIGITS} No language model: a classifier. 8 workers, AdamW at rate 0.003, outer Nesterov at "
-        "rate 0.7 and momentum 0.9, batch 16, 100 epochs (1,012 steps each), so two outer steps at period "
-        "500 and 20 at period 50. Accuracy is that of the mean of all replicas in the end. Three seeds.",
+        "rate 0.7 and momentum 0.9, batch 16, 100 epochs (1,000 steps each), so two outer steps at period "
+        "500 and 20 at period 50. One worker alone makes 972 steps. Accuracy is that of the mean of all "
+        "replicas in the end. Three seeds.",
         how=EXACT,
         figures=(
             as_good("period 500: DiLoCo - synchronous", "as good"),
@@ -100,14 +127,15 @@ TRAINED_LOCAL = (
         source="abstracts; no figure could be checked",
         setup=f"{DIGITS} 4 workers, batch 16, 12 epochs, rate 0.05, momentum 0.9; an exchange with the "
         "centre every 10 iterations (beta 0.9; DeepSpark: asynchronous, alpha 0.1), then every 50. On no "
-        "Spark: the engine only places processes. Accuracy of what each would save: the centre. Three "
-        "seeds.",
+        "Spark: the engine only places processes. DOWNPOUR at the same rate, at a quarter of it, and at a "
+        "quarter of it without momentum. Accuracy of what each would save: the centre. Three seeds.",
         how=EXACT,
         figures=(
             as_good("EASGD, period 10: - all-reduce", "equal quality"),
             as_good("DeepSpark (asynchronous), period 10: - all-reduce", "equal quality"),
             better("EASGD - DOWNPOUR, period 10"),
             shown_only("EASGD - DOWNPOUR at a quarter of the rate", unit="points"),
+            shown_only("EASGD - DOWNPOUR at a quarter of the rate, without momentum", unit="points"),
             shown_only("bytes: all-reduce / EASGD, period 10"),
             shown_only("EASGD, period 50: - all-reduce", unit="points"),
         ),
@@ -127,6 +155,9 @@ TRAINED_LOCAL = (
                 "downpour 10, rate / 4": Side(
                     protocol="easgd", settings={"period": 10, "mode": "downpour"}, lr=0.0125
                 ),
+                "downpour 10, plain": Side(
+                    protocol="easgd", settings={"period": 10, "mode": "downpour"}, lr=0.0125, momentum=0.0
+                ),
             },
         ),
         judged=_deepspark,
@@ -141,8 +172,9 @@ TRAINED_LOCAL = (
         claim="Trains at learning rates at which synchronous SGD (SSGD) diverges.",
         source="abstract",
         setup=f"{DIGITS} 16 workers, batch 16 each (256 in all), plain SGD at rates 1, 2 and 3 without "
-        "warm-up, 15 epochs, random pairs. A rate trains if accuracy is 70 % or more in the end; if none "
-        "does, 0.5 is counted. Three seeds.",
+        "warm-up, 15 epochs (75 steps), random pairs. A rate trains if accuracy is 70 % or more in the end; "
+        "if none does, 0.5 is counted. Then batches of 64 each (1,024 in all), 75 epochs (75 steps). Three "
+        "seeds.",
         how=EXACT,
         figures=(
             beyond("largest rate that trains: DPSGD / SSGD", "above 1"),
@@ -150,6 +182,8 @@ TRAINED_LOCAL = (
             shown_only("largest rate that trains, DPSGD", unit="count"),
             shown_only("at the next rate: DPSGD - SSGD", unit="points"),
             shown_only("at rate 1: DPSGD - SSGD", unit="points"),
+            shown_only(f"batches of {LARGE} each: largest rate that trains, DPSGD / SSGD"),
+            shown_only(f"batches of {LARGE} each, at rate 2: DPSGD - SSGD", unit="points"),
         ),
         trial=Trial(
             cluster=linked(16, 1),
@@ -158,11 +192,8 @@ TRAINED_LOCAL = (
             momentum=0.0,
             epochs=15,
             sides={
-                **{f"ssgd {rate:g}": Side(protocol="allreduce", lr=rate) for rate in RATES},
-                **{
-                    f"dpsgd {rate:g}": Side(protocol="dpsgd", settings={"topology": "matching"}, lr=rate)
-                    for rate in RATES
-                },
+                **_rated("allreduce", {}, "ssgd"),
+                **_rated("dpsgd", {"topology": "matching"}, "dpsgd"),
             },
         ),
         judged=_large_rate,

@@ -37,6 +37,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     momentum: float | None = None
     epochs: int | None = None
     workers: int | None = None
+    batch: int | None = None
 
 
 class SplitSide(Side, frozen=True, kw_only=True):
@@ -79,8 +80,13 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
                 side=Side(protocol=side.protocol), workers=2, cluster="workers = 2", args=QUICK, seed=seed
             )
         workers = side.workers or self.workers
-        words: dict[str, object] = {"batch": self.batch, "every": self.every, "lr": lr or side.lr or self.lr}
-        words |= {"noise": self.noise, "seed": seed, "epochs": side.epochs or self.epochs}
+        words: dict[str, object] = {"batch": side.batch or self.batch, "every": self.every}
+        words |= {
+            "lr": lr or side.lr or self.lr,
+            "noise": self.noise,
+            "seed": seed,
+            "epochs": side.epochs or self.epochs,
+        }
         words["momentum"] = self.momentum if side.momentum is None else side.momentum
         if plan.data is not None:
             words |= {"data": Path(plan.data).resolve(), "images": self.images, "epochs": self.image_epochs}
