@@ -69,14 +69,13 @@ def _ddl_sgs(runs: Courses) -> dict[str, float]:
 def _sparse(runs: Courses) -> dict[str, float]:
     return {
         f"{name} - one group": points(runs[name].final, runs["one group"].final)
-        for name in ("2 groups", "4 groups", "4 groups, moments not scaled")
+        for name in ("2 groups", "4 groups", "4 groups, moments not scaled", "one group, twice the rate")
     }
 
 
-def _clicks(groups: int, *args: str) -> SplitSide:
-    return SplitSide(
-        protocol="sparse_2d", mesh={"data": groups, "shard": 4 // groups}, args=("--clicks", *args)
-    )
+def _clicks(groups: int, *args: str, lr: float | None = None) -> SplitSide:
+    mesh = {"data": groups, "shard": 4 // groups}
+    return SplitSide(protocol="sparse_2d", mesh=mesh, args=("--clicks", *args), lr=lr)
 
 
 def _spark(plan: BenchPlan) -> Values:
@@ -155,12 +154,13 @@ TRAINED_SPLIT = (
         setup="Made-up clicks (8,000 to train on, Zipf's ids), two tables of 4,000 and 1,000 rows and a "
         "small network; 4 workers, batch 64 each, 6 epochs, row-wise AdaGrad at rate 0.1, tables averaged "
         "at every step. Quality is the area under the curve on 4,000 others, the mean of the last three "
-        "epochs, in points. 1, 2 and 4 groups. Three seeds.",
+        "epochs, in points. 1, 2 and 4 groups; then one group at rate 0.2. Three seeds.",
         how="trained in real processes",
         figures=(
             as_good("2 groups - one group", "the same"),
             as_good("4 groups - one group", "the same"),
             shown_only("4 groups, moments not scaled - one group", unit="points"),
+            shown_only("one group, twice the rate - one group", unit="points"),
         ),
         trial=Trial(
             cluster="",
@@ -174,6 +174,7 @@ TRAINED_SPLIT = (
                 "2 groups": _clicks(2),
                 "4 groups": _clicks(4),
                 "4 groups, moments not scaled": _clicks(4, "--scale=1"),
+                "one group, twice the rate": _clicks(1, lr=0.2),
             },
         ),
         judged=_sparse,
