@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from paceline.bench.papers.recipe import Open
 
-TRAINING = "a claim about accuracy: simulated times cannot answer it"
-DIGITS = "exact simulation with real gradients, five seeds, the same rates tried for every side"
-
 UNTRIED = (
     Open(
         name="ps_ddp_fsdp_eval",
