@@ -43,6 +43,12 @@ def test_without_delays_four_stages_train_bit_for_bit_as_one_process(lab: Lab) -
     assert split.result.bytes_by_axis["stage"] > 0
 
 
+def test_a_loader_with_a_generator_keeps_the_order_of_one_process(lab: Lab) -> None:
+    alone = lab.trained("pipe.py", "--shuffle", "alike", workers=1)
+    split = piped(lab, "--shuffle", "alike", protocol="bp", mesh={"stage": 2})
+    assert same(split.weights, alone.weights)
+
+
 def test_sleeps_change_no_bit_of_layerwise_weights(lab: Lab) -> None:
     dials = {"protocol": "layerwise", "settings": {"p": "2,1,0,0", "m": "6,3,1,0"}}
     plain = piped(lab, "--norm", **dials)

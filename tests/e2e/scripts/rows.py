@@ -29,6 +29,9 @@ parser.add_argument("--gather", action="store_true")
 parser.add_argument("--norm", action="store_true")
 parser.add_argument("--unsplit", action="store_true")
 parser.add_argument("--drop", type=float, default=0.0)
+parser.add_argument(
+    "--shuffle", default="", help="by a generator of the loader's own: alike, or apart by rank"
+)
 options = parser.parse_args()
 
 torch.set_num_threads(1)  # as workers have: sums over threads may differ in the last bit
@@ -47,7 +50,10 @@ if not options.unsplit:
     model = parallelize(model, mesh)
 kind = getattr(torch.optim, options.optimizer)
 optimizer = kind(model.parameters(), lr=0.05, **({"momentum": 0.9} if options.optimizer == "SGD" else {}))
-loader = DataLoader(data, batch_size=options.batch)
+shuffled = torch.Generator().manual_seed(7 + (pace.rank if options.shuffle == "apart" else 0))
+loader = DataLoader(
+    data, options.batch, **({"shuffle": True, "generator": shuffled} if options.shuffle else {})
+)
 scheduler = [torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)] if options.schedule else []
 model, optimizer, loader, *_ = pace.prepare(model, optimizer, loader, *scheduler)
 count = 0

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import ConfigError
 from paceline.parallel.along import Along
+from paceline.parallel.loading import check_same_order
 from paceline.parallel.mesh import Mesh
 from paceline.parallel.pace import MeshPace
 from paceline.parallel.parts import CheckpointPart, import_optimizer, read_mesh_checkpoint
@@ -83,6 +84,7 @@ def _cut(
     check_suited(optimizer)
     check_blocks(len(blocks), stages)
     dealt = Pairs(loader, mesh.index("data"), mesh.size("data"), config.seed, loads=index == 0)
+    check_same_order(loader, mesh)
     pace.ready(blocks, dealt.per_epoch, len(dealt) * mesh.size("data"))
     cuts = _agreed_cuts(pace, blocks, loader, schedule, given, stages)
     check_apart(blocks, cuts)
