@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from paceline.errors import ConfigError
 from paceline.parallel.mesh import Mesh, gather_bytes
 from paceline.runtime.checkpoints.random_state import digest
-from paceline.runtime.worker.data.loader import with_batches
+from paceline.runtime.worker.data.loader import refuse_shares, with_batches
 from paceline.runtime.worker.data.sample_order import SampleOrders
 
 Indices = list[Any]
@@ -125,6 +125,7 @@ def check_loader(loader: Any) -> None:
         )
     if loader.batch_sampler is None:
         raise ConfigError("a mesh needs a loader that makes batches: give it a batch_size.")
+    refuse_shares(loader.batch_sampler)
 
 
 def check_same_order(loader: Any, mesh: Mesh) -> None:

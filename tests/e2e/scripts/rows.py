@@ -8,7 +8,7 @@ import time
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import paceline
 from paceline.parallel.layers import parallelize
@@ -28,6 +28,7 @@ parser.add_argument("--optimizer", default="SGD")
 parser.add_argument("--gather", action="store_true")
 parser.add_argument("--norm", action="store_true")
 parser.add_argument("--unsplit", action="store_true")
+parser.add_argument("--shares", action="store_true", help="a sampler that divides the data by itself")
 parser.add_argument("--drop", type=float, default=0.0)
 parser.add_argument(
     "--shuffle", default="", help="by a generator of the loader's own: alike, or apart by rank"
@@ -54,6 +55,8 @@ shuffled = torch.Generator().manual_seed(7 + (pace.rank if options.shuffle == "a
 loader = DataLoader(
     data, options.batch, **({"shuffle": True, "generator": shuffled} if options.shuffle else {})
 )
+if options.shares:
+    loader = DataLoader(data, options.batch, sampler=DistributedSampler(data, pace.size, pace.rank))
 scheduler = [torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)] if options.schedule else []
 model, optimizer, loader, *_ = pace.prepare(model, optimizer, loader, *scheduler)
 count = 0
