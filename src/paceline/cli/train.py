@@ -21,7 +21,7 @@ from paceline.cli.running.common import (
     print_json,
 )
 from paceline.cli.running.engines import check_engine, open_engine
-from paceline.cli.running.mesh import check_split, is_split, resolved_mesh
+from paceline.cli.running.mesh import check_known, check_split, is_split, resolved_mesh
 from paceline.engines import ENGINES
 
 LARGE_BYTES = 1 << 30
@@ -221,6 +221,7 @@ def _fitting(asked: dict[str, Any], typed: bool) -> dict[str, Any]:
     """Protocol, mesh and number of workers (`typed`: by hand), checked against each other before anything is
     started."""
     protocol, settings = asked["protocol"], asked["settings"]
+    check_known(protocol)
     axes, workers = resolved_mesh(asked["mesh"], protocol, asked["workers"], typed)
     sha256 = ""
     if axes is None and not is_split(protocol):

@@ -27,6 +27,17 @@ def is_split(protocol: str | None) -> bool:
     return protocol in SPLITS
 
 
+def check_known(protocol: str | None) -> None:
+    """Find a misspelt name, and tell the names of all families: those that split a model, too."""
+    from paceline.errors import unknown
+    from paceline.parallel.registry import SPLITS
+    from paceline.protocols import PACED, PEERS, own
+
+    known = {*PACED, *PEERS, *SPLITS, *own.offered()}
+    if protocol is not None and protocol not in known and not own.names_a_file(protocol):
+        raise unknown("protocol", protocol, known)
+
+
 def resolved_mesh(
     given: str | dict[str, int] | None, protocol: str | None, workers: int, typed: bool
 ) -> tuple[dict[str, int] | None, int]:
