@@ -42,6 +42,10 @@ def network() -> nn.Sequential:
     rows.append(nn.Linear(6, 3))
     if options.fault == "shared":
         rows[0][0].weight = rows[2][0].weight  # type: ignore[index]
+    if options.fault == "twice":
+        rows = [nn.Linear(6, 6), tanh := nn.Tanh(), nn.Linear(6, 6), tanh, nn.Linear(6, 3)]
+    if options.fault == "again":
+        rows[2] = rows[0]
     if options.fault == "tuple":
         rows[1] = nn.LSTM(6, 6)
     return nn.Sequential(*rows)
