@@ -125,6 +125,7 @@ def test_bad_input_is_one_clear_line(tmp_path: Path) -> None:
             "'norm' (module) cannot be split into 2",
         ),
         (["osdp", *model, "--cluster", cluster, "--memory", "much"], "such as 8GiB or 500MB, got 'much'"),
+        (["osdp", "none.py", "--memory", "much"], "got 'much'"),  # before anything is measured
         (["osdp", "--cluster", cluster], "which model?"),
         (["osdp", *model, "--cluster", "none.toml"], "cannot read the cluster file none.toml"),
     ]

@@ -12,7 +12,7 @@ import pytest
 
 from paceline.parallel.registry import PIPELINES
 from paceline.trace import Result
-from support.runs import SCRIPTS
+from support.runs import SCRIPTS, Lab
 from support.shell import Shell
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -61,7 +61,8 @@ def test_the_third_family_is_listed_with_promise_and_paper(shell: Shell) -> None
         (("--mesh", "stage=3", "-p", "layerwise", "--set", "p=1,1,0", "--set", "m=2,2,0"), "= -1 is < 0"),
         (("--mesh", "stage=3", "-p", "layerwise", "--set", "p=1,0", "--set", "m=2,0"), "but the mesh has 3"),
         (("--mesh", "stage=2", "-p", "ssp"), "splits no model"),
-        (("--mesh", "stage=2", "-p", "layerwize"), "unknown protocol"),
+        (("--mesh", "stage=2", "-p", "layerwize"), "Did you mean 'layerwise'?"),
+        (("-p", "row_splt"), "Did you mean 'row_split'?"),
         (("--mesh", "stage=2", "-p", "fdg", "--set", "data=ad_psgd"), "not for an axis of a mesh"),
         (("--mesh", "stage=2", "--fabric", "gloo"), "does not go with --mesh"),
         (("-p", "fdg", "--set", "shrink=2"), "factor in (0, 1]"),
@@ -74,6 +75,23 @@ def test_what_does_not_fit_is_refused_before_anything_is_started(
     assert done.code == 2
     assert said in done.error
     assert not list(shell.runs.glob("*/logs"))
+
+
+def test_the_command_resumes_a_mesh_with_its_protocol_and_with_other_stages(lab: Lab, shell: Shell) -> None:
+    running = lab.start("pipe.py", "--pause", 0.1, workers=4, mesh={"stage": 4}, protocol="fdg")
+    running.until_pushes(16)
+    running.stop()
+    stopped = lab.finish(running)
+    (stopped.folder / "config.json").write_bytes(msgspec.json.encode(running.config))
+    left = 96 - stopped.result.samples
+    assert left > 0
+    for typed, mesh in (((), {"stage": 4}), (("--mesh", "stage=2"), {"stage": 2})):
+        done = shell(
+            "train", SCRIPTS / "pipe.py", "--resume", stopped.folder, *typed, "--json", "--", "--epochs", 2
+        )
+        assert done.code == 0, done.err
+        found = done.json
+        assert (found["protocol"], found["mesh"], found["samples"]) == ("fdg", mesh, left)
 
 
 def test_pipelines_are_simulated_to_hundreds_of_workers_with_stragglers(shell: Shell) -> None:

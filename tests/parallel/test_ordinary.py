@@ -31,6 +31,12 @@ def test_copies_train_as_one_process_with_their_batches_together(lab: Lab) -> No
     assert len(copies.of(Evaluated)) == 2
 
 
+def test_a_loader_with_a_generator_keeps_the_order_of_one_process(lab: Lab) -> None:
+    args = ("--samples", 44, "--shuffle", "alike")
+    alone = lab.trained("rows.py", *args, "--batch", 8, workers=1)
+    close(meshed(lab, *args).weights, alone.weights)
+
+
 def test_gradients_of_several_batches_make_one_step(lab: Lab) -> None:
     alone = lab.trained("rows.py", "--every", 3, "--batch", 8, workers=1)
     copies = meshed(lab, "--every", 3)
@@ -74,6 +80,8 @@ def test_what_workers_gather_is_everybodys_and_not_ones_own(lab: Lab) -> None:
             {"stage": 2},
             "nothing is split along it before pace.prepare(). Use paceline.parallel.pipeline",
         ),
+        (("--shuffle", "apart"), {"data": 2}, "generator does not stand at the same place on ranks 0 and 1"),
+        (("--shares",), {"data": 2}, "the loader has a DistributedSampler"),
         (("--optimizer", "LBFGS"), {"data": 2}, "optimizer LBFGS cannot run on several workers"),
     ],
 )

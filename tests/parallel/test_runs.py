@@ -43,6 +43,18 @@ def test_without_delays_four_stages_train_bit_for_bit_as_one_process(lab: Lab) -
     assert split.result.bytes_by_axis["stage"] > 0
 
 
+def test_a_loader_with_a_generator_keeps_the_order_of_one_process(lab: Lab) -> None:
+    alone = lab.trained("pipe.py", "--shuffle", "alike", workers=1)
+    split = piped(lab, "--shuffle", "alike", protocol="bp", mesh={"stage": 2})
+    assert same(split.weights, alone.weights)
+
+
+def test_a_block_that_stands_twice_computes_twice(lab: Lab) -> None:
+    """One activation for all layers, as many write it."""
+    alone = lab.trained("pipe.py", "--fault", "twice", workers=1)
+    assert same(piped(lab, "--fault", "twice", protocol="bp").weights, alone.weights)
+
+
 def test_sleeps_change_no_bit_of_layerwise_weights(lab: Lab) -> None:
     dials = {"protocol": "layerwise", "settings": {"p": "2,1,0,0", "m": "6,3,1,0"}}
     plain = piped(lab, "--norm", **dials)
@@ -157,6 +169,7 @@ def test_training_that_the_lead_ends_ends_for_all_before_the_same_iteration(lab:
     ("args", "dials", "said"),
     [
         (("--fault", "shared"), {}, "are one parameter, but lie on stages 0 and 2"),
+        (("--fault", "again"), {}, "0.0.weight and 2.0.weight are one parameter, but lie on stages 0 and 2"),
         (("--fault", "tuple"), {}, "block '1' (LSTM) returned a tuple"),
         (("--fault", "whole"), {}, "is on another stage: this worker cannot call the whole model"),
         ((), {"mesh": {"stage": 5}, "workers": 5}, "4 blocks, and the mesh 5 stages"),

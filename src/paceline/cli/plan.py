@@ -69,11 +69,14 @@ def osdp(
 
     Example: paceline plan osdp examples/digits.py --workers 4 --memory 1GiB --out plan.json
     """
+    from paceline.plan.osdp.scheduler import plan_osdp
+
     with errors_for_people():
         ways = _ways(modes, slices, split or [], overlap)
+        limit = _limit(memory, batch)
         machines = _cluster(cluster, workers, overhead)
         model = _model(script, args, profile)
-        found = _planned(model, machines, memory, batch, ways)
+        found = plan_osdp(model, machines, limit, batch, **ways)
         _deliver(found, out, json)
 
 
@@ -133,17 +136,14 @@ def _cut_up(script: Path, args: list[str] | None, machines: ClusterProfile, segm
         return plan_hap(graph, machines, script.stem, captured.batch, copies, segments)
 
 
-def _planned(
-    model: ModelProfile, machines: ClusterProfile, memory: str | None, batch: int | None, ways: dict[str, Any]
-) -> Any:
+def _limit(memory: str | None, batch: int | None) -> int | None:
+    """Bytes of a device, if told; looked at before anything is measured, as the batch is."""
     from paceline.errors import ConfigError
-    from paceline.plan.osdp.scheduler import plan_osdp
     from paceline.plan.profile.units import parse_size
 
     if batch is not None and batch < 1:
         raise ConfigError(f"--batch must be at least 1, got {batch}.")
-    limit = None if memory is None else parse_size(memory, "--memory")
-    return plan_osdp(model, machines, limit, batch, **ways)
+    return None if memory is None else parse_size(memory, "--memory")
 
 
 def _ways(modes: str, slices: int, split: list[str], overlap: bool) -> dict[str, Any]:

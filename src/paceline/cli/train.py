@@ -21,7 +21,7 @@ from paceline.cli.running.common import (
     print_json,
 )
 from paceline.cli.running.engines import check_engine, open_engine
-from paceline.cli.running.mesh import check_split, is_split, resolved_mesh
+from paceline.cli.running.mesh import check_known, check_split, is_split, resolved_mesh
 from paceline.engines import ENGINES
 
 LARGE_BYTES = 1 << 30
@@ -110,31 +110,20 @@ def train(
             chosen |= {key: asked[key] for key in kept}
             return train_planned(chosen, plan, plan_cluster, _flags(context), runs, json)
         asked = dials.asked() | {"protocol": protocol, "settings": parse_settings(set_ or [])}
-        followed = advised(advice, asked, _typed(context))
-        asked |= followed
-        protocol, settings = asked["protocol"], asked["settings"]
-        typed = _was_typed(context, "workers") or "workers" in followed
-        axes, workers = resolved_mesh(dials["mesh"], protocol, asked["workers"], typed)
-        every = None if workers == 1 else dials["checkpoint_every"]
-        among = dials["compress"], dials["fabric"], every, dials["store_hosts"]
-        sha256 = ""
-        if axes is None and not is_split(protocol):
-            protocol, sha256 = checked_protocol(protocol, settings, *among)
-        else:
-            check_split(protocol, settings, axes)
         asked |= {
-            "workers": workers,
-            "mesh": axes,
             "plain": dials["tls"] is False,
             "script": str(script),
             "args": tuple(args or ()),
-            "protocol": protocol,
-            "protocol_sha256": sha256,
-            "settings": settings,
         }
-        if resume is not None and not _is_told():
+        followed = advised(advice, asked, _typed(context))
+        typed = _typed(context) | followed.keys()
+        asked |= followed
+        if resume is None or _is_told():
+            asked |= _fitting(asked, "workers" in typed)
+        else:
             with telling():
-                asked = _as_before(resume, asked, _typed(context) | followed.keys())
+                asked = _as_before(resume, asked, typed)
+                asked |= _fitting(asked, "workers" in typed)
         _run(asked, runs, json, dials["secret_file"])
     return None
 
@@ -225,8 +214,23 @@ def _as_before(run: Path, asked: dict[str, Any], typed: set[str]) -> dict[str, A
     checkpoint = find_checkpoint(run)
     old = config_of(run if (run / "config.json").is_file() else checkpoint.parent)
     kept = {field: getattr(old, field) for field in asked if field not in typed}
-    asked = asked | kept | {"resume": str(checkpoint)}
-    return asked | {"protocol_sha256": checked_protocol(asked["protocol"], asked["settings"])[1]}
+    return asked | kept | {"resume": str(checkpoint)}
+
+
+def _fitting(asked: dict[str, Any], typed: bool) -> dict[str, Any]:
+    """Protocol, mesh and number of workers (`typed`: by hand), checked against each other before anything is
+    started."""
+    protocol, settings = asked["protocol"], asked["settings"]
+    check_known(protocol)
+    axes, workers = resolved_mesh(asked["mesh"], protocol, asked["workers"], typed)
+    sha256 = ""
+    if axes is None and not is_split(protocol):
+        every = None if workers == 1 else asked["checkpoint_every"]
+        among = asked["compress"], asked["fabric"], every, asked["store_hosts"]
+        protocol, sha256 = checked_protocol(protocol, settings, *among)
+    else:
+        check_split(protocol, settings, axes)
+    return {"mesh": axes, "workers": workers, "protocol": protocol, "protocol_sha256": sha256}
 
 
 def make_config(asked: dict[str, Any], runs: Path) -> Any:

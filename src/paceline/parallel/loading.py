@@ -1,8 +1,9 @@
 """The batches of a run on a mesh: every copy of the model has its own, and all workers of a copy the same.
 
 The order of an epoch is drawn from the user's own sampler under a seed of run and epoch, so all workers know
-it. Copies take batches in turn; the samples of a last, incomplete round are spread over all copies, so that
-every sample is used by exactly one of them. Fewer samples than copies are left out of that epoch.
+it; a loader with a `generator` of its own keeps the order it has alone. Copies take batches in turn; the
+samples of a last, incomplete round are spread over all copies, so that every sample is used by exactly one of
+them. Fewer samples than copies are left out of that epoch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.errors import ConfigError
-from paceline.runtime.worker.data.loader import with_batches
+from paceline.parallel.mesh import Mesh, gather_bytes
+from paceline.runtime.checkpoints.random_state import digest
+from paceline.runtime.worker.data.loader import refuse_shares, with_batches
 from paceline.runtime.worker.data.sample_order import SampleOrders
 
 Indices = list[Any]
@@ -58,7 +61,7 @@ class MeshLoader:
     def _open(self, loader: Any, seed: int) -> None:
         check_loader(loader)
         self._batches = len(loader.batch_sampler)
-        self._orders = SampleOrders(loader.batch_sampler, self._batches, seed)
+        self._orders = SampleOrders(loader.batch_sampler, self._batches, seed, loader=loader)
 
     def __len__(self) -> int:
         return -(-self._batches // self._copies)
@@ -122,3 +125,15 @@ def check_loader(loader: Any) -> None:
         )
     if loader.batch_sampler is None:
         raise ConfigError("a mesh needs a loader that makes batches: give it a batch_size.")
+    refuse_shares(loader.batch_sampler)
+
+
+def check_same_order(loader: Any, mesh: Mesh) -> None:
+    """Refuse a generator that stands elsewhere on some worker. All workers come here."""
+    told = gather_bytes(digest(loader).encode(), mesh.count)
+    other = next((rank for rank, order in enumerate(told) if order != told[0]), None)
+    if other is not None:
+        raise ConfigError(
+            f"the loader's generator does not stand at the same place on ranks 0 and {other}, so "
+            "their epochs would have different orders. Seed it alike on all, or give the loader none."
+        )

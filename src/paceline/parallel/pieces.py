@@ -65,3 +65,9 @@ def pieces_of(model: nn.Module) -> dict[str, TensorPiece]:
             dot = f"{prefix}." if prefix else ""
             found |= {f"{dot}{name}": piece for name, piece in module.pieces().items()}
     return found
+
+
+def in_order(sequential: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The modules of an nn.Sequential as they compute. One that stands there twice is called twice, but
+    `named_children` tells of its first place only."""
+    return [(name, module) for name, module in sequential._modules.items() if module is not None]

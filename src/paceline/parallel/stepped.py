@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.errors import ConfigError
 from paceline.parallel import messages as m
 from paceline.parallel.along import Along, as_one
-from paceline.parallel.loading import MeshLoader
+from paceline.parallel.loading import MeshLoader, check_same_order
 from paceline.parallel.mesh import Mesh, mean_along
 from paceline.parallel.pace import MeshPace
 from paceline.parallel.padding import Padding
@@ -65,6 +65,7 @@ def prepare(
         )
     else:
         dealt = MeshLoader(loader, feeding.copy, feeding.copies, config.seed)
+        check_same_order(loader, mesh)
     pace.ready(model, dealt.per_epoch, len(dealt) * feeding.copies, pieces)
     _equal_copies(mesh, model)
     if feeding.copy:  # those of a copy draw the same random numbers (dropout), other copies others

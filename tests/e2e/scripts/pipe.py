@@ -29,6 +29,9 @@ parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep i
 parser.add_argument("--stop", type=int, default=-1, help="iteration at which the lead ends training")
 parser.add_argument("--fault", default="", help="what to do wrong")
 parser.add_argument("--optimizer", default="SGD")
+parser.add_argument(
+    "--shuffle", default="", help="by a generator of the loader's own: alike, or apart by rank"
+)
 options = parser.parse_args()
 
 
@@ -39,6 +42,10 @@ def network() -> nn.Sequential:
     rows.append(nn.Linear(6, 3))
     if options.fault == "shared":
         rows[0][0].weight = rows[2][0].weight  # type: ignore[index]
+    if options.fault == "twice":
+        rows = [nn.Linear(6, 6), tanh := nn.Tanh(), nn.Linear(6, 6), tanh, nn.Linear(6, 3)]
+    if options.fault == "again":
+        rows[2] = rows[0]
     if options.fault == "tuple":
         rows[1] = nn.LSTM(6, 6)
     return nn.Sequential(*rows)
@@ -56,7 +63,10 @@ model = network()
 kind = getattr(torch.optim, options.optimizer)
 optimizer = kind(model.parameters(), lr=0.05, **({"momentum": 0.9} if options.optimizer == "SGD" else {}))
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5) if options.schedule else None
-loader = DataLoader(data, batch_size=options.batch)
+shuffled = torch.Generator().manual_seed(7 + (pace.rank if options.shuffle == "apart" else 0))
+loader = DataLoader(
+    data, options.batch, **({"shuffle": True, "generator": shuffled} if options.shuffle else {})
+)
 pipe, loader = pipeline(
     pace,
     mesh,

@@ -8,7 +8,7 @@ import time
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import paceline
 from paceline.parallel.layers import parallelize
@@ -28,7 +28,11 @@ parser.add_argument("--optimizer", default="SGD")
 parser.add_argument("--gather", action="store_true")
 parser.add_argument("--norm", action="store_true")
 parser.add_argument("--unsplit", action="store_true")
+parser.add_argument("--shares", action="store_true", help="a sampler that divides the data by itself")
 parser.add_argument("--drop", type=float, default=0.0)
+parser.add_argument(
+    "--shuffle", default="", help="by a generator of the loader's own: alike, or apart by rank"
+)
 options = parser.parse_args()
 
 torch.set_num_threads(1)  # as workers have: sums over threads may differ in the last bit
@@ -47,7 +51,12 @@ if not options.unsplit:
     model = parallelize(model, mesh)
 kind = getattr(torch.optim, options.optimizer)
 optimizer = kind(model.parameters(), lr=0.05, **({"momentum": 0.9} if options.optimizer == "SGD" else {}))
-loader = DataLoader(data, batch_size=options.batch)
+shuffled = torch.Generator().manual_seed(7 + (pace.rank if options.shuffle == "apart" else 0))
+loader = DataLoader(
+    data, options.batch, **({"shuffle": True, "generator": shuffled} if options.shuffle else {})
+)
+if options.shares:
+    loader = DataLoader(data, options.batch, sampler=DistributedSampler(data, pace.size, pace.rank))
 scheduler = [torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)] if options.schedule else []
 model, optimizer, loader, *_ = pace.prepare(model, optimizer, loader, *scheduler)
 count = 0

@@ -130,6 +130,15 @@ def test_modules_that_are_no_chain_are_exact() -> None:
     check_exact(Skips(), torch.randn(4, 6), 3)
 
 
+@pytest.mark.parametrize(
+    "twice", [nn.ReLU(), nn.LayerNorm(6), nn.Linear(6, 6)], ids=["relu", "norm", "linear"]
+)
+@pytest.mark.parametrize("pair", [False, True])
+def test_a_module_that_stands_twice_in_a_chain_computes_twice(twice: nn.Module, pair: bool) -> None:
+    model = nn.Sequential(nn.Linear(6, 6), twice, nn.Linear(6, 6), twice, nn.Linear(6, 6), nn.Linear(6, 3))
+    check_exact(model, torch.randn(5, 6), 3, RowSplit(pair=pair, smallest=1))
+
+
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2}, {"num_layers": 2, "bidirectional": True}])
 def test_an_lstm_is_exact_with_all_gates_of_a_unit_on_one_worker(options: dict[str, Any]) -> None:
     torch.manual_seed(0)

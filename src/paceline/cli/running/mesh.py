@@ -27,16 +27,29 @@ def is_split(protocol: str | None) -> bool:
     return protocol in SPLITS
 
 
+def check_known(protocol: str | None) -> None:
+    """Find a misspelt name, and tell the names of all families: those that split a model, too."""
+    from paceline.errors import unknown
+    from paceline.parallel.registry import SPLITS
+    from paceline.protocols import PACED, PEERS, own
+
+    known = {*PACED, *PEERS, *SPLITS, *own.offered()}
+    if protocol is not None and protocol not in known and not own.names_a_file(protocol):
+        raise unknown("protocol", protocol, known)
+
+
 def resolved_mesh(
-    text: str | None, protocol: str | None, workers: int, typed: bool
+    given: str | dict[str, int] | None, protocol: str | None, workers: int, typed: bool
 ) -> tuple[dict[str, int] | None, int]:
-    """Axes and workers: a mesh names its workers; without one, a protocol that splits has its axis alone."""
+    """Axes and workers: a mesh names its workers; without one, a protocol that splits has its axis alone.
+
+    `given` is as it was typed, or the axes of a run that is resumed."""
     from paceline.protocols.grid import Grid, parse_mesh
 
     if "WORLD_SIZE" in os.environ and os.environ["WORLD_SIZE"].isdecimal():  # torchrun has started us
         workers, typed = int(os.environ["WORLD_SIZE"]), True
-    if text is not None:
-        axes = parse_mesh(text)
+    if given is not None:
+        axes = parse_mesh(given) if isinstance(given, str) else given
         workers = workers if typed else Grid(axes).count
         return (axes if Grid(axes).count > 1 or workers > 1 else None), workers
     if protocol is None or not is_split(protocol) or workers == 1:

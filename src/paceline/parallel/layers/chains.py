@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from paceline.errors import ConfigError
+from paceline.parallel.pieces import in_order
 
 POINTWISE = (
     nn.Identity,
@@ -96,7 +97,7 @@ def chain_of(sequential: nn.Module, path: str) -> Chain:
 
 
 def _sites(sequential: nn.Module, path: str) -> Iterator[Site]:
-    for name, child in sequential.named_children():
+    for name, child in in_order(sequential):
         below = f"{path}.{name}" if path else name
         if is_plain(child):
             yield from _sites(child, below)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
+from paceline.parallel.pieces import in_order
 from paceline.runtime.checkpoints.random_state import RandomState
 
 REPEATS = 3
@@ -45,7 +46,7 @@ class Row(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         """One after another."""
-        for name, block in self.named_children():
+        for name, block in in_order(self):
             x = one_tensor(block(x), name, block)
         return x
 
@@ -57,7 +58,7 @@ class Row(nn.Sequential):
 def stage_of(blocks: nn.Sequential, cuts: Sequence[int], stage: int) -> Row:
     """The blocks of one stage."""
     bounds = (0, *cuts, len(blocks))
-    named = list(blocks.named_children())[bounds[stage] : bounds[stage + 1]]
+    named = in_order(blocks)[bounds[stage] : bounds[stage + 1]]
     return Row(OrderedDict(named))
 
 
@@ -66,7 +67,7 @@ def check_apart(blocks: nn.Sequential, cuts: Sequence[int]) -> None:
     bounds = (0, *cuts, len(blocks))
     seen: dict[int, tuple[int, str]] = {}
     for stage, (start, end) in enumerate(pairwise(bounds)):
-        for name, block in list(blocks.named_children())[start:end]:
+        for name, block in in_order(blocks)[start:end]:
             for own, p in block.named_parameters():
                 first = seen.setdefault(id(p), (stage, f"{name}.{own}"))
                 if first[0] != stage:
@@ -90,7 +91,7 @@ def measure(blocks: nn.Sequential, x: Tensor) -> list[Cost]:
     """Forward and backward of every block, on this batch. Buffers and random numbers stay as they were."""
     kept, random = {n: b.clone() for n, b in blocks.named_buffers()}, RandomState.now()
     costs: list[Cost] = []
-    for name, block in blocks.named_children():
+    for name, block in in_order(blocks):
         cost, x = _measured(name, block, x, first=not costs)
         costs.append(cost)
     with torch.no_grad():

@@ -14,9 +14,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import ConfigError
 from paceline.parallel.along import Along
+from paceline.parallel.loading import check_same_order
 from paceline.parallel.mesh import Mesh
 from paceline.parallel.pace import MeshPace
 from paceline.parallel.parts import CheckpointPart, import_optimizer, read_mesh_checkpoint
+from paceline.parallel.pieces import in_order
 from paceline.parallel.pipeline.blocks import Cost, Row, as_blocks, check_apart, measure, stage_of
 from paceline.parallel.pipeline.computing import Computing, ahead_of
 from paceline.parallel.pipeline.engine import Schedule
@@ -83,6 +85,7 @@ def _cut(
     check_suited(optimizer)
     check_blocks(len(blocks), stages)
     dealt = Pairs(loader, mesh.index("data"), mesh.size("data"), config.seed, loads=index == 0)
+    check_same_order(loader, mesh)
     pace.ready(blocks, dealt.per_epoch, len(dealt) * mesh.size("data"))
     cuts = _agreed_cuts(pace, blocks, loader, schedule, given, stages)
     check_apart(blocks, cuts)
@@ -189,7 +192,7 @@ def _narrow(optimizer: torch.optim.Optimizer, blocks: nn.Sequential, row: Row) -
     for group in optimizer.param_groups:
         group["params"] = [p for p in group["params"] if id(p) in mine]
     own = {id(module) for module in row.modules()}
-    for name, block in blocks.named_children():
+    for name, block in in_order(blocks):
         if id(block) not in own:
             block.register_forward_pre_hook(_elsewhere(name))
             for p in block.parameters():

@@ -195,11 +195,7 @@ def source_of(loader: DataLoader[Any]) -> tuple[Source | None, Any, bool]:
     if isinstance(loader.dataset, IterableDataset):
         return None, None, False
     batches = loader.batch_sampler
-    if isinstance(getattr(batches, "sampler", batches), DistributedSampler):
-        raise ConfigError(
-            "the loader has a DistributedSampler, which gives every worker its own share; Paceline dispenses "
-            "batches by itself. Use shuffle=True instead, and --shards equal for equal shares."
-        )
+    refuse_shares(batches)
     if type(batches) is BatchSampler:
         units = len(batches.sampler)  # type: ignore[arg-type]
         order = digest(batches.sampler)
@@ -208,6 +204,15 @@ def source_of(loader: DataLoader[Any]) -> tuple[Source | None, Any, bool]:
         loader.sampler if batches is None else batches
     )  # batch_size=None: what the dataset has are batches
     return Source(len(whole), 1, whole=True, order=digest(whole)), whole, True  # type: ignore[arg-type]
+
+
+def refuse_shares(batches: Any) -> None:
+    """Refuse a sampler that has divided the data already."""
+    if isinstance(getattr(batches, "sampler", batches), DistributedSampler):
+        raise ConfigError(
+            "the loader has a DistributedSampler, which gives every worker its own share; Paceline dispenses "
+            "batches by itself. Use shuffle=True instead, and --shards equal for equal shares."
+        )
 
 
 def _not_one_by_one(much: str) -> ConfigError:
