@@ -123,7 +123,7 @@ class MeshPace(Pace):
         if axes:
             check_axes(axes)
         if axes and axes != given and self.lead and self._mesh is None:
-            self._warn(f"--mesh {Grid(given)} is used, not the script's own {Grid(axes)}")
+            self.warn(f"--mesh {Grid(given)} is used, not the script's own {Grid(axes)}")
         if self._mesh is None:
             self._mesh = connect(given, self.rank, self._meeting)
             self._mesh.sent = self.sent
@@ -359,6 +359,10 @@ class MeshPace(Pace):
         self._channel.send(m.EndWork(why))
 
     def _warn(self, text: str) -> None:
+        self.warn(text)
+
+    def warn(self, text: str) -> None:
+        """Tell a person what is likely not meant."""
         self._channel.send(m.Noted("warning", text))
 
     def note(self, text: str) -> None:

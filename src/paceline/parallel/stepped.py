@@ -38,6 +38,7 @@ from paceline.parallel.registry import along_of
 from paceline.parallel.rows import DealtRows
 from paceline.protocols.grid import Grid
 from paceline.runtime.worker.data.partition import Partition
+from paceline.runtime.worker.optimizer.clipping import Watch
 from paceline.runtime.worker.pace import replace_step
 from paceline.store.disk.checkpoint import other_model
 from paceline.store.optimizers import check_suited
@@ -106,6 +107,7 @@ class Stepped:
         self._pace, self._mesh, self._model, self._optimizer = pace, mesh, model, optimizer
         self._loader, self._feeding, self._pieces = loader, feeding, pieces
         self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._watch = Watch([p for _, p in self._named])
         self._padding = Padding(pace.config, pace.rank)
         self._rates: Deferred | None = None
         self._samples = self._updates = self._kept_steps = 0
@@ -156,6 +158,7 @@ class Stepped:
         samples, of_all = self._done[0] - before[0], self._done[1] - before[1]
         if not of_all:
             raise ConfigError("optimizer.step() without a batch: take it from the loader that prepare gave.")
+        self._mention_clipping()
         busy = self._padding.until(self._began + self._mesh.waited_s - self._waited, 1.0)
         for share in self._mesh.shares.values():
             share.combine(samples)
@@ -184,6 +187,15 @@ class Stepped:
         """Clip what the next step steps with."""
         self._along.clip_norm = max_norm
 
+    def _mention_clipping(self) -> None:
+        """Say once what becomes of gradients that the script changes by itself."""
+        if self._watch.changed(False) and self._pace.lead:
+            self._pace.warn(
+                "the script changes gradients between backward and step. Every worker changes what it has of "
+                "them: clip_grad_norm_ clips each by another norm, and workers of a split model then no "
+                "longer agree. Write pace.clip_grad_norm_(max_norm); a constant factor is fine"
+            )
+
     def _norm(self, gradients: list[Tensor]) -> Tensor:
         """Of the whole model's gradient, if it is to be clipped: that of pieces lies on several workers."""
         if self._along.clip_norm is None or not self._pieces:
@@ -199,7 +211,7 @@ class Stepped:
                 with self._mesh.exchange(axis, 2 * square.element_size()):
                     dist.all_reduce(square, group=self._mesh.group(axis))
             total += square
-        return total.sqrt().float()
+        return total.sqrt()
 
     # -- what any split model is asked --------------------------------------------------------
 

@@ -20,6 +20,7 @@ parser.add_argument("--batch", type=int, default=4)
 parser.add_argument("--every", type=int, default=1, help="batches whose gradients are added up for one step")
 parser.add_argument("--schedule", action="store_true")
 parser.add_argument("--clip", type=float, default=0.0)
+parser.add_argument("--own-clip", type=float, default=0.0, help="by torch's own function")
 parser.add_argument("--raises", type=int, default=-1, help="rank whose script fails")
 parser.add_argument("--at", type=int, default=5)
 parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep in every iteration")
@@ -75,6 +76,8 @@ for epoch in pace.epochs(options.epochs):
             continue
         if options.clip:
             pace.clip_grad_norm_(options.clip)
+        if options.own_clip:
+            nn.utils.clip_grad_norm_(model.parameters(), options.own_clip)
         optimizer.step()
         optimizer.zero_grad()
         for each in scheduler:

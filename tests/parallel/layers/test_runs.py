@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.parallel.parts import read_mesh_checkpoint
 from paceline.store.disk.folders import all_saved_in
-from paceline.trace.events import Evaluated, Kept
+from paceline.trace.events import Evaluated, Kept, Note
 from support.runs import Lab, Run, wait_until
 
 
@@ -39,6 +39,16 @@ def test_three_workers_train_as_one_process_with_dropout_and_clipping(lab: Lab) 
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert "cost model" in three.log()
     assert (three.result.bytes_by_axis or {})["model"] > 0
+
+
+def test_torchs_own_clipping_is_spoken_of_once_and_ours_is_not(lab: Lab) -> None:
+    def said(run: Run) -> list[str]:
+        return [note.text for note in run.of(Note) if "changes gradients" in note.text]
+
+    own = split(lab, "--own-clip", 0.5, mesh={"model": 2})
+    assert len(said(own)) == 1
+    assert "pace.clip_grad_norm_" in said(own)[0]
+    assert not said(split(lab, "--clip", 0.5, mesh={"model": 2}))
 
 
 def test_the_bytes_of_a_run_are_those_of_the_papers_table(lab: Lab) -> None:

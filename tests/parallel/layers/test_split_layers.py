@@ -125,6 +125,26 @@ def test_convolutions_with_batch_norm_and_pooling_are_exact(workers: int) -> Non
     check_exact(model, torch.randn(4, 1, 8, 8), workers)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_transformer_encoder_evaluates_as_one_process(request: pytest.FixtureRequest) -> None:
+    """Without gradients torch would hand the layers' weights to a kernel of its own."""
+    request.addfinalizer(lambda: torch.backends.mha.set_fastpath_enabled(True))
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).double().eval()
+    x, padded = torch.randn(3, 5, 8).double(), torch.arange(5) >= torch.tensor([[5], [4], [2]])
+    with torch.no_grad():
+        alone = [model(x), model(x, src_key_padding_mask=padded)[0]]
+
+    @torch.no_grad()
+    def work(split: Split) -> list[Tensor]:
+        return [split.model(x), split.model(x, src_key_padding_mask=padded)[0]]
+
+    for found in split_over(2, model, work, RowSplit(smallest=1)):
+        for one, other in zip(found, alone, strict=True):
+            torch.testing.assert_close(one, other)
+
+
 def test_modules_that_are_no_chain_are_exact() -> None:
     torch.manual_seed(0)
     check_exact(Skips(), torch.randn(4, 6), 3)

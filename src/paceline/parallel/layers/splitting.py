@@ -84,6 +84,7 @@ class Splitter:
         made = root.model
         assert isinstance(made, nn.Module)
         if any(True for module in made.modules() if isinstance(module, SplitLayer)):
+            _call_every_layer(made)
             return made
         raise ConfigError(
             f"row_split finds no layer to split over {self._line.size} workers: Linear, Conv, Embedding or "
@@ -269,6 +270,12 @@ def _gathered(
 
 def _check(chain: Chain, path: str, module: nn.Module, args: Any) -> None:
     chain.check(path)
+
+
+def _call_every_layer(model: nn.Module) -> None:
+    """Without gradients torch's encoder hands its layers' weights to one kernel. Here they are pieces."""
+    if any(isinstance(module, nn.TransformerEncoderLayer) for module in model.modules()):
+        torch.backends.mha.set_fastpath_enabled(False)
 
 
 def _tied(model: nn.Module) -> set[int]:
