@@ -82,8 +82,11 @@ def places(tree: ast.AST) -> list[tuple[Place, int]]:
 
 
 def _inside(node: ast.AST) -> Iterator[ast.AST]:
-    """This node and those below, without annotations, words of errors, and named functions."""
+    """This node and those below, without annotations, words of errors, named functions, and `strict=True`
+    of a zip, which only guards against mistakes of our own."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Raise):
+        return
+    if isinstance(node, ast.keyword) and node.arg == "strict":
         return
     yield node
     for name, child in ast.iter_fields(node):

@@ -123,6 +123,8 @@ def test_what_comes_after_the_end_of_the_run_is_left_out() -> None:
         ("bsp,asp", "'bsp'"),
         ("bsp@0.5,asp@0.7", "@0.7"),
         ("bsp@0.5,ssp@0.25,asp", "go back"),
+        ("bsp@1,ssp@0.25,asp", "go back"),
+        ("bsp@900,ssp@600,asp", "go back"),
         ("bsp@0.5,spp", "Did you mean 'ssp'"),
         ("bsp@0.5,ssp(stalenes=3)", "'staleness'"),
         ("bsp@0.5,ssp(staleness=-3)", "-3"),
