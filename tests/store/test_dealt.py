@@ -25,6 +25,12 @@ def test_dealing_goes_round_and_round_without_a_break_between_epochs() -> None:
     assert firsts(budget, 1, 5) == [(0, 1), (0, 3), (1, 0), (1, 2), (1, 4)]
 
 
+def test_with_three_an_epoch_begins_with_whoever_comes_after_the_last() -> None:
+    budget = Dealt(FIVE, 3)
+    assert firsts(budget, 2, 4) == [(0, 2), (1, 0), (1, 3), (2, 1)]
+    assert firsts(budget, 0, 4) == [(0, 0), (0, 3), (1, 1), (1, 4)]
+
+
 def test_where_every_step_is_one_of_all_each_epoch_begins_with_the_first_rank() -> None:
     budget = Dealt(FIVE, 2, level=True)
     drawn = [(rank, budget.draw(rank)) for _ in range(4) for rank in (0, 1)]
