@@ -180,3 +180,12 @@ def test_of_compressed_vectors_come_those_of_the_others_or_the_average_whichever
 def test_an_operation_is_told_by_its_group_and_its_bytes() -> None:
     assert str(Call("average", group=(0, 2), size_bytes=8)) == "Average among [0, 2] of 8 bytes"
     assert str(Call("agree", size_bytes=8)) == "Agree"
+
+
+def test_what_was_brought_to_a_mixture_is_needed_until_the_last_is_answered() -> None:
+    meeting = Meeting()
+    for rank in range(3):
+        meeting.join(rank)
+    call = Call("mix", topology=Topology("complete"), size_bytes=8, ahead=1)
+    gathered = [each for rank in range(3) for each in meeting.arrive(rank, call)]
+    assert [each.last for each in gathered] == [False, False, True]

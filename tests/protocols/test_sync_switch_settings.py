@@ -9,7 +9,7 @@ import pytest
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
-from paceline.protocols import PACED
+from paceline.protocols import PACED, Pacer, Verdict
 from paceline.protocols.paced.phases import parse_phases
 from paceline.protocols.paced.sync_switch import Momentum, SyncSwitch, momentum_factor
 from paceline.protocols.settings import make
@@ -150,3 +150,15 @@ def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
 def test_every_registered_protocol_can_be_a_phase() -> None:
     for name in sorted(PACED.keys() - {"sync_switch"}):
         assert type(make("sync_switch", {"phases": f"{name}@0.5,{name}"}).rule) is PACED[name]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("slow", "named"), [(8, "0, 1, 2, 3, 4, 5, 6, 7"), (9, "0, 1, 2, 3, 4, 5, 6, 7, ...")]
+)
+def test_a_note_names_eight_of_those_set_aside(slow: int, named: str) -> None:
+    protocol = SyncSwitch("bsp@0.5,asp", total=100, online="elastic", smallest_group=0.1)
+    pacer = Pacer(protocol)
+    for worker in range(20):
+        pacer.join(worker, 0.0)
+    verdict = protocol._elastic(pacer.clocks, Verdict(), list(range(slow)))
+    assert verdict.note.endswith(f"rank {named}")

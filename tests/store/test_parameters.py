@@ -183,3 +183,11 @@ def test_the_step_is_scaled_also_where_a_parameter_has_no_gradient() -> None:
     for index, view in enumerate(store.views):
         expected = torch.full_like(view, 0.0 if index == 1 else 0.25)
         torch.testing.assert_close(view.abs(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_whole_gradients_are_all_in_their_sum() -> None:
+    layout, store, _ = bag()
+    parts = [random_gradients(layout, seed) for seed in range(3)]
+    expected = sum(values(part) for part in parts)
+    total, _ = store.reduce([(part, 1.0) for part in parts])
+    torch.testing.assert_close(values(total), expected)
