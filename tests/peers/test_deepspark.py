@@ -315,3 +315,7 @@ def test_under_downpour_one_worker_is_plain_sgd_and_all_adopt_the_centre(period:
 def test_rates_that_cannot_work_are_refused(settings: dict[str, float], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         EASGD(**{"mode": "asynchronous", **settings})  # type: ignore[arg-type]
+
+
+def test_the_shortest_may_be_one_and_the_longest() -> None:
+    assert deepspark(2, shortest=1, longest=1).shortest == 1

@@ -373,3 +373,8 @@ def test_the_others_go_on_measuring_when_one_dies(seed: int, dies: int) -> None:
     crew = Crew(DPSGD("matching", measure_every=2), 4, noisy(seed), seed=seed).run(8, dies={2: dies})
     assert len(crew.living) == 3
     assert all(bool(torch.isfinite(x).all()) for x in crew.parameters())
+
+
+def test_where_the_gradient_at_the_mean_is_nothing_no_rate_is_told() -> None:
+    crew = Crew(DPSGD(measure_every=1), 3, nothing).run(2)
+    assert all(not worker.me.told for worker in crew.workers)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.errors import ConfigError
-from paceline.protocols.peer.hpsgd import HPSGD
+from paceline.protocols.peer.hpsgd import HPSGD, rate_factor
 from paceline.protocols.peer.local_sgd import LocalSGD
 from support.peers import Crew
 from support.problems import SIZE, Gradient, MakeOptimizer, adam, large_batch, momentum, noisy, sgd
@@ -309,3 +309,17 @@ def test_sums_of_gradients_are_refused_for_what_is_not_plain_sgd(name: str, mome
     HPSGD(delta_kind="grad_sum").check_optimizer("SGD", 0.0)
     with pytest.raises(ConfigError, match="look_ahead=true is for momentum"):
         HPSGD(delta_kind="grad_sum", look_ahead=True)
+
+
+def test_a_rate_that_began_with_nothing_has_no_factor() -> None:
+    assert rate_factor((), ()) == 1.0
+    assert rate_factor((0.05, 0.1), (0.1, 0.2)) == 0.5
+    for rates, first in [((0.0,), (0.0,)), ((0.1,), (0.0,)), ((0.0,), (0.1,)), ((0.1, 0.1), (0.1, 0.2))]:
+        with pytest.raises(ConfigError, match="one factor for all groups"):
+            rate_factor(rates, first)
+
+
+def test_a_rate_that_doubles_counts_twice_in_the_sums_of_gradients() -> None:
+    protocol = HPSGD(round_length=1, blocking=True, delta_kind="grad_sum")
+    crew = Crew(protocol, 2, lambda rank, iteration, x: torch.ones_like(x), rate=lambda t: 0.1 * (1 + t))
+    close(crew.run(2).models()[0], torch.linspace(-1, 1, SIZE, dtype=torch.float64) - 0.3)

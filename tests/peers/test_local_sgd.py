@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, ClassVar
 
 import pytest
@@ -330,3 +331,30 @@ def test_adams_moments_are_averaged_and_its_count_of_steps_is_not() -> None:
 def test_an_optimizer_that_remembers_nothing_sends_nothing() -> None:
     crew = Crew(LocalSGD(2, optimizer="average"), 3, noisy(0)).run(4)
     assert crew.counts["average"] == 2
+
+
+# -- after the end ----------------------------------------------------------------------------------------
+
+
+def settled(me: Any, latest: int) -> float:
+    """What a worker that has come to its end weighs in a last round, when the furthest is in that one."""
+    steps = FedAvg(period=2).settle(me)
+    next(steps)
+    average = steps.send(latest)
+    with contextlib.suppress(StopIteration):
+        answer = average.vector * 0
+        while True:
+            answer = steps.send(answer).vector
+    return float(average.weight)
+
+
+def test_at_the_end_who_has_begun_no_round_weighs_what_it_did_in_the_last_or_nothing() -> None:
+    me = Crew(FedAvg(period=2), 2, noisy(8), samples=lambda rank, iteration: 3).run(3).workers[0].me
+    assert settled(me, 1) == 3, "the round it has begun"
+    assert settled(me, 1) == 6, "what it has begun is done, so the round before"
+    assert settled(me, 2) == 0, "it was not in the last round"
+
+
+def test_at_the_end_all_fedavg_replicas_are_the_model() -> None:
+    crew = Crew(FedAvg(period=4), 2, noisy(8)).run(2).settle()
+    assert all(torch.equal(x, model) for x, model in zip(crew.parameters(), crew.models(), strict=True))

@@ -212,3 +212,16 @@ def test_speeds_go_on_after_a_resume_also_with_other_workers() -> None:
 def test_a_note_names_every_rank_while_they_are_few() -> None:
     assert told({2: 3, 0: 9}) == "balanced: batches of 9 (rank 0), 3 (rank 2) samples from now on"
     assert told({rank: 5 + rank for rank in range(40)}) == "balanced: batches of 5 to 44 samples from now on"
+
+
+def test_the_median_is_between_the_fast_and_the_slow_measurements() -> None:
+    balancer = crew(10, 2)
+    for seconds in (10.0, 10.0, 30.0, 90.0, 90.0):
+        balancer.measured(0, 10, seconds)
+        balancer.measured(1, 10, 10.0)
+    assert dict(balancer.sizes) == {0: 5, 1: 15}
+
+
+def test_a_share_between_one_and_two_is_kept() -> None:
+    assert in_proportion(10, {0: 8.5, 1: 1.5}) == {0: 8.5, 1: 1.5}
+    assert in_proportion(10, {0: 9.5, 1: 0.5}) == {0: 9.0, 1: 1.0}

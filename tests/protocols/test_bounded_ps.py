@@ -220,3 +220,13 @@ def test_a_wait_is_for_the_bound_until_the_slowest_moves_and_for_the_meeting_the
     assert sorted(pacer.push(1, 5.0).release) == [0, 1]
     pacer.leave(0, 6.0)
     assert pacer.leave(1, 6.0).note == "all workers together waited 0 s for the bound and 3 s to meet"
+
+
+def test_when_a_death_ends_a_round_all_that_is_held_counts_and_no_more() -> None:
+    pacer = Pacer(BoundedPS(1, buffered=True))
+    for worker in (0, 1, 2):
+        pacer.join(worker, 0.0)
+    pacer.push(0, 1.0)
+    pacer.push(1, 2.0)
+    decision = pacer.leave(2, 3.0)
+    assert (decision.flush, decision.gradients) == (Flush.MEAN, 2)

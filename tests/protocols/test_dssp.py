@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -200,3 +202,12 @@ def test_a_worker_that_came_to_wait_for_itself_is_released_once(
 ) -> None:
     for step in drive(DSSP(lower=0, upper=upper, preset=preset), schedule):
         assert len(step.released) == len(set(step.released))
+
+
+def test_what_it_remembers_can_be_written_as_json_and_read_again() -> None:
+    rule = DSSP()
+    rule.grants, rule.waits_for, rule.awaited_by = {0: 2}, {1: 5}, {5: [1]}
+    saved = memory(rule)
+    assert json.loads(json.dumps(saved)) == saved
+    restore(again := DSSP(), saved)
+    assert (again.grants, again.waits_for, again.awaited_by) == ({0: 2}, {1: 5}, {5: [1]})

@@ -244,3 +244,11 @@ def test_settings_can_be_typed() -> None:
 def test_impossible_settings_are_refused_with_their_value(settings: dict[str, Any], shown: str) -> None:
     with pytest.raises(ConfigError, match=shown):
         HybridSGD(**settings)
+
+
+@pytest.mark.parametrize(("lr_scale", "factor"), [("K", 1.0), ("sqrt_K", 2**-0.5), ("1", 0.5)])
+def test_a_step_of_two_gradients_is_scaled_as_asked(lr_scale: Any, factor: float) -> None:
+    protocol = HybridSGD("constant", first=2, reduce="mean", lr_scale=lr_scale)
+    steps = [step.decision for step in drive(protocol, Schedule(workers=3, iterations=6))]
+    (scale,) = {decision.lr_scale for decision in steps if decision.gradients == 2}
+    assert scale == pytest.approx(factor)

@@ -138,3 +138,24 @@ def test_a_rule_at_rest_remembers_nobody_who_was_under_way() -> None:
     assert memory(pacers[-1].protocol)["stops"]
     assert not memory(pacers[-1].at_rest())["stops"]
     assert memory(pacers[-1].protocol)["stops"], "the rule itself goes on"
+
+
+def test_without_a_flush_no_gradient_is_taken() -> None:
+    pacer = started(Verdict(fate=Fate.HOLD))
+    assert pacer.push(0, 1.0).gradients == 0
+
+
+def test_who_passes_a_barrier_of_its_own_has_no_stale_gradient() -> None:
+    pacer = started(Verdict())
+    pacer.push(0, 1.0)
+    passed = pacer.passed(0, 2.0)
+    assert (passed.release, passed.pushed, passed.fate) == ((0,), None, None)
+    assert (passed.read, passed.staleness, passed.version) == (1, 0, 1)
+
+
+def test_a_gradient_is_dropped_exactly_when_it_missed_more_updates_than_allowed() -> None:
+    pacer = Pacer(Says([]), drop_staler=1)
+    for worker in (0, 1, 2):
+        pacer.join(worker, 0.0)
+    fates = [pacer.push(worker, 1.0).fate for worker in (0, 1, 2, 2, 0)]
+    assert fates == [Fate.APPLY, Fate.APPLY, Fate.DROP, Fate.APPLY, Fate.DROP]

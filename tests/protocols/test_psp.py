@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import combinations
-from math import comb, sqrt
+from math import comb, inf, sqrt
 from random import Random
 from typing import Any
 
@@ -347,6 +347,7 @@ def test_count_below_is_right_whenever_it_is_asked(
         ({"seed": -1}, "seed must be >= 0, got -1"),
         ({"resample": "often"}, "cannot resample 'often'. Use event, fixed or poll"),
         ({"poll_s": 0.0}, "poll_s must be > 0, got 0.0"),
+        ({"poll_s": inf}, "poll_s must be > 0, got inf"),
         ({"pass_fraction": 0.0}, r"pass_fraction must be in 0\.\.1, got 0.0"),
         ({"pass_fraction": 1.1}, r"pass_fraction must be in 0\.\.1, got 1.1"),
     ],
@@ -374,3 +375,12 @@ def test_more_samples_tighten_the_bounds_most_at_first() -> None:
     bounds = [mean_displacement(0.2, sample, 4, 10_000) for sample in (1, 2, 4, 8, 64)]
     assert bounds == sorted(bounds, reverse=True)
     assert bounds[0] - bounds[2] > 0.7 * (bounds[0] - bounds[4])
+
+
+@pytest.mark.parametrize(("level", "lagging", "sample"), [(5, 3, 2), (2, 6, 2), (4, 4, 1), (1, 1, 9)])
+def test_the_chance_is_that_of_a_sample_of_the_others(level: int, lagging: int, sample: int) -> None:
+    """The worker itself is at the clock that is asked about, and no member of its sample."""
+    size = min(sample, level + lagging)
+    expected = comb(level, size) / comb(level + lagging, size)
+    assert PSP(sample, 0).chance(table(level, lagging), 1) == pytest.approx(expected)
+    assert PSP(sample, 1).chance(table(level, lagging), 1) == 1.0

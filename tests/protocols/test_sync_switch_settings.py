@@ -9,7 +9,7 @@ import pytest
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
-from paceline.protocols import PACED
+from paceline.protocols import PACED, Pacer, Verdict
 from paceline.protocols.paced.phases import parse_phases
 from paceline.protocols.paced.sync_switch import Momentum, SyncSwitch, momentum_factor
 from paceline.protocols.settings import make
@@ -123,6 +123,8 @@ def test_what_comes_after_the_end_of_the_run_is_left_out() -> None:
         ("bsp,asp", "'bsp'"),
         ("bsp@0.5,asp@0.7", "@0.7"),
         ("bsp@0.5,ssp@0.25,asp", "go back"),
+        ("bsp@1,ssp@0.25,asp", "go back"),
+        ("bsp@900,ssp@600,asp", "go back"),
         ("bsp@0.5,spp", "Did you mean 'ssp'"),
         ("bsp@0.5,ssp(stalenes=3)", "'staleness'"),
         ("bsp@0.5,ssp(staleness=-3)", "-3"),
@@ -148,3 +150,15 @@ def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
 def test_every_registered_protocol_can_be_a_phase() -> None:
     for name in sorted(PACED.keys() - {"sync_switch"}):
         assert type(make("sync_switch", {"phases": f"{name}@0.5,{name}"}).rule) is PACED[name]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("slow", "named"), [(8, "0, 1, 2, 3, 4, 5, 6, 7"), (9, "0, 1, 2, 3, 4, 5, 6, 7, ...")]
+)
+def test_a_note_names_eight_of_those_set_aside(slow: int, named: str) -> None:
+    protocol = SyncSwitch("bsp@0.5,asp", total=100, online="elastic", smallest_group=0.1)
+    pacer = Pacer(protocol)
+    for worker in range(20):
+        pacer.join(worker, 0.0)
+    verdict = protocol._elastic(pacer.clocks, Verdict(), list(range(slow)))
+    assert verdict.note.endswith(f"rank {named}")

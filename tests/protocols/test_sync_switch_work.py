@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.protocols import Pacer
+from paceline.protocols import Fate, Pacer
 from paceline.protocols.core.base import memory
 from paceline.protocols.paced.sync_switch import Online, SyncSwitch
 from paceline.protocols.settings import make
@@ -196,3 +196,14 @@ def test_without_deaths_or_joins_elastic_counts_a_step_of_the_group_as_one_of_al
     assert len(flushes) == 6
     for decision in flushes:
         assert decision.lr_scale == pytest.approx(len(decision.flushed) / steady.workers)
+
+
+def test_a_resumed_run_begins_in_the_phase_its_samples_say_once_the_total_is_known() -> None:
+    """Workers have joined by then: nothing was judged yet, so no barrier ends the phase before."""
+    pacer = Pacer(SyncSwitch("bsp@0.5,asp"))
+    pacer.resume(10, samples=600, pushes=10)
+    for worker in (0, 1):
+        pacer.join(worker, 0.0)
+    pacer.plan(1000)
+    first = pacer.push(0, 1.0)
+    assert (first.fate, first.release) == (Fate.APPLY, (0,))

@@ -156,3 +156,16 @@ def test_a_recorded_budget_hands_everybody_what_it_pushed_whoever_asks_first() -
     ]
     assert [budget.draw(0) for _ in range(3)] == [Batch(0, 0, 6), Batch(1, 0, 6), AFTER_THE_END]
     assert budget.finish(0, [Batch(0, 0, 6)]) == (Batch(0, 0, 6),)
+
+
+def test_what_is_given_back_is_made_one_where_it_touches_and_only_there() -> None:
+    budget = unequal(Source(8, 4))
+    for rank in (0, 1, 0, 1):
+        budget.draw(rank)
+    assert [budget.give_back(rank) for rank in (0, 1)] == [
+        [Batch(0, 0, 6), Batch(1, 0, 6)],
+        [Batch(0, 6, 2), Batch(1, 6, 2)],
+    ]
+    assert budget.returned == (Batch(0, 0, 8), Batch(1, 0, 8))
+    budget.load({"opened": 3, "returned": [(0, 4, 2), (0, 0, 2), (1, 6, 2), (1, 2, 4)]})
+    assert budget.returned == (Batch(0, 0, 2), Batch(0, 4, 2), Batch(1, 2, 6))

@@ -117,3 +117,26 @@ def test_fewer_batches_than_workers_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=r"1 batches per epoch for 2 workers"):
         Budget(Source(units, batch, drop_last), workers)
+
+
+def test_in_lockstep_who_comes_late_owes_no_draws_and_is_owed_none() -> None:
+    budget = Budget(Source(16, 2), 2, level=True)
+    for rank in (0, 1, 0, 1, 2, 0, 1):
+        assert budget.draw(rank).count == 2
+    drawn = [budget.draw(rank) for rank in (2, 0, 1, 2)]
+    assert drawn == [Batch(0, 14, 2), Batch(1, 0, 2), Batch(1, 2, 2), Batch(1, 4, 2)]
+
+
+@pytest.mark.parametrize(
+    ("source", "units", "steps"),
+    [
+        (Source(10, 2), 10, 3),
+        (Source(10, 2), 14, 4),
+        (Source(11, 2, drop_last=True), 10, 3),
+        (Source(5, 1, whole=True), 7, 4),
+    ],
+)
+def test_steps_are_counted_as_one_process_with_the_batches_of_a_round_would(
+    source: Source, units: int, steps: int
+) -> None:
+    assert source.step(units, 2) == steps

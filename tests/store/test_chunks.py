@@ -136,3 +136,26 @@ def test_what_a_loader_cannot_do_is_refused(source: Source | None, dials: dict[s
 def test_settings_that_do_not_fit_are_refused(dials: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         RunConfig(run="", folder="", **dials)
+
+
+def test_chunks_are_given_by_rank() -> None:
+    found = read(Source(12, 2), 3, "own", 1)
+    assert [found[rank][0] for rank in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+def test_equal_shares_are_every_nth_batch_and_a_shared_budget_goes_by_who_comes() -> None:
+    equal, shared = (shards_of(Source(12, 2), config(3, shards)) for shards in ("equal", "shared"))
+    assert [equal.draw(1).first for _ in range(2)] == [2, 8]
+    assert [shared.draw(1).first for _ in range(2)] == [0, 2]
+
+
+def test_without_chunks_nobody_needs_to_know_the_positions() -> None:
+    assert arrange(None, config(4, "shared")) == (None, None)
+    assert arrange(None, config(4, "own"), streams=True) == (None, None)
+
+
+def test_one_sample_is_enough_to_share() -> None:
+    smaller, injection = arrange(Source(64, 4), config(4, "own", inject="0.25:0.5"))
+    assert smaller is not None
+    assert injection is not None
+    assert (smaller.batch, injection.donors, injection.shared) == (2, 1, 1)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from paceline.protocols.rules.compression import INT8_CHUNK, Compression, parse_compression
+from paceline.store.compression import codecs
 from paceline.store.compression.codecs import (
     Basis,
     Matrix,
@@ -233,3 +234,50 @@ def test_matrices_are_found_where_their_gradients_lie() -> None:
     assert bool((views["0.weight"] == 1).all())
     assert bool((views["3.weight"] == 2).all())
     assert float(views["2.weight"].abs().sum() + views["0.bias"].abs().sum()) == 0
+
+
+@pytest.mark.parametrize("count", [INT8_CHUNK, 5 * INT8_CHUNK, 5 * INT8_CHUNK + 3])
+def test_long_vectors_are_put_together_block_by_block_to_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    drawn = torch.Generator().manual_seed(count)
+    levels = torch.randint(-127, 128, (count,), generator=drawn, dtype=torch.int8)
+    steps = torch.rand(-(-count // INT8_CHUNK), generator=drawn)
+    whole, blocks = torch.empty(count), torch.full((count,), 7.0)
+    codecs.in_steps(levels, steps, whole)
+    assert torch.equal(whole, levels * steps.repeat_interleave(INT8_CHUNK)[:count])
+    monkeypatch.setattr(codecs, "BLOCK", 2 * INT8_CHUNK)
+    codecs.in_steps(levels, steps, blocks)
+    assert torch.equal(blocks, whole)
+
+
+def test_large_matrices_are_multiplied_block_by_block_to_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn = torch.Generator().manual_seed(0)
+    tall, wide = torch.randn(11, 3, generator=drawn), torch.randn(6, 3, generator=drawn)
+    whole, blocks, rows = torch.empty(11, 6), torch.full((11, 6), 7.0), torch.full((11, 6), 7.0)
+    codecs.multiply(tall, wide, into=whole)
+    torch.testing.assert_close(whole, tall @ wide.T)
+    monkeypatch.setattr(codecs, "BLOCK", 4 * 6)
+    codecs.multiply(tall, wide, into=blocks)
+    monkeypatch.setattr(codecs, "BLOCK", 1)
+    codecs.multiply(tall, wide, into=rows)
+    assert torch.equal(blocks, whole)
+    assert torch.equal(rows, whole)
+
+
+def test_what_lies_between_matrices_is_found_in_any_order_and_never_empty() -> None:
+    found = [Matrix(10, 2, 5), Matrix(0, 2, 3), Matrix(20, 1, 4)]
+    assert codecs.between(found, 30) == [(6, 10), (24, 30)]
+    assert codecs.between(found, 24) == [(6, 10)]
+    assert codecs.between([], 3) == [(0, 3)]
+    assert codecs.between([], 0) == []
+
+
+def test_low_rank_takes_what_was_left_out_before_along() -> None:
+    matrix, flat, left_out = Matrix(1, 5, 4), torch.randn(25), torch.randn(25)
+    on = [(matrix, first_basis(matrix, 2, 0, flat))]
+    encoded = encode_low_rank(flat, on, left_out)
+    torch.testing.assert_close(encoded.decoded + encoded.residual, flat + left_out)
+    torch.testing.assert_close(encoded.decoded, encode_low_rank(flat + left_out, on).decoded)

@@ -14,7 +14,14 @@ from torch import Tensor
 from paceline.corrections import parse_correction
 from paceline.errors import ConfigError
 from paceline.store.corrections.choice import choose
-from paceline.store.corrections.correction import GradientPart, Stride
+from paceline.store.corrections.correction import (
+    MARK,
+    GradientPart,
+    Stride,
+    corrected_by,
+    memory_bytes,
+    without_ours,
+)
 from paceline.store.parameters import Gradients, ParameterStore
 from paceline.store.portions import FirstPortion, PortionStore, Pushed, StepEach, cut, of_whole, to_whole
 from support.corrected import SIZE, Crew, close, noise, plain
@@ -206,3 +213,46 @@ def test_what_has_no_momentum_of_its_own_refuses_dana() -> None:
 def test_a_name_that_means_nothing_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="Use auto, none, dana"):
         parse_correction(text)
+
+
+def test_a_checkpoint_tells_which_correction_it_is_of() -> None:
+    assert corrected_by([3, "correct", {"lr": 0.1}, {"correct": "dana"}]) == "dana"
+    assert corrected_by([3, {"lr": 0.1}]) == "none"
+
+
+def test_an_optimizers_own_state_is_found_among_what_a_store_has_saved() -> None:
+    assert without_ours({"0.momentum_buffer": 1, "1.step": 2}) == {"0.momentum_buffer": 1, "1.step": 2}
+    ours = {f"0.{MARK}0": 1, "0.step": 2}
+    assert without_ours(ours) == {"0.step": 2}
+
+
+@pytest.mark.parametrize(
+    ("how", "name", "vectors"),
+    [
+        ("none", "SGD", 0),
+        ("dana", "SGD", 5),
+        ("dana", "Adam", 6),
+        ("gap", "SGD", 1),
+        ("dca", "SGD", 1),
+        ("dc", "SGD", 0),
+    ],
+)
+def test_memory_is_one_vector_for_each_worker_and_what_they_share(how: str, name: str, vectors: int) -> None:
+    layout, spec, _, _ = plain(name)
+    assert memory_bytes(layout, spec, how, 4) == vectors * layout.gradient_bytes
+
+
+@pytest.mark.parametrize("how", ["none", "gap", "dana", "dana+gap"])
+def test_a_store_says_whether_it_mends_gradients_and_looks_ahead(how: str) -> None:
+    store = ParameterStore(*plain(momentum=0.9)[:3])
+    assert (store.mends, store.looks_ahead) == (False, False)
+    if how != "none":
+        store.correct(how)
+    assert (store.mends, store.looks_ahead) == ("gap" in how, "dana" in how)
+
+
+def test_what_to_use_instead_of_dana_is_said_where_dana_was_asked_for() -> None:
+    with pytest.raises(ConfigError, match="Leave --correct dana out, or use --correct gap or dc"):
+        chosen("dana", "RMSprop")
+    assert "momentum_decay is not used" in chosen("dana", "NAdam")[1]
+    assert "NAdam" not in chosen("dana", "Adam")[1]

@@ -216,3 +216,30 @@ def test_clipping_is_of_the_gradient_and_not_of_the_momentum() -> None:
         crew.each([(0, noise(number), 1.0)], Stride(1.0, 1.0, 1, 0.25))
         same.each([(0, noise(number) * 0.25, 1.0)], Stride(1.0, 1.0, 1))
     close(crew.weights, same.weights)
+
+
+@pytest.mark.parametrize("pushes", [[0], [0, 1, 2], [2, 2, 0, 1, 0, 2]], ids=len)
+def test_under_adam_a_worker_reads_the_weights_moved_by_everybodys_first_moment(pushes: list[int]) -> None:
+    """Adam with one first moment for each worker, written down naively."""
+    betas, lr, eps, active = (0.7, 0.8), 0.1, 1e-3, 3
+    crew = Crew("dana", "Adam", workers=3, betas=betas, eps=eps)
+    weights, second, forgotten = crew.weights, torch.zeros(SIZE, dtype=torch.float64), 1.0
+    first, counts = {rank: torch.zeros_like(second) for rank in range(3)}, dict.fromkeys(range(3), 0)
+    kept = betas[1] ** (1 / active)
+    for number, rank in enumerate(pushes):
+        crew.push(rank, noise(number), active)
+        counts[rank] += 1
+        first[rank] = betas[0] * first[rank] + (1 - betas[0]) * noise(number)
+        second, forgotten = kept * second + (1 - kept) * noise(number) ** 2, forgotten * kept
+        root = (second / (1 - forgotten)).sqrt() + eps
+        unbiased = {each: first[each] / (1 - betas[0] ** n) for each, n in counts.items() if n}
+        weights = weights - lr / active * unbiased[rank] / root
+        close(crew.weights, weights)
+        close(crew.flat(crew.copies[rank]), weights - lr / active * betas[0] * sum(unbiased.values()) / root)
+
+
+def test_under_adam_a_worker_that_comes_before_the_first_step_reads_the_weights() -> None:
+    crew = Crew("dana", "Adam", workers=1)
+    crew.copies[0].zero_()
+    crew.store.hand_out(crew.copies[0])
+    close(crew.flat(crew.copies[0]), crew.weights)

@@ -173,3 +173,21 @@ def test_a_sum_may_have_memory_of_its_own_and_then_leaves_all_gradients_as_they_
     again, same = store.reduce([(each, 1 / 3) for each in made])
     assert norm == same
     assert all(torch.equal(a, b) for a, b in zip(total.flats, again.flats, strict=True))
+
+
+def test_the_step_is_scaled_also_where_a_parameter_has_no_gradient() -> None:
+    layout, store, settings = bag(name="Adam")
+    gradients = random_gradients(layout, 0)
+    gradients.missing = frozenset([1])
+    store.apply(gradients, settings, 0.25)
+    for index, view in enumerate(store.views):
+        expected = torch.full_like(view, 0.0 if index == 1 else 0.25)
+        torch.testing.assert_close(view.abs(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_whole_gradients_are_all_in_their_sum() -> None:
+    layout, store, _ = bag()
+    parts = [random_gradients(layout, seed) for seed in range(3)]
+    expected = sum(values(part) for part in parts)
+    total, _ = store.reduce([(part, 1.0) for part in parts])
+    torch.testing.assert_close(values(total), expected)

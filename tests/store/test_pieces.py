@@ -134,3 +134,15 @@ def test_the_number_of_cores_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> 
         train(store, gradients, settings, range(3))
         results.append((store.weights.clone(), store.norm(gradients)))
     assert all(torch.equal(weights, results[0][0]) and norm == results[0][1] for weights, norm in results)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_state_of_parameters_that_are_cut_into_pieces_is_that_of_whole_ones(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces_module, "SIZE", 16)
+    cut, whole = build(name), build(name, fast=False)
+    for store in (cut, whole):
+        train(*store, range(3))
+    ours, theirs = (export_state(store.optimizer) for store, _, _ in (cut, whole))
+    torch.testing.assert_close(ours, theirs)
