@@ -79,6 +79,12 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     lr_cap: float | None = None
     """The largest learning rate the store steps with, whatever the script or its scheduler says: of every
     parameter group, before `weighting` takes its share. None: no cap."""
+    trigger: float | None = None
+    """A worker pushes only if the norm of its gradient is at least this share of the usual norm of a single
+    batch's, and adds what it keeps to the next one (see `runtime/worker/optimizer/trigger.py` for the exact
+    rule); None: it pushes every gradient, unless its script names a share."""
+    trigger_most: int = 8
+    """With `trigger`: after so many gradients it pushes in any case."""
     park: tuple[int, ...] = ()
     """Ranks that take no part: their processes end at once, and the others do all the work."""
     correct: str = "none"
@@ -175,6 +181,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             _check_positive("weighting must be 'mean' or 'sum', or it", self.weighting)
         if self.park:
             self._check_parked()
+        self._check_trigger()
         if self.lr_cap is not None and self.workers == 1 and self.cluster is None and self.listen is None:
             raise ConfigError(
                 "--lr-cap is for steps of the store, and 1 worker steps by itself. Leave it out."
@@ -231,6 +238,18 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "start them (--listen, --engine, torchrun), start fewer."
             )
 
+    def _check_trigger(self) -> None:
+        _check_positive("trigger", self.trigger)
+        if self.trigger_most < 1:
+            raise ConfigError(f"--trigger-most is a number of gradients, 1 or more, got {self.trigger_most}.")
+        alone = self.workers == 1 and self.cluster is None and self.listen is None
+        for asked, why in (
+            (alone, "is for pushes to a store, and 1 worker steps by itself"),
+            (self.balance, "adds gradients up, and --balance counts each by its samples"),
+        ):
+            if asked and self.trigger is not None:
+                raise ConfigError(f"--trigger {why}. Leave it out.")
+
     def _check_stuck(self, text: str) -> None:
         action = parse_stuck(text)[1]
         if action != "warn" and self.workers == 1 and self.listen is None:
@@ -278,6 +297,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "staleness is fixed by how the model is split",
             ),
             (self.lr_cap is not None, "--lr-cap", "every stage steps with the script's own rate"),
+            (self.trigger is not None, "--trigger", "nobody pushes to a store"),
             (self.weighting != "mean", f"--weighting {self.weighting}", "every update is one step"),
             (self.bad_gradient != "stop", "--bad-gradient skip", "all workers take every step"),
             (self.cluster is not None, "simulate SCRIPT", "a mesh runs in real time only"),

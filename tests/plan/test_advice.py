@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from paceline.cli.advise import app
 from paceline.plan.staleness import Request, advise, from_cluster, landscape
 from paceline.sim import Cluster, Lognormal
+from paceline.trace import TraceWriter
+from paceline.trace.events import SCHEMA, Decided, RunStarted, WorkerJoined
 from plan.recipes import bowl
 from plan.test_observe import recorded
 
@@ -199,3 +201,44 @@ def test_mistakes_are_told_in_one_line(args, text):
     [line] = result.stderr.splitlines()
     assert line.startswith("error: ")
     assert text in line
+
+
+# -- pushes that are triggered -------------------------------------------------------------------
+
+
+def test_a_share_that_is_pushed_lowers_arrivals_and_the_load_of_what_is_shared():
+    whole = answer(*GIVEN, "--workers", 6, "--compute-time", 1, "--shared-time", 0.1, "--lr", 0.001)
+    third = answer(
+        *GIVEN, "--workers", 6, "--compute-time", 1, "--shared-time", 0.1, "--lr", 0.001,
+        "--triggered", 1 / 3,
+    )  # fmt: skip
+    queue_free = 6 / (0.9 * 3 + 0.1)
+    assert whole["now"]["arrivals_per_s"] < 6 / 1.0
+    assert third["now"]["arrivals_per_s"] == pytest.approx(queue_free, rel=0.02)
+    assert third["learning_rate"]["critical"] == pytest.approx(
+        whole["learning_rate"]["critical"] / 3, rel=0.02
+    )
+    assert third["lockstep"] == whole["lockstep"], "who waits for all pushes every gradient"
+    assert any("a push is of 3 gradients" in text for text in third["warnings"])
+    assert {"name": "pushed share", "value": pytest.approx(1 / 3), "origin": "given"}.items() <= next(
+        fact for fact in third["inputs"] if fact["name"] == "pushed share"
+    ).items()
+
+
+def test_a_share_that_was_recorded_is_read_and_another_one_refused(tmp_path):
+    writer = TraceWriter(tmp_path / "trace.jsonl")
+    writer.write(RunStarted(0.0, SCHEMA, "r", "asp", {}, 2, 0, False, "", trigger=1.5))
+    for worker in range(2):
+        writer.write(WorkerJoined(0.0, worker))
+    for number in range(1, 41):
+        named = {"fate": "apply", "release": (number % 2,), "staleness": 1, "compute_s": 1.0, "withheld": 3}
+        writer.write(Decided(float(number), number, number % 2, number, **named))
+    writer.close()
+    told = answer(*GIVEN, "--run", tmp_path, "--lr", 0.001)
+    share = next(fact for fact in told["inputs"] if fact["name"] == "pushed share")
+    assert (share["value"], share["origin"]) == (0.25, "measured")
+    assert told["now"]["arrivals_per_s"] == pytest.approx(1.0, rel=0.01), "cycles are those of pushes already"
+    refused = command(*GIVEN, "--run", tmp_path, "--triggered", 0.5)
+    assert refused.exit_code == 2
+    assert "a share of 0.25 was pushed" in refused.output
+    assert command(*GIVEN, "--workers", 2, "--triggered", 0).exit_code == 2

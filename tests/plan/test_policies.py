@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.plan.staleness.arrivals import Flow, WorkerSet
 from paceline.plan.staleness.delays import Constant, Gamma, Samples
+from paceline.plan.staleness.discrete import decay_per_update
 from paceline.plan.staleness.outlook import Direction, hitting_s, predict
 from paceline.plan.staleness.policies import (
     PolicyStep,
@@ -240,3 +241,13 @@ def test_hitting_time_of_a_spectrum_is_when_the_sum_gets_there():
 )
 def test_hitting_time_at_the_edges(excess, floor, rate, target, expected):
     assert hitting_s([excess], [floor], [rate], target) == expected
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8])
+@pytest.mark.parametrize("gradients", [1.0, 3.0])
+def test_a_push_that_sums_gradients_up_stands_a_learning_rate_so_much_smaller(workers, gradients):
+    """Exactly, round robin: an update of `gradients` steps, computed workers - 1 updates ago."""
+    step = PolicyStep(1.0, weighting="sum", gradients=gradients)
+    bound = learning_rates(Flow.ideal(workers, Constant()), 10.0, step).critical
+    assert decay_per_update(0.98 * bound * gradients * 10.0, workers - 1) > 0
+    assert decay_per_update(1.02 * bound * gradients * 10.0, workers - 1) < 0

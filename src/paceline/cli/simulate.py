@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 CLUSTER = "The cluster"
 
 
-@takes("seed", "target", "weighting", "damping", "drop_staler", "lr_cap", "park", "correct", "shards")
+@takes(
+    *("seed", "target", "weighting", "damping", "drop_staler", "lr_cap", "trigger", "trigger_most", "park"),
+    *("correct", "shards"),
+)
 def simulate(
     script: Annotated[
         Path | None,
@@ -155,6 +158,11 @@ def _timing_only(
 
     cluster = request.cluster()
     require(iterations >= 1, "iterations must be >= 1", iterations, "Use --iterations 100, say.")
+    if common["trigger"] is not None:
+        raise ConfigError(
+            f"--trigger {common['trigger']:g} looks at norms of gradients, and a simulation of times has "
+            "none. Name a SCRIPT to train in virtual time."
+        )
     if any(each.balance for each in wanted):
         check_balance(cluster.batch, common["shards"] != "shared")
     protocols = [(x, make_any(x.name, x.settings)) for x in wanted if x.name is not None]

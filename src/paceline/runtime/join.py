@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from paceline.corrections import parse_correction
@@ -20,11 +21,18 @@ from paceline.runtime.worker.paced import PacedWorker
 _joined: Pace | None = None
 
 
-def join(protocol: str | Pacing | Peer | None = None, *, correct: str | None = None, **settings: Any) -> Pace:
+def join(
+    protocol: str | Pacing | Peer | None = None,
+    *,
+    correct: str | None = None,
+    trigger: float | None = None,
+    **settings: Any,
+) -> Pace:
     """Take part in the run this process was started for; alone when nobody started it.
 
     The protocol and settings named here are the script's defaults: the command's flags win. `correct` is
-    what is done about stale gradients, as `--correct` takes it.
+    what is done about stale gradients, as `--correct` takes it; `trigger` from which share of the usual norm
+    on gradients are pushed, as `--trigger` takes it.
     """
     global _joined
     if _joined is not None:
@@ -33,6 +41,8 @@ def join(protocol: str | Pacing | Peer | None = None, *, correct: str | None = N
         protocol, settings = _of_object(protocol, settings)
     if correct is not None:
         parse_correction(correct)
+    if trigger is not None and not 0 < trigger < inf:
+        raise ConfigError(f"trigger must be > 0, got {trigger:g}.")
     if protocol is not None:
         protocol = own.canonical(protocol)
         make_any(protocol, settings)
@@ -40,7 +50,7 @@ def join(protocol: str | Pacing | Peer | None = None, *, correct: str | None = N
         raise ConfigError(
             f"join got settings {sorted(settings)} without a protocol. Name one: join('ssp', ...)."
         )
-    _joined = _take_part(protocol, settings, correct)
+    _joined = _take_part(protocol, settings, correct, trigger)
     return _joined
 
 
@@ -73,7 +83,9 @@ def _of_object(protocol: Pacing | Peer, settings: dict[str, Any]) -> tuple[str, 
     return name, its
 
 
-def _take_part(protocol: str | None, settings: dict[str, Any], correct: str | None) -> Pace:
+def _take_part(
+    protocol: str | None, settings: dict[str, Any], correct: str | None, trigger: float | None
+) -> Pace:
     place = seat.mine()
     if place is None:
         return Solo()
@@ -84,7 +96,7 @@ def _take_part(protocol: str | None, settings: dict[str, Any], correct: str | No
         return RecordedSolo(place.config, protocol, settings)
     keep_freed_memory()
     fabric = FABRICS[place.config.fabric]
-    link = fabric.link(place.channel, protocol, settings, place.rank, correct)
+    link = fabric.link(place.channel, protocol, settings, place.rank, correct, trigger)
     name = link.config.protocol or protocol
     peers = name is not None and is_peer(name)
     if name is not None:

@@ -46,6 +46,7 @@ def run_started(config: RunConfig, name: str, settings: dict[str, Any], simulate
         mesh=config.mesh or {},
         fabric="gloo" if config.mesh else config.fabric if config.workers > 1 else None,
         protocol_sha256=own.digest(name),
+        trigger=None if _is_peer(name) else config.trigger,
     )
 
 
@@ -96,6 +97,8 @@ class Ledger:
         self._batches = 0
         self.again = 0
         """Pushes of further optimizers, with data that were counted already."""
+        self.withheld = 0
+        """Steps of scripts whose gradients were not pushed alone, but with a later one's."""
         self.skipped = 0
         """Gradients that were not finite, and took no part."""
         self._work: tuple[Batch, ...] = ()
@@ -232,10 +235,11 @@ class Ledger:
         compute_s: float,
         exchange_s: float,
         scale: float,
-        *,
         skipped: bool = False,
+        kept: tuple[int, bool] = (0, False),
     ) -> None:
-        """Put a push and its verdict on record, once carried out."""
+        """Put a push and its verdict on record, once carried out. `kept`: how many more steps its gradient
+        is the sum of, and whether it was pushed without having come to the share that triggers."""
         worker, fate = decision.pushed, decision.fate
         assert worker is not None
         assert fate is not None
@@ -260,6 +264,7 @@ class Ledger:
                 exchange_s,
                 tuple([(b.epoch, b.first, b.count) for b in self._work]),
                 *self.asleep.take(worker),
+                *kept,
             )
         )
         self._tell(decision, now)
@@ -291,13 +296,13 @@ class Ledger:
         clocks = self.pacer.clocks
         if self.config.schedule == "updates":
             return clocks.version
+        calls = clocks.pushes - self.again + self.withheld
         if self.budget is None:
-            return (clocks.pushes - self.again) // self.config.workers
+            return calls // self.config.workers
         steps = self.budget.source.step(self._units, self.config.workers)
-        pushes = clocks.pushes - self.again
-        if self._batches == pushes:
+        if self._batches == calls:
             return steps
-        return steps * pushes // max(self._batches, 1)  # gradients of several batches
+        return steps * calls // max(self._batches, 1)  # gradients of several batches
 
     @property
     def rounds(self) -> int | None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from paceline.trace.lookups import Lookups as Lookups
 from paceline.trace.waits import waiting_words
 
 SCHEMA = 1
@@ -69,6 +70,8 @@ class RunStarted(Event, frozen=True, gc=False, tag="run_started"):
     """How vectors travelled; None when none did, as in a simulation of times."""
     protocol_sha256: str = ""
     """Of the file of a protocol of one's own; empty for those of the package."""
+    trigger: float | None = None
+    """The share of the usual norm from which on gradients were pushed; None: all were."""
 
 
 class ModelReady(Event, frozen=True, gc=False, tag="model_ready"):
@@ -133,6 +136,10 @@ class Decided(Event, frozen=True, gc=False, tag="decided"):
     """Batches behind the push: (epoch, first position in the epoch's order, count)."""
     more_wait_s: float = 0.0
     travel_s: float = 0.0
+    withheld: int = 0
+    """How many more calls of `optimizer.step()` its gradient is the sum of, which were not pushed then."""
+    forced: bool = False
+    """Whether it was pushed without having come to the share that triggers."""
 
 
 class Asked(Event, frozen=True, gc=False, tag="asked"):
@@ -162,20 +169,6 @@ class Exchanged(Event, frozen=True, gc=False, tag="exchanged"):
     """What each got; None: as much as it gave."""
     axis: str | None = None
     """Along which axis of a mesh."""
-
-
-class Lookups(msgspec.Struct, frozen=True):
-    """What looking up in embedding tables has cost one worker, over some lookups."""
-
-    count: int
-    """Lookups of a batch."""
-    ids: int
-    """That this worker was asked for, by all of its group."""
-    lookup_s: float
-    """Reading and adding up rows."""
-    latency_s: float
-    """From ids to sums, with all waiting: what a training step sees."""
-    longest_s: float
 
 
 class LookedUp(Event, frozen=True, gc=False, tag="looked_up"):
@@ -337,6 +330,10 @@ class Totals(Event, frozen=True, gc=False, tag="totals"):
     losses: tuple[float | None, ...] = ()
     """The last losses that were reported."""
     travel_s: tuple[float, ...] = ()
+    withheld: int = 0
+    """Gradients that were pushed with a later one."""
+    forced: int = 0
+    """Pushes that were not triggered."""
 
 
 class Gap(Event, frozen=True, gc=False, tag="gap"):

@@ -71,6 +71,8 @@ class Books(Tally):
             lssr=self._lssr,
             losses=tuple(self._losses),
             travel_s=tuple(self.travel_s[rank] for rank in ranks),
+            withheld=self._withheld,
+            forced=self._forced,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from math import isfinite, nan
 from typing import Any
 
@@ -17,7 +17,6 @@ from paceline.trace.events import (
     Exchanged,
     Gap,
     LookedUp,
-    Lookups,
     ModelReady,
     Passed,
     Progress,
@@ -28,6 +27,7 @@ from paceline.trace.events import (
     WorkerJoined,
     WorkerLeft,
 )
+from paceline.trace.lookups import Lookups, LookupSummary, sum_up
 
 
 class StalenessSummary(msgspec.Struct, frozen=True):
@@ -38,6 +38,17 @@ class StalenessSummary(msgspec.Struct, frozen=True):
     max: int
 
 
+class TriggerSummary(msgspec.Struct, frozen=True):
+    """What event-triggered pushes (`--trigger`) came to."""
+
+    steps: int
+    """Calls of `optimizer.step()` by all scripts: what would have been pushes without it."""
+    pushed: float
+    """The share of them that was a push: q of SDDE, by which links are used less."""
+    triggered: int
+    """Pushes whose norm had come to the share; the others were forced, by their number or an end."""
+
+
 class Failure(msgspec.Struct, frozen=True):
     """A worker that did not finish."""
 
@@ -45,24 +56,6 @@ class Failure(msgspec.Struct, frozen=True):
     t: float
     reason: str
     detail: str
-
-
-class LookupSummary(msgspec.Struct, frozen=True):
-    """What looking up in embedding tables came to. Lists are per worker, rank 0 first."""
-
-    ids: list[int]
-    """Looked up by each, for all of its group."""
-    lookup_ms: list[float]
-    """Reading rows, for one batch of the group, on the mean."""
-    latency_ms: float
-    """From ids to sums, as a training step sees it: the mean of all."""
-    longest_ms: float
-    imbalance: float
-    """The most ids that a worker has looked up, as a multiple of the mean: 1 is even."""
-    straggler: int
-    """Whose lookups take longest: the others of its group wait for it."""
-    straggler_factor: float
-    """How many times longer they take than those of all on the mean."""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -120,26 +113,8 @@ class Result(msgspec.Struct, frozen=True):
     """Of all steps, the share that was local, where the protocol chooses (SelSync); null elsewhere."""
     dropped: int | None = None
     """Gradients that took no part: dropped, or skipped as not finite; null where there is no store."""
-
-
-def sum_up(told: Mapping[int, list[Lookups]], workers: int) -> LookupSummary:
-    """What all workers told of their lookups."""
-    ranks = range(workers)
-    ids = [sum(each.ids for each in told.get(rank, ())) for rank in ranks]
-    counts = [sum(each.count for each in told.get(rank, ())) for rank in ranks]
-    own = [sum(each.lookup_s for each in told.get(rank, ())) for rank in ranks]
-    took = [1000 * spent / max(count, 1) for spent, count in zip(own, counts, strict=True)]
-    every = [each for lookups in told.values() for each in lookups]
-    slowest = max(ranks, key=lambda rank: took[rank])
-    return LookupSummary(
-        ids=ids,
-        lookup_ms=took,
-        latency_ms=1000 * sum(each.latency_s for each in every) / max(sum(counts), 1),
-        longest_ms=1000 * max(each.longest_s for each in every),
-        imbalance=max(ids) * workers / max(sum(ids), 1),
-        straggler=slowest,
-        straggler_factor=took[slowest] * workers / max(sum(took), 1e-12),
-    )
+    trigger: TriggerSummary | None = None
+    """Where gradients were pushed only if they were large enough; null elsewhere."""
 
 
 class Tally:
@@ -173,7 +148,7 @@ class Tally:
         self._since: dict[int, float] = {}
         self._losses: deque[float] = deque(maxlen=50)
         self._lssr: float | None = None
-        self._dropped = 0
+        self._dropped = self._withheld = self._forced = 0
         self._pushes: Counter[int] = Counter()
         self.exchanged_bytes: Counter[int] = Counter()
         """Among peers: what each worker gave away."""
@@ -282,7 +257,12 @@ class Tally:
             lookups=sum_up(self._lookups, start.workers) if self._lookups else None,
             lssr=self._lssr,
             dropped=self._dropped if start.family == "paced" else None,
+            trigger=None if start.trigger is None else self._triggered(),
         )
+
+    def _triggered(self) -> TriggerSummary:
+        steps = self.pushes + self._withheld
+        return TriggerSummary(steps, self.pushes / max(steps, 1), self.pushes - self._forced)
 
     def _moved(self) -> tuple[int | None, int | None]:
         """Bytes from workers and to workers, all together."""
@@ -309,6 +289,8 @@ class Tally:
             if event.fate in ("apply", "hold"):
                 self.staleness[event.staleness] += 1
             self._dropped += event.fate in ("drop", "skip")
+            self._withheld += event.withheld
+            self._forced += event.forced
             self.waiting_since[event.pushed] = event.t
             self.compute_s[event.pushed] += event.compute_s
             self._slept(event.pushed, event)
@@ -346,6 +328,7 @@ class Tally:
         self.staleness = Counter(event.staleness)
         self._dropped = event.pushes - self.staleness.total()
         self._pushes = Counter(dict(enumerate(event.pushes_each)))
+        self._withheld, self._forced = event.withheld, event.forced
         self.wait_s = dict(enumerate(event.wait_s))
         self.compute_s = defaultdict(float, enumerate(event.compute_s))
         self.travel_s = defaultdict(float, enumerate(event.travel_s))

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from paceline.protocols.grid import Grid
 from paceline.trace import Result
 from paceline.trace.events import RunStarted
-from paceline.trace.tally import LookupSummary
+from paceline.trace.lookups import LookupSummary
 
 DASH = "—"
 MANY_WORKERS = 8

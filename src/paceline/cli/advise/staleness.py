@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,6 +43,14 @@ def staleness(
         float | None,
         typer.Option(
             help="Seconds each push occupies the store or a link that all share.", rich_help_panel=WORKERS
+        ),
+    ] = None,
+    triggered: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of gradients that are pushed, as with `train --trigger`. Default: the run's.",
+            rich_help_panel=WORKERS,
         ),
     ] = None,
     recipe: Annotated[
@@ -102,6 +111,8 @@ def staleness(
         observed = _observe(run, cluster, workers, parse_slow(slow or []), compute_time, jitter, seed)
         if shared_time is not None:
             observed = observed.sharing(shared_time)
+        if triggered is not None:
+            observed = observed.triggering(triggered)
         given = {
             "lr": lr,
             "momentum": momentum,
@@ -139,6 +150,7 @@ def _observe(
 ) -> Observed:
     from paceline.errors import ConfigError
     from paceline.plan.staleness import from_cluster, from_run
+    from paceline.plan.staleness.observe import triggered_share
     from paceline.sim.request import ClusterRequest
 
     if run is not None and cluster is not None:
@@ -156,7 +168,8 @@ def _observe(
         jitter=jitter,
     )
     source = str(cluster or run or f"{compute_s:g} s each")
-    return from_cluster(request.cluster(), source, seed)
+    observed = from_cluster(request.cluster(), source, seed)
+    return observed if run is None else replace(observed, triggered=triggered_share(run))
 
 
 def _advise(observed: Observed, given: dict[str, Any], recipe: Path | None, after: int, seed: int) -> Advice:

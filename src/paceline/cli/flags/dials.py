@@ -25,6 +25,8 @@ NUMBERS = (
     "damping",
     "drop_staler",
     "lr_cap",
+    "trigger",
+    "trigger_most",
     "park",
     "correct",
     "schedule",

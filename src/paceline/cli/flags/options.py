@@ -119,6 +119,23 @@ LrCap = Annotated[
     ),
     Dial(None),
 ]
+Trigger = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Push a gradient only if its norm is at least SHARE times the usual norm of a single batch's. "
+        "What is kept is added to the next one, and nothing is lost. For paced protocols without lockstep.",
+        rich_help_panel=NUMBERS,
+    ),
+    Dial(None),
+]
+TriggerMost = Annotated[
+    int,
+    typer.Option(
+        metavar="N", help="With --trigger: push after so many in any case.", rich_help_panel=NUMBERS
+    ),
+    Dial(8),
+]
 Park = Annotated[
     list[int] | None,
     typer.Option(

@@ -10,6 +10,7 @@ Margins are reported; nothing is refused for being near the bound.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import inf
 from typing import Literal
 
@@ -19,7 +20,7 @@ from paceline.plan.staleness.floor import poisson_factor
 from paceline.plan.staleness.follow import Follow, follow
 from paceline.plan.staleness.landscape import Fact, Landscape, Origin, Request
 from paceline.plan.staleness.observe import ENOUGH_CYCLES, Observed
-from paceline.plan.staleness.outlook import Outlook
+from paceline.plan.staleness.outlook import Direction, Outlook
 from paceline.plan.staleness.policies import (
     SAFE_LR,
     LearningRates,
@@ -71,13 +72,14 @@ def advise(
     progress: Callable[[float], None] = lambda share: None,
 ) -> Advice:
     """All advice at once."""
-    crew, directions, target = observed.crew, land.directions, request.target_loss
+    crew, target, each = observed.crew, request.target_loss, 1 / (observed.triggered or 1.0)
+    directions = [_calmer(direction, each) for direction in land.directions]
     count = len(crew.cycles)
     flow = crew.flow(count)
     weighting = request.weighting or observed.weighting or "mean"
     safe = min(SAFE_LR, request.safety)
-    rates = learning_rates(flow, land.sharpest, PolicyStep(1.0, request.momentum, weighting), safe)
-    step = PolicyStep(request.lr or rates.safe, request.momentum, weighting)
+    rates = learning_rates(flow, land.sharpest, PolicyStep(1.0, request.momentum, weighting, each), safe)
+    step = PolicyStep(request.lr or rates.safe, request.momentum, weighting, each)
     by_count = survey(crew, directions, step, target, progress)
     now = outlook(crew, directions, step, count, target)
     chosen = _worthy(best(by_count, request.safety), now, request.safety)
@@ -94,7 +96,7 @@ def advise(
         best=chosen,
         active=active,
         workers=by_count,
-        lockstep=lockstep(crew, directions, step, target),
+        lockstep=lockstep(observed.always, land.directions, replace(step, gradients=1.0), target),
         group=group,
         groups=groups,
         threshold=threshold,
@@ -106,6 +108,11 @@ def advise(
             *_warnings_of_absurdity(step, now, by_count[0]),
         ],
     )
+
+
+def _calmer(direction: Direction, gradients: float) -> Direction:
+    """As the mean of so many gradients sees it."""
+    return direction if direction.noise is None else replace(direction, noise=direction.noise / gradients)
 
 
 def _worthy(found: Outlook | None, now: Outlook, safety: float) -> Outlook | None:
@@ -139,6 +146,9 @@ def _timing_facts(observed: Observed) -> Iterator[Fact]:
         yield Fact("arrivals per s", observed.arrivals_per_s, origin, under)
     if observed.staleness is not None:
         yield Fact("mean staleness", observed.staleness, origin, f"{under}, in updates")
+    if observed.triggered is not None:
+        how: Origin = "given" if observed.triggered_given else origin
+        yield Fact("pushed share", observed.triggered, how, "of the gradients that are computed (--trigger)")
 
 
 def _step_facts(request: Request, observed: Observed, step: PolicyStep) -> Iterator[Fact]:
@@ -166,6 +176,11 @@ def _warnings_of_inputs(
         off = observed.arrivals_per_s / now.arrivals_per_s - 1
         if abs(off) > 0.1:
             yield f"the run saw {off:+.0%} arrivals against the model of its store; trust its own figure."
+    if observed.triggered is not None and observed.triggered < 1:
+        yield (
+            f"a push is of {1 / observed.triggered:.3g} gradients, all on weights that are so much older: "
+            "--trigger saves the link, and lowers the learning rate that is stable by that factor."
+        )
     if request.target_loss is not None and now.seconds_to_target is None:
         yield "the time to target needs noise and loss: use --recipe, or --noise and --loss."
     if any(fact.origin == "measured" for fact in land.facts):

@@ -86,6 +86,10 @@ class WorkerSet:
         cycle_s = len(self.cycles) / sum(1 / law.mean for law in self.cycles)
         return min(len(self.cycles), _ceil(saturation(cycle_s - self.shared_s, self.shared_s)))
 
+    def stretched(self, factor: float) -> WorkerSet:
+        """The same workers, with so many times as long between two turns at what all share."""
+        return WorkerSet(tuple(_stretched(law, self.shared_s, factor) for law in self.cycles), self.shared_s)
+
     def flow(self, workers: int) -> Flow:
         """The stream of the fastest so many."""
         laws = [self.cycles[rank] for rank in self.ranks[:workers]]
@@ -93,6 +97,12 @@ class WorkerSet:
         rate = queued_rate(workers, workers / free - self.shared_s, self.shared_s)
         wait_s = _wait_s([law.mean for law in laws], rate) if self.shared_s else 0.0
         return Flow(workers, rate, _together([_later(law, wait_s) for law in laws]))
+
+
+def _stretched(law: DelayLaw, shared_s: float, factor: float) -> DelayLaw:
+    if isinstance(law, Samples):
+        return Samples(tuple(max(time - shared_s, 0.0) * factor + shared_s for time in law.times))
+    return law.scaled(((law.mean - shared_s) * factor + shared_s) / law.mean)
 
 
 def _wait_s(cycles_s: Sequence[float], rate: float) -> float:

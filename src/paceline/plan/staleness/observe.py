@@ -26,7 +26,7 @@ from paceline.sim.cluster import Cluster, Profile
 from paceline.sim.compute import Recorded
 from paceline.sim.request import ClusterRequest
 from paceline.sim.timing import Timing
-from paceline.trace import read_trace
+from paceline.trace import read_trace, tally
 from paceline.trace.events import AnyEvent, Decided, Gap, RunStarted, Totals, WorkerJoined, WorkerLeft
 
 ENOUGH_CYCLES = 200
@@ -51,6 +51,10 @@ class Observed:
     """Wait at the store that was taken off every cycle."""
     weighting: Weighting | None = None
     shared_given: bool = False
+    triggered: float | None = None
+    """Of the gradients that were computed, the share that was pushed, each with those before it (q, see
+    `--trigger`); a cycle is of 1/q of them then. None: all were."""
+    triggered_given: bool = False
 
     @property
     def origin(self) -> Literal["measured", "modelled"]:
@@ -60,6 +64,25 @@ class Observed:
     def sharing(self, shared_s: float) -> Observed:
         """The same workers with another time per push on what all share."""
         return replace(self, crew=WorkerSet(self.crew.cycles, shared_s), shared_given=True)
+
+    def triggering(self, share: float) -> Observed:
+        """The same workers, each pushing only after this share of its gradients: it computes 1 / share of
+        them in a row, and what all share is used so much less."""
+        if not 0 < share <= 1:
+            raise ConfigError(
+                f"--triggered is the share of gradients that are pushed, in (0, 1], got {share:g}."
+            )
+        if self.triggered is not None:
+            raise ConfigError(
+                f"in {self.source} a share of {self.triggered:.3g} was pushed, and times are those of that. "
+                "Leave --triggered out, or record a run without --trigger."
+            )
+        return replace(self, crew=self.crew.stretched(1 / share), triggered=share, triggered_given=True)
+
+    @property
+    def always(self) -> WorkerSet:
+        """The same workers, if each pushed every gradient."""
+        return self.crew if self.triggered is None else self.crew.stretched(self.triggered)
 
 
 def from_cluster(cluster: Cluster, source: str, seed: int = 0) -> Observed:
@@ -97,7 +120,17 @@ def from_run(run: Path) -> Observed:
         arrivals_per_s=reading.arrivals_per_s,
         queue_s=queue_s,
         weighting=_weighting(run),
+        triggered=triggered_share(run),
     )
+
+
+def triggered_share(run: Path) -> float | None:
+    """Of the gradients that a run's workers computed, the share that was pushed; None: all, for certain."""
+    start = next(iter(read_trace(run)), None)
+    if not isinstance(start, RunStarted) or start.trigger is None:
+        return None
+    told = tally(read_trace(run)).result().trigger
+    return None if told is None else told.pushed
 
 
 @dataclass

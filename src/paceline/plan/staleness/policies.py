@@ -54,11 +54,13 @@ class PolicyStep:
     momentum: float = 0.0
     weighting: Weighting = "sum"
     """As for a run: `mean` lets a push count 1 / active of a step, `sum` a whole one."""
+    gradients: float = 1.0
+    """How many gradients a push is the sum of, in the mean: more than one with `--trigger`."""
 
     def share(self, active: int, contributors: int = 1, flushed: bool = False) -> float:
         """How much of a whole step an update counts."""
         config = RunConfig(run="", folder="", weighting=self.weighting)
-        return config.step_share(contributors, active, "mean" if flushed else None)
+        return self.gradients * config.step_share(contributors, active, "mean" if flushed else None)
 
     def length(self, active: int) -> float:
         """The length of an update that applies one push."""

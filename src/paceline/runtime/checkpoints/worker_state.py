@@ -26,6 +26,8 @@ class WorkerState(msgspec.Struct, frozen=True):
     """Of its last batch."""
     schedules: tuple[int, ...] = ()
     """How often each prepared scheduler was stepped, in the order in which they were prepared; or IN_STEP."""
+    norms: tuple[int, float] = (0, 0.0)
+    """Of event-triggered pushes: how many norms were seen, and their running mean."""
 
 
 def standing(steps: int, began: int) -> int:

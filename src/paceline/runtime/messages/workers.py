@@ -43,6 +43,8 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     """Of the file in which the protocol stands that its script names, if it is one of the user's own."""
     correct: str | None = None
     """How stale gradients are to be corrected, if the script says so."""
+    trigger: float | None = None
+    """From which share of the usual norm on gradients are pushed, if the script says so."""
 
 
 class Register(msgspec.Struct, frozen=True, tag=True):
@@ -85,6 +87,10 @@ class Push(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Whether the gradient is of no use to me afterwards: a mean may take its place."""
     state: WorkerState | None = None
     """Where I stand, if I was to tell."""
+    withheld: int = 0
+    """How many more calls of `optimizer.step()` its gradient is the sum of, which were not pushed then."""
+    forced: bool = False
+    """Whether it is pushed though it has not come to the share that triggers."""
 
 
 class BarrierPassed(msgspec.Struct, frozen=True, tag="Passed"):

@@ -46,6 +46,7 @@ class PacedFamily:
         member.settings = push.settings or member.settings
         member.told(push)
         run.ledger.again += push.again
+        run.ledger.withheld += push.withheld
         member.looping, member.wants = True, push.want
         trusted = owner.config.bad_gradient == "stop" or push.finite or push.scaled
         usable = trusted or isfinite(run.store.norm(gradients))
@@ -57,7 +58,8 @@ class PacedFamily:
         spent = (
             time.perf_counter() - began if owner.virtual is None else owner.virtual.exchange_s(member.rank)
         )
-        run.ledger.pushed(decision, now, push.samples, push.compute_s, spent, scale, skipped=not usable)
+        kept = push.withheld, push.forced
+        run.ledger.pushed(decision, now, push.samples, push.compute_s, spent, scale, not usable, kept)
         owner.report(member, push.values)
         if run.board is not None and run.at_barriers([member]):
             self._leave_to_itself(member)
@@ -114,8 +116,10 @@ class PacedFamily:
         """The books tell the protocol, which is asked again; nothing else holds on to it."""
 
     def stop(self, kind: str) -> float:
-        """Everybody is told instead of released."""
-        return 0.0
+        """Everybody is told instead of released: at its next push, which may be several batches away."""
+        config = self._run().ledger.config
+        longest_s = max(member.longest_s for member in self._owner.members.values())
+        return 0.0 if config.trigger is None else longest_s * (config.trigger_most - 1)
 
     def conclude(self, lead: Member) -> Concluded:
         """The store has the model already."""

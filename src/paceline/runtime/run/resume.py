@@ -35,7 +35,7 @@ def resume(folder: str | None, store: ParameterStore, ledger: Ledger) -> tuple[d
             "models of their own. Resume it with the same protocol and number of workers."
         )
     ledger.resume_at(state.version, state.samples, state.units, state.pushes, state.batches)
-    ledger.again = state.again
+    ledger.again, ledger.withheld = state.again, state.withheld
     protocol = ledger.pacer.protocol
     if state.rule is not None and _same(state.rule, saved_rule(protocol)):
         if not ledger.warn_if_changed(state.protocol_sha256, f"{CHECKPOINT_HAD}, whose memory is left out"):

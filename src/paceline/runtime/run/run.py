@@ -95,6 +95,7 @@ def run_state(ledger: Ledger, store: ParameterStore, peers: int | None, shared: 
         units=ledger.units - sum(batch.count for batch in ledger.unapplied),
         pushes=ledger.pacer.clocks.pushes,
         again=ledger.again,
+        withheld=ledger.withheld,
         batches=ledger.batches_pushed,
         rule=saved_rule(ledger.pacer.at_rest()) if peers is None else SavedRule(*ledger.named, {}),
         adjusted=store.adjusted,

@@ -18,7 +18,7 @@ from paceline.fabric.board import Board
 from paceline.fabric.segment import Segment, check_room
 from paceline.protocols import Pacing, Peer, own
 from paceline.protocols.paced.psp_distributed import own_barrier
-from paceline.protocols.rules import dropping
+from paceline.protocols.rules import dropping, triggering
 from paceline.protocols.settings import make, make_any
 from paceline.runtime.checkpoints.optimizer_state import State, unpacked
 from paceline.runtime.checkpoints.worker_state import WorkerState
@@ -61,6 +61,8 @@ class RunStart:
         """What of the store will lie here, if other hosts hold the rest."""
         self._correct: str | None = None
         """What scripts say about stale gradients."""
+        self._trigger = config.trigger
+        """From which share of the usual norm on gradients are pushed, as command or scripts say."""
         self._remembered: State | None = None
         """What a script's optimizer remembered when it was prepared."""
         self.reserve = Reserve(config.path)
@@ -101,6 +103,7 @@ class RunStart:
     def hello(self, member: Member, message: m.Hello) -> None:
         """A script named a protocol, or none; the command's word wins."""
         self._hear_correction(message.correct)
+        self._trigger = triggering.heard(self._trigger, message.trigger, self._config.trigger is not None)
         asked, ordered = message.protocol, self._config.protocol
         if asked is not None and ordered is None and member.far and own.names_a_file(asked):
             self._elsewhere = asked
@@ -203,6 +206,7 @@ class RunStart:
         check_same(lead, members)
         name, _ = self.protocol
         protocol = make(name, self._settings)
+        triggering.check(self._trigger, name, paced=True, lockstep=protocol.lockstep)
         check_one_host(name, protocol, members, self._config.store_hosts)
         shared = protocol.lockstep and not self._config.private_weights
         correct, remark = self.correction(lead)
@@ -217,7 +221,7 @@ class RunStart:
         if self._config.clip_norm is not None:
             store.norm_by_parameter()
         opening: list[Event] = []
-        config = structs.replace(self._config, correct=correct)
+        config = structs.replace(self._config, correct=correct, trigger=self._trigger)
         ledger = Ledger(config, name, protocol, opening.append, simulated=simulated)
         board = None if own_barrier(protocol, 0) is None else Board.create(self._config.workers)
         if board is not None:
@@ -227,6 +231,7 @@ class RunStart:
         self.remarks += unchecked(self._config.resume)
         staler = dropping.told(self._config.drop_staler, name, protocol.lockstep)
         self.remarks += [text for text in (remark, momentum_lost(was, correct), staler) if text]
+        self.remarks += triggering.told(self._trigger, self._config.trigger_most)
         if self._config.lr_cap is not None:
             self.remarks.append(f"learning rates above {self._config.lr_cap:g} are cut to it (--lr-cap)")
         for worker in set(store.corrections.workers if store.corrections is not None else ()):
@@ -242,6 +247,11 @@ class RunStart:
         for event in opening:  # not before all has gone well: a run that never begins writes its own
             write(event)
         return Run(ledger, store, weights, shared, board)
+
+    @property
+    def trigger(self) -> float | None:
+        """From which share of the usual norm on gradients are pushed; None: all are."""
+        return self._trigger
 
     def restore(
         self, run: Run | None, message: m.Restore, fds: list[int], note: Callable[[Any, str], None]

@@ -185,7 +185,10 @@ class VirtualLoop:
 
     def _under_way(self, rank: int, push: m.Push) -> None:
         begin = self._has_weights(rank)
-        compute_s = self._timing.compute_s(rank, begin, self._owner.batches(push.samples))
+        compute_s = 0.0
+        for _ in range(push.withheld + 1):  # what it kept was computed one after another
+            batches = self._owner.batches(push.samples)
+            compute_s += self._timing.compute_s(rank, begin + compute_s, batches)
         computed = msgspec.structs.replace(push, compute_s=compute_s)
         if self._ways is None:
             self._at(begin + compute_s + self._timing.push_s(rank), "push", rank, computed)

@@ -225,6 +225,16 @@ class Binding:
         named = zip(self.layout.trained, self._gradients, strict=True)
         return next((slot.name for slot, view in named if not bool(torch.isfinite(view).all())), None)
 
+    @property
+    def flats(self) -> list[Tensor]:
+        """All gradients, as flat vectors. What is written here does not count as a new gradient."""
+        return self._flats
+
+    def show(self) -> None:
+        """What was written there is what others are to see."""
+        if self._staged:
+            self._to_host()
+
     def require_cpu(self) -> None:
         """Refuse a model that does not lie in main memory."""
         if self._device.type != "cpu":

@@ -37,6 +37,7 @@ class StoreLink:
         settings: dict[str, Any],
         rank: int | None = None,
         correct: str | None = None,
+        trigger: float | None = None,
     ) -> None:
         self._channel = channel
         self._granted: deque[Batch] = deque()
@@ -51,9 +52,13 @@ class StoreLink:
         """What the optimizer remembered at the end of the run, once this worker has left."""
         self._barrier: WorkerBarrier | None = None
         """Where this worker decides itself when to go on; None: the store does."""
-        self._send(m.Hello(os.getpid(), protocol, settings, rank, own.digest(protocol), correct))
+        self.before_lingering: Callable[[], None] = lambda: None
+        """Called when an epoch has no more batches for this worker, before it says so."""
+        self._send(m.Hello(os.getpid(), protocol, settings, rank, own.digest(protocol), correct, trigger))
         welcome, _ = self._expect(m.Welcome)
         self.config: RunConfig = welcome.config
+        self.trigger = trigger if welcome.config.trigger is None else welcome.config.trigger
+        """From which share of the usual norm on gradients are pushed; None: all are."""
         self.rank = welcome.rank
 
     def register(
@@ -130,6 +135,7 @@ class StoreLink:
             return None
         if self._granted[0].epoch <= epoch:
             return self._granted.popleft()
+        self.before_lingering()
         return self._granted_for(m.Linger(epoch))
 
     def _granted_for(self, request: m.Draw | m.Linger) -> Batch | None:

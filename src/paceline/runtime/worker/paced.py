@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from msgspec import structs
 from torch import Tensor, nn
 
 from paceline.errors import RunStopped
 from paceline.runtime.checkpoints.optimizer_state import State
 from paceline.runtime.checkpoints.worker_state import WorkerState
+from paceline.runtime.messages.workers import Push
 from paceline.runtime.worker.emulation import Emulation
 from paceline.runtime.worker.link import StoreLink
+from paceline.runtime.worker.optimizer.trigger import Trigger, Withheld, norm_of
 from paceline.runtime.worker.worker import Worker
 from paceline.store.disk.checkpoint import model_state
 
@@ -26,6 +31,9 @@ class PacedWorker(Worker):
         self._looks = False
         """Whether to look for NaN here, where gradients are applied one by one: it is one thing less for the
         store. Where they are added up first, the store looks at the sum in the same pass."""
+        if link.trigger is not None:
+            self._trainer.trigger = Trigger(link.trigger, link.config.trigger_most)
+            self._trainer.intake.on_end = link.before_lingering = self._push_withheld
 
     # -- preparing ----------------------------------------------------------------------------
 
@@ -41,10 +49,21 @@ class PacedWorker(Worker):
     # -- a step -------------------------------------------------------------------------------
 
     def _iterate(self, compute_s: float, missing: tuple[int, ...]) -> None:
-        """The gradient is complete: push it, and sleep until released."""
+        """The gradient is complete: push it, and sleep until released; or keep it for the next one."""
+        trigger = self._trainer.trigger
+        if trigger is None:
+            self._push(self._described(compute_s, missing))
+        else:
+            self._maybe_push(trigger, compute_s, missing)
+
+    def _described(self, compute_s: float, missing: tuple[int, ...]) -> Push:
+        """What is told of the gradient in the segment."""
         trainer = self._trainer
         settings, finite = trainer.changed(), self._looks and trainer.binding.finite()
-        push = trainer.push(compute_s, missing, self._reported(), settings, finite)
+        return trainer.push(compute_s, missing, self._reported(), settings, finite)
+
+    def _push(self, push: Push) -> None:
+        trainer = self._trainer
         try:
             release = self._link.push(push)
         except RunStopped:
@@ -53,10 +72,52 @@ class PacedWorker(Worker):
         trainer.schedulers.position, trainer.tells = release.position, release.tell
         trainer.overflowed = release.skipped
 
+    # -- pushes that are triggered ------------------------------------------------------------
+
+    def _maybe_push(self, trigger: Trigger, compute_s: float, missing: tuple[int, ...]) -> None:
+        intake, gradients, withheld = self._trainer.intake, self._trainer.binding.flats, trigger.withheld
+        norm = norm_of(gradients)
+        trigger.saw(norm)
+        if not withheld.steps and trigger.fires(norm):  # as if there were no trigger
+            self._push(self._described(compute_s, missing))
+            return
+        withheld.add(gradients, missing)
+        withheld.count(intake.samples, intake.used, compute_s)
+        fires = trigger.fires(norm_of(withheld.memory))
+        if fires or trigger.full:
+            self._push_sum(withheld, wants=intake.wants, forced=not fires)
+
+    def _push_withheld(self) -> None:
+        """There is no next one for now: push what was kept."""
+        trigger = self._trainer.trigger
+        if trigger is not None and trigger.withheld.steps:
+            self._push_sum(trigger.withheld, wants=False, forced=True)
+            self._trainer.binding.pull()
+
+    def _push_sum(self, withheld: Withheld, *, wants: bool, forced: bool) -> None:
+        """It takes the place of the gradient in the segment, which is the script's own again afterwards."""
+        binding = self._trainer.binding
+        own = [each.clone() for each in binding.flats]
+        _write(binding.flats, withheld.memory)
+        binding.show()
+        push = structs.replace(
+            self._described(withheld.compute_s, tuple(sorted(withheld.missing))),
+            samples=withheld.samples,
+            used=tuple(withheld.used),
+            want=wants,
+            weigh=withheld.each,
+            withheld=withheld.steps - 1,
+            forced=forced,
+        )
+        withheld.clear()
+        self._push(push)
+        _write(binding.flats, own)
+
     # -- evaluating and saving ----------------------------------------------------------------
 
     def _away(self) -> None:
         if self._model is not None:
+            self._push_withheld()
             self._trainer.adopt()
             self._link.away()
             self._trainer.binding.pull()
@@ -69,6 +130,7 @@ class PacedWorker(Worker):
     def _state_now(self) -> tuple[dict[str, Tensor], State]:
         """Weights and what the optimizer remembers, both of one moment; buffers are this worker's own."""
         self._trainer.check_reaches_state()
+        self._push_withheld()
         (tensors, values), layout = self._link.recall(weights=True), self._trainer.binding.layout
         views = [tensors.pop(f"model.{slot.name}") for slot in layout.parameters]
         return model_state(layout, views, self._link.segments[0].bytes), (tensors, values)
@@ -79,5 +141,21 @@ class PacedWorker(Worker):
 
     # -- the run ------------------------------------------------------------------------------
 
+    def _end_work(self, why: str) -> None:
+        self._push_withheld()
+        super()._end_work(why)
+
     def _leave(self) -> None:
+        with contextlib.suppress(RunStopped):  # where it stands is told all the same
+            self._push_withheld()
         self._trainer.leave(self._reported(), self._waits, self._halted, self._whose())
+
+    def end(self, error: BaseException | None, text: str) -> None:
+        if error is not None and self._trainer.trigger is not None:
+            self._trainer.trigger.withheld.clear()  # its samples are dispensed again
+        super().end(error, text)
+
+
+def _write(gradients: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for each, value in zip(gradients, values, strict=True):
+        each.copy_(value)

@@ -28,6 +28,7 @@ from paceline.runtime.worker.optimizer.clipping import Watch
 from paceline.runtime.worker.optimizer.scaling import taken_from, tell_scaler, welcome_scalers
 from paceline.runtime.worker.optimizer.schedules import PreparedSchedulers, misfit
 from paceline.runtime.worker.optimizer.store_state import Elsewhere
+from paceline.runtime.worker.optimizer.trigger import Trigger
 from paceline.runtime.worker.pace import replace_step
 from paceline.runtime.worker.saving_notice import notice_saving
 from paceline.store.disk.tensor_files import check_can_be_saved
@@ -61,6 +62,8 @@ class Trainer:
         """Whether the next push is to tell where this worker stands."""
         self.begun = False
         """Whether there is a model."""
+        self.trigger: Trigger | None = None
+        """What says whether a gradient is pushed; None: every one is."""
         self._sent: list[GroupSettings] = []
         self._cleared: set[int] = set()
         """Optimizers whose gradients the script has cleared since their last step."""
@@ -158,10 +161,13 @@ class Trainer:
         """The run goes on, and this worker where it stood."""
         self.intake.go_on(state)
         self.schedulers.go_on(state.schedules)
+        if self.trigger is not None:
+            self.trigger.go_on(state.norms)
 
     def standing(self) -> WorkerState:
         """Where this worker stands."""
-        return WorkerState(RandomState.now(), self.intake.epoch, self.schedulers.standing())
+        norms = (0, 0.0) if self.trigger is None else self.trigger.standing
+        return WorkerState(RandomState.now(), self.intake.epoch, self.schedulers.standing(), norms)
 
     # -- a step -------------------------------------------------------------------------------
 
@@ -195,6 +201,11 @@ class Trainer:
         """Unscale it if need be, and carry the iteration out; a scaler hears what it could not see."""
         optimizer = parts_of(self.optimizer)[self.which]
         scaled, self.overflowed = taken_from(optimizer), False
+        if scaled is not None and self.trigger is not None:
+            raise ConfigError(
+                "--trigger adds gradients up that a GradScaler would scale differently. Leave one of them "
+                "out, or use bfloat16, which needs no scaler."
+            )
         if scaled is not None and self.link.config.store_hosts > 1:
             raise ConfigError(
                 f"a GradScaler needs a store on one host, but --store-hosts is "
@@ -217,6 +228,11 @@ class Trainer:
         """The next step is to be clipped."""
         if self.link.config.store_hosts > 1:
             raise ConfigError("pace.clip_grad_norm_() needs a store on one host. Use --clip-norm instead.")
+        if self.trigger is not None:
+            raise ConfigError(
+                "pace.clip_grad_norm_() is about the next step, and with --trigger that may not be pushed. "
+                "Use --clip-norm for what is stepped with, or torch's own for each worker's gradients."
+            )
         self.clip_to = max_norm
 
     def _mention_clipping(self) -> None:

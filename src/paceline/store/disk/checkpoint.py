@@ -53,6 +53,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """Of the loader, in these pushes; None in checkpoints that do not tell."""
     again: int = 0
     """Of these pushes, those of further optimizers with the same data."""
+    withheld: int = 0
+    """Steps of scripts whose gradients were pushed with a later one's."""
     rule: SavedRule | None = None
     peers: int | None = None
     """How many peers have files of their own beside this one; None: there are none."""

@@ -111,6 +111,9 @@ def _facts(result: Result) -> list[tuple[str, str]]:
     if result.dropped:
         share = figures.percent(result.dropped / max(result.iterations or 0, 1))
         facts.append(("dropped", f"{figures.plural(result.dropped, 'gradient')}, {share} of all"))
+    if result.trigger is not None:
+        share, told = figures.percent(result.trigger.pushed), result.trigger
+        facts.append(("pushed", f"{share} of {told.steps} gradients, {told.triggered} times by their norm"))
     if result.lookups is not None:
         facts.append(("lookups", figures.lookups(result.lookups)))
     return facts + [_kind(text) for text in figures.kinds([result])]

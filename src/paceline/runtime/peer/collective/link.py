@@ -35,10 +35,11 @@ class CollectiveLink(StoreLink):
         settings: dict[str, Any],
         rank: int | None = None,
         correct: str | None = None,
+        trigger: float | None = None,
     ) -> None:
         self._early: deque[tuple[m.FromStore, list[int]] | None] = deque()
         """What arrived while this worker was busy."""
-        super().__init__(channel, protocol, settings, rank, correct)
+        super().__init__(channel, protocol, settings, rank, correct, trigger)
 
     meeting = -1
     """Descriptor of the memory through which workers find each other."""

@@ -32,6 +32,8 @@ class Intake:
         self.repeats = SecondPass(device.begin)
         self.on_batch: Callable[[], None] = lambda: None
         """Told when a batch has reached the script, before it is computed."""
+        self.on_end: Callable[[], None] = lambda: None
+        """Told when a pass over the loader has come to its end."""
         self.used: list[Batch] = []
         """The batches since the last step."""
         self.samples = 0
@@ -84,6 +86,7 @@ class Intake:
             "--balance": config.balance,
             f"--compress {config.compress}": config.compress != "none",
             f"--store-hosts {config.store_hosts}": config.store_hosts > 1,
+            "--trigger": self._link.trigger is not None,
         }.items():
             if on and self.several:
                 raise ConfigError(f"{flag} does not go with several optimizers, so far. Leave it out.")
@@ -109,7 +112,10 @@ class Intake:
             def enough() -> bool:
                 return self._link.enough
 
-            return StridedLoader(loader, rank, size, self.arrived, self.repeats, enough, ready.agrees)
+            def ends() -> None:
+                self.on_end()
+
+            return StridedLoader(loader, rank, size, self.arrived, self.repeats, enough, ready.agrees, ends)
         return self._dispensing(loader, source, ready)
 
     def _dispensing(self, loader: Any, source: Source, ready: Ready) -> Any:
@@ -187,6 +193,7 @@ class Intake:
 
     def passed(self) -> None:
         """The loader has come to an end."""
+        self.on_end()
         length, batches, self._in_pass = self.lengths[1], self._in_pass, 0
         stepped, self._stepped = self._stepped, False
         if batches and not stepped:

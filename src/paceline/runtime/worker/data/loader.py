@@ -162,10 +162,11 @@ class StridedLoader:
         repeats: SecondPass,
         stopped: Callable[[], bool],
         level: bool = False,
+        ends: Callable[[], None] = lambda: None,
     ) -> None:
         """`arrived` is told of every batch; when `stopped`, there are no more of them. `level`: all have
-        equally many in a pass, so that in lockstep no round mixes two."""
-        self._loader, self._rank, self._size, self._level = loader, rank, size, level
+        equally many in a pass, so that in lockstep no round mixes two. `ends` is told of its end."""
+        self._loader, self._rank, self._size, self._level, self._ends = loader, rank, size, level, ends
         self._arrived, self._repeats, self._stopped = arrived, repeats, stopped
 
     def __getattr__(self, name: str) -> Any:
@@ -175,6 +176,10 @@ class StridedLoader:
         return len(range(0 if self._level else self._rank, len(self._loader), self._size))
 
     def __iter__(self) -> Iterator[Any]:
+        yield from self._mine()
+        self._ends()
+
+    def _mine(self) -> Iterator[Any]:
         number, first = -1, None
         for number, batch in enumerate(self._loader):
             if self._level and number == 0:
