@@ -7,9 +7,10 @@ from itertools import combinations, pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from paceline.errors import ConfigError
-from paceline.parallel.loading import deal
+from paceline.parallel.loading import MeshLoader, deal
 from paceline.parallel.pipeline.partition import check_cuts, partition
 
 
@@ -47,3 +48,18 @@ def test_every_sample_is_dealt_to_exactly_one_copy(sizes: list[int], copies: int
     assert sorted(dealt) == every[: len(dealt)]
     assert len(every) - len(dealt) < copies
     assert all(len(each) == copies and all(each) for each in rounds)
+
+
+@given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 4), st.booleans())
+def test_a_meshs_loader_has_as_many_batches_as_it_says(n: int, size: int, copies: int, drop: bool) -> None:
+    loader = DataLoader(range(n), size, drop_last=drop)  # type: ignore[arg-type]
+    whole, left = divmod(n, size * copies)
+    expected = whole + (left >= copies and not drop)
+    if not expected:
+        with pytest.raises(ConfigError, match="too few for one update"):
+            MeshLoader(loader, 0, copies, 0)
+        return
+    dealt = MeshLoader(loader, 0, copies, 0)
+    batches = list(dealt)
+    assert len(dealt) == len(batches) == expected
+    assert not drop or all(len(batch) == size for batch in batches)

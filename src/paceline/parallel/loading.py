@@ -3,7 +3,7 @@
 The order of an epoch is drawn from the user's own sampler under a seed of run and epoch, so all workers know
 it; a loader with a `generator` of its own keeps the order it has alone. Copies take batches in turn; the
 samples of a last, incomplete round are spread over all copies, so that every sample is used by exactly one of
-them. Fewer samples than copies are left out of that epoch.
+them. Fewer samples than copies are left out of that epoch, and so is an incomplete round under `drop_last`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from paceline.runtime.worker.data.sample_order import SampleOrders
 Indices = list[Any]
 
 
-def deal(batches: Sequence[Indices], copies: int) -> list[list[Indices]]:
+def deal(batches: Sequence[Indices], copies: int, drop_last: bool = False) -> list[list[Indices]]:
     """Rounds of one batch for each copy."""
     whole = len(batches) // copies
     rounds = [list(batches[at * copies : (at + 1) * copies]) for at in range(whole)]
     left = [index for batch in batches[whole * copies :] for index in batch]
-    if len(left) >= copies:
+    if len(left) >= copies and not drop_last:
         size, more = divmod(len(left), copies)
         bounds = [at * size + min(at, more) for at in range(copies + 1)]
         rounds.append([left[start:end] for start, end in pairwise(bounds)])
@@ -60,11 +60,17 @@ class MeshLoader:
 
     def _open(self, loader: Any, seed: int) -> None:
         check_loader(loader)
-        self._batches = len(loader.batch_sampler)
-        self._orders = SampleOrders(loader.batch_sampler, self._batches, seed, loader=loader)
+        batches = len(loader.batch_sampler)
+        self._orders = SampleOrders(loader.batch_sampler, batches, seed, loader=loader)
+        self._turns = len(self._rounds(0))
+        if not self._turns:
+            raise ConfigError(
+                f"the loader's {len(loader.dataset)} samples (batch_size {loader.batch_size}) are too few "
+                f"for one update of {self._copies} copies. Use fewer copies, or smaller batches."
+            )
 
     def __len__(self) -> int:
-        return -(-self._batches // self._copies)
+        return self._turns
 
     @property
     def dataset(self) -> Any:
@@ -106,7 +112,7 @@ class MeshLoader:
 
     def _rounds(self, epoch: int) -> list[list[Indices]]:
         """What each copy gets, round by round."""
-        return deal(self._orders[epoch], self._copies)
+        return deal(self._orders[epoch], self._copies, self._loader.drop_last)
 
     def _loaded(self, rounds: list[list[Indices]]) -> Iterator[Any]:
         if not self._loads:

@@ -57,7 +57,6 @@ class DealtRows(MeshLoader):
         line = self._mesh.ranks(self._within) if self._within else (self._mesh.rank,)
         self._members = [told[rank][1] for rank in line]
         self._turns = -(-max(self._rows) // loader.batch_size)
-        self._batches = self._turns * self._copies
         if min(self._rows) < self._turns:
             poorest = self._rows.index(min(self._rows))
             raise ConfigError(
