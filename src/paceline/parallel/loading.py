@@ -65,8 +65,8 @@ class MeshLoader:
         self._turns = len(self._rounds(0))
         if not self._turns:
             raise ConfigError(
-                f"the loader's {len(loader.dataset)} samples (batch_size {loader.batch_size}) are too few for "
-                f"one update of {self._copies} copies. Use fewer copies, or smaller batches."
+                f"the loader's {len(loader.dataset)} samples (batch_size {loader.batch_size}) are too few "
+                f"for one update of {self._copies} copies. Use fewer copies, or smaller batches."
             )
 
     def __len__(self) -> int:
