@@ -81,6 +81,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     parameter group, before `weighting` takes its share. None: no cap."""
     park: tuple[int, ...] = ()
     """Ranks that take no part: their processes end at once, and the others do all the work."""
+    apply: Literal["optimizer", "increments"] = "optimizer"
+    """What a push is. `optimizer`: a gradient, with which the store steps; `increments`: what a step of the
+    worker's own optimizer changes, which the store adds, each in full (SSP's original form)."""
     correct: str = "none"
     """What is done about stale gradients: auto (what the script names, else dana outside of lockstep where
     the optimizer has a momentum, else none), none, dana, gap, dc, dca, or two as in dana+gap. The command's
@@ -179,6 +182,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 "--lr-cap is for steps of the store, and 1 worker steps by itself. Leave it out."
             )
+        if self.apply == "increments":
+            self._check_increments()
         if self.drop_staler is not None and self.drop_staler < 0:
             raise ConfigError(f"--drop-staler takes a number of updates, 0 or more, got {self.drop_staler}.")
         if self.balance and self.shards != "shared":
@@ -284,6 +289,31 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if asked:
                 raise ConfigError(f"{flag} does not go with --mesh: {why}. Leave one of them out.")
+
+    def _check_increments(self) -> None:
+        """What increments have no use for, or cannot do."""
+        full = self.weighting in ("mean", "sum", 1.0)
+        for asked, flag, why in (
+            (self.mesh is not None, "--mesh", "a model that is split has no store that adds"),
+            (
+                self.store_hosts > 1,
+                f"--store-hosts {self.store_hosts}",
+                "only a store on one host adds so far",
+            ),
+            (not full, f"--weighting {self.weighting}", "every increment counts in full"),
+            (self.damping != "none", f"--damping {self.damping}", "every increment counts in full"),
+            (self.balance, "--balance", "every increment counts in full, whatever its samples"),
+            (
+                self.drop_staler is not None,
+                f"--drop-staler {self.drop_staler}",
+                "what is dropped would stay in its worker's momentum",
+            ),
+            (self.lr_cap is not None, "--lr-cap", "rates are the workers' own"),
+        ):
+            if asked:
+                raise ConfigError(
+                    f"{flag} does not go with --apply increments: {why}. Leave one of them out."
+                )
 
     def _check_injection(self) -> None:
         parse_injection(self.inject)

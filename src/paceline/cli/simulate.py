@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 CLUSTER = "The cluster"
 
 
-@takes("seed", "target", "weighting", "damping", "drop_staler", "lr_cap", "park", "correct", "shards")
+@takes(
+    "seed", "target", "weighting", "damping", "drop_staler", "lr_cap", "park", "apply", "correct", "shards"
+)
 def simulate(
     script: Annotated[
         Path | None,

@@ -26,6 +26,7 @@ NUMBERS = (
     "drop_staler",
     "lr_cap",
     "park",
+    "apply",
     "correct",
     "schedule",
     "clip_norm",

@@ -271,6 +271,8 @@ class RecallOptimizer(msgspec.Struct, frozen=True, tag="Recall"):
 
     weights: bool = False
     """Whether to show the weights as well, as they are at the same moment."""
+    own: bool = False
+    """Whether I mean my own optimizer, as the checkpoint has it that the run goes on from."""
 
 
 class Restore(msgspec.Struct, frozen=True, tag=True):
@@ -278,6 +280,8 @@ class Restore(msgspec.Struct, frozen=True, tag=True):
 
     slots: tuple[Slot, ...]
     values: dict[str, Any]
+    own: bool = False
+    """Whether it is my own optimizer that remembers this: the next checkpoint is to have it."""
 
 
 class Say(msgspec.Struct, frozen=True, tag=True):

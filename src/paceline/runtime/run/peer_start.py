@@ -105,6 +105,11 @@ def assemble(
         gathering.tell_absent(write)
         return run
     _check_possible(config, name, simulated)
+    if config.apply != "optimizer":
+        raise ConfigError(
+            f"--apply {config.apply} is for a store, and under {name!r} there is none: workers step by "
+            "themselves. Leave it out."
+        )
     elsewhere = any(member.far for member in members)
     check_hosts(config.fabric, elsewhere)
     check_steady(config.checkpoint_every, name, protocol)

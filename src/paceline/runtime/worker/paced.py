@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from paceline.errors import RunStopped
 from paceline.runtime.checkpoints.optimizer_state import State
 from paceline.runtime.checkpoints.worker_state import WorkerState
+from paceline.runtime.messages.workers import Push
 from paceline.runtime.worker.emulation import Emulation
 from paceline.runtime.worker.link import StoreLink
 from paceline.runtime.worker.worker import Worker
@@ -44,7 +45,11 @@ class PacedWorker(Worker):
         """The gradient is complete: push it, and sleep until released."""
         trainer = self._trainer
         settings, finite = trainer.changed(), self._looks and trainer.binding.finite()
-        push = trainer.push(compute_s, missing, self._reported(), settings, finite)
+        self._exchange(trainer.push(compute_s, missing, self._reported(), settings, finite))
+
+    def _exchange(self, push: Push) -> None:
+        """Announce what lies in the segment, and sleep until released."""
+        trainer = self._trainer
         try:
             release = self._link.push(push)
         except RunStopped:

@@ -1,0 +1,60 @@
+"""Increments in place of gradients (`--apply increments`): which protocols they go with.
+
+An increment is applied when it comes, and in full. So every rule fits that only decides who continues when.
+"""
+
+from __future__ import annotations
+
+from paceline.errors import ConfigError
+from paceline.protocols.core.base import Fate
+from paceline.protocols.core.pacer import Decision
+
+ADDING = ("asp", "bounded_ps", "dssp", "psp", "ssp")
+"""Protocols that apply every push when it comes, unless their settings say otherwise."""
+FITTING = f"Use one that applies every push at once ({', '.join(ADDING)}), or --apply optimizer."
+
+
+def check_rule(name: str, lockstep: bool, own: bool) -> None:
+    """Refuse what makes one step of several pushes. One's own rule is found out by its verdicts."""
+    if lockstep or not (own or name in ADDING):
+        raise ConfigError(
+            f"protocol {name!r} makes one step of several gradients, but with --apply increments every "
+            f"worker steps by itself. {FITTING}"
+        )
+
+
+def check_decision(name: str, decision: Decision) -> None:
+    """Refuse a verdict that is about gradients and the store's optimizer."""
+    for asked, what in (
+        (decision.fate is Fate.HOLD or decision.flush is not None, "adds pushes up before they are applied"),
+        (decision.lr_scale != 1.0, "changes how much a push counts"),
+        (bool(decision.adjust), "changes settings of the store's optimizer"),
+    ):
+        if asked:
+            raise ConfigError(
+                f"protocol {name!r} {what}, but with --apply increments every push is added at once and in "
+                f"full, and optimizers are the workers' own. {FITTING}"
+            )
+
+
+def told(weighting: object, far: bool) -> list[str]:
+    """What people should know about such a run."""
+    means = ": weighting mean does not apply" if weighting == "mean" else ""
+    said = [
+        "apply increments: every worker steps with its own optimizer, and the store adds what that changes, "
+        f"each in full{means}"
+    ]
+    if far:
+        said.append(
+            "a checkpoint of this run has no optimizer state, which is the workers' own on several hosts: "
+            "resumed, they begin with an empty one"
+        )
+    return said
+
+
+def told_empty(ranks: list[int], resumed: bool) -> list[str]:
+    """Whose optimizers a checkpoint does not know, in words."""
+    if not (resumed and ranks):
+        return []
+    named = ", ".join(map(str, ranks))
+    return [f"the checkpoint has no optimizer state of rank {named}: momentum and the like begin anew there"]
