@@ -77,3 +77,14 @@ def test_what_workers_told_comes_back_to_each() -> None:
     assert torch.equal(store.found[1][0]["0.momentum_buffer"], torch.ones(3))
     assert store.found[1][1] == {"0.step": 7}
     assert store.found[12] == ({}, {})
+
+
+def test_what_a_worker_tells_ahead_of_a_push_counts_with_that_push() -> None:
+    """A checkpoint in between must not have a momentum of which the weights know nothing."""
+    _, store = laid_out(torch.float64)
+    store.tell(1, ({}, {"0.step": 1}), ahead=True)
+    assert store.told == {}
+    store.pushed(1)
+    assert store.told == {1: ({}, {"0.step": 1})}
+    store.pushed(1)
+    assert store.told == {}, "it has stepped since, and not told"

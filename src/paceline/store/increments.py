@@ -42,6 +42,8 @@ class AddingStore(ParameterStore):
         self._stepped_by = stepped_by
         self.told: dict[int, WorkerMemory] = {}
         """What workers' optimizers remember, as they told for the next checkpoint."""
+        self._ahead: dict[int, WorkerMemory] = {}
+        """The same of workers whose push is still to come."""
         self.found: dict[int, WorkerMemory] = {}
         """What they remembered by the checkpoint that the run goes on from."""
 
@@ -71,6 +73,18 @@ class AddingStore(ParameterStore):
     def forget(self, worker: int) -> None:
         """A worker has left, and its optimizer with it."""
         self.told.pop(worker, None)
+        self._ahead.pop(worker, None)
+
+    def tell(self, worker: int, memory: WorkerMemory, ahead: bool) -> None:
+        """A worker's optimizer remembers this, now or, `ahead`, as soon as its next push is here: until then
+        a checkpoint must not have it."""
+        (self._ahead if ahead else self.told)[worker] = memory
+
+    def pushed(self, worker: int) -> None:
+        """A push is here: what its worker told with it counts, and what it told before does no more."""
+        self.told.pop(worker, None)
+        if worker in self._ahead:
+            self.told[worker] = self._ahead.pop(worker)
 
     def add(self, stepped: Gradients, read: Tensor, copies: Sequence[Tensor] = ()) -> None:
         """Add what a worker has changed: its weights after its step, less those it `read` in this memory.

@@ -282,6 +282,8 @@ class Restore(msgspec.Struct, frozen=True, tag=True):
     values: dict[str, Any]
     own: bool = False
     """Whether it is my own optimizer that remembers this: the next checkpoint is to have it."""
+    ahead: bool = False
+    """Whether it does so after the step that I push next."""
 
 
 class Say(msgspec.Struct, frozen=True, tag=True):

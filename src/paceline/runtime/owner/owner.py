@@ -185,8 +185,8 @@ class Owner:
             case m.Enough():
                 self._started.ledger.end_work(member.rank, self.now(), message.why)
                 self._work.answer()
-            case m.Restore() if self.halted is None or message.own:
-                self._gathering.restore(self._run, member, message, fds, self.note)
+            case m.Restore():  # once the run is over, its last push may not have been taken
+                self._gathering.restore(None if self.halted else self._run, member, message, fds, self.note)
             case _ if self.halted is not None:
                 self.send(member, self.halted)
             case m.RecallOptimizer():

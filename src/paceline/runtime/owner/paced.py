@@ -52,8 +52,8 @@ class PacedFamily:
         usable = trusted or isfinite(run.store.norm(gradients))
         if push.state is not None:
             run.ledger.told[member.rank] = push.state
-        elif isinstance(run.store, AddingStore):
-            run.store.forget(member.rank)  # what it told before this push is out of date
+        if isinstance(run.store, AddingStore):
+            run.store.pushed(member.rank)
         now = owner.now()
         decision = run.ledger.push(member.rank, now, push.samples, push.used, usable=usable)
         scale = self._follow(decision)

@@ -276,7 +276,7 @@ class RunStart:
         state = unpacked(message.slots, fds[0]), message.values
         if message.own:
             if run is not None and isinstance(run.store, AddingStore):
-                run.store.told[member.rank] = state
+                run.store.tell(member.rank, state, message.ahead)
             return
         self._remembered = state
         if run is not None:

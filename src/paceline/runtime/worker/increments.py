@@ -46,7 +46,7 @@ class IncrementWorker(PacedWorker):
         if fine:
             self._take_step(frozenset(missing))
         if trainer.tells:
-            self._hand_in()
+            self._hand_in(ahead=True)
         self._exchange(trainer.push(compute_s, (), self._reported(), None, binding.bring(stepped=fine)))
 
     def _take_step(self, missing: frozenset[int]) -> None:
@@ -62,11 +62,11 @@ class IncrementWorker(PacedWorker):
     def _trained(self, optimizer: torch.optim.Optimizer) -> list[Tensor]:
         return in_order(optimizer, self._trainer.binding.index)
 
-    def _hand_in(self) -> None:
-        """What the optimizer remembers, for the run's next checkpoint."""
+    def _hand_in(self, ahead: bool) -> None:
+        """What the optimizer remembers, for the run's checkpoint; `ahead` of the push of its last step."""
         if self._link.reaches_state:
             optimizer = self._trainer.optimizer
-            self._link.restore(state_of(optimizer, self._trained(optimizer)), own=True)
+            self._link.restore(state_of(optimizer, self._trained(optimizer)), own=True, ahead=ahead)
 
     def _state_now(self) -> tuple[dict[str, Tensor], State]:
         """The store's weights, and what this worker's optimizer remembers."""
@@ -74,5 +74,5 @@ class IncrementWorker(PacedWorker):
 
     def _leave(self) -> None:
         if self._link.halted and self._trainer.begun and self._trainer.binding.attached:
-            self._hand_in()
+            self._hand_in(ahead=False)
         super()._leave()

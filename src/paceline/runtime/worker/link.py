@@ -184,10 +184,11 @@ class StoreLink:
         recalled, fds = self._expect(m.Recalled)
         return unpacked(recalled.slots, fds[0]), recalled.values
 
-    def restore(self, state: State, own: bool = False) -> None:
-        """Let it remember this; `own`: a checkpoint is to have it, of this worker's optimizer."""
+    def restore(self, state: State, own: bool = False, ahead: bool = False) -> None:
+        """Let it remember this. `own`: a checkpoint is to have it, of this worker's optimizer; if it is
+        `ahead`, not without the push that comes next."""
         slots, memory = packed(state[0])
-        self._send(m.Restore(slots, state[1], own), (memory.fd,))
+        self._send(m.Restore(slots, state[1], own, ahead), (memory.fd,))
         memory.close_fd()
 
     def say(self, text: str) -> None:
