@@ -23,6 +23,14 @@ def check_rule(name: str, lockstep: bool, own: bool) -> None:
         )
 
 
+def no_store(name: str) -> ConfigError:
+    """Peers have nothing that could add."""
+    return ConfigError(
+        f"--apply increments is for a store, and under {name!r} there is none: workers step by themselves. "
+        "Leave it out."
+    )
+
+
 def check_decision(name: str, decision: Decision) -> None:
     """Refuse a verdict that is about gradients and the store's optimizer."""
     for asked, what in (

@@ -16,6 +16,7 @@ from paceline.fabric.choice import check_fabric, check_hosts
 from paceline.fabric.segment import Segment, check_room
 from paceline.protocols import Peer
 from paceline.protocols.core.peer_books import PeerBooks
+from paceline.protocols.rules import increments
 from paceline.protocols.rules.compression import check_family
 from paceline.protocols.rules.steady import check_steady
 from paceline.protocols.settings import resolved
@@ -106,10 +107,7 @@ def assemble(
         return run
     _check_possible(config, name, simulated)
     if config.apply != "optimizer":
-        raise ConfigError(
-            f"--apply {config.apply} is for a store, and under {name!r} there is none: workers step by "
-            "themselves. Leave it out."
-        )
+        raise increments.no_store(name)
     elsewhere = any(member.far for member in members)
     check_hosts(config.fabric, elsewhere)
     check_steady(config.checkpoint_every, name, protocol)
