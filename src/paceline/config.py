@@ -12,6 +12,7 @@ from paceline.amounts import parse_every, parse_injection, parse_size, parse_stu
 from paceline.corrections import parse_correction
 from paceline.errors import ConfigError, TraceError
 from paceline.protocols.grid import check_workers
+from paceline.protocols.rules import increments
 from paceline.protocols.rules.compression import parse_compression
 from paceline.protocols.rules.parking import check_parked
 
@@ -87,6 +88,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """With `trigger`: after so many gradients it pushes in any case."""
     park: tuple[int, ...] = ()
     """Ranks that take no part: their processes end at once, and the others do all the work."""
+    apply: Literal["optimizer", "increments"] = "optimizer"
+    """What a push is. `optimizer`: a gradient, with which the store steps; `increments`: what a step of the
+    worker's own optimizer changes, which the store adds, each in full (SSP's original form)."""
     correct: str = "none"
     """What is done about stale gradients: auto (what the script names, else dana outside of lockstep where
     the optimizer has a momentum, else none), none, dana, gap, dc, dca, or two as in dana+gap. The command's
@@ -186,6 +190,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 "--lr-cap is for steps of the store, and 1 worker steps by itself. Leave it out."
             )
+        if self.apply == "increments":
+            increments.check_dials(msgspec.structs.asdict(self))
         if self.drop_staler is not None and self.drop_staler < 0:
             raise ConfigError(f"--drop-staler takes a number of updates, 0 or more, got {self.drop_staler}.")
         if self.balance and self.shards != "shared":

@@ -35,7 +35,7 @@ CLUSTER = "The cluster"
 
 @takes(
     *("seed", "target", "weighting", "damping", "drop_staler", "lr_cap", "trigger", "trigger_most", "park"),
-    *("correct", "shards"),
+    *("apply", "correct", "shards"),
 )
 def simulate(
     script: Annotated[
@@ -175,8 +175,13 @@ def _timing_only(
 
 def _check_store(common: dict[str, Any], name: str, protocol: Pacing | Peer) -> None:
     """What only a store can do is refused, or told, where there is none."""
-    from paceline.protocols import Peer
+    from paceline.protocols import Peer, own
+    from paceline.protocols.rules import increments
 
+    if common["apply"] == "increments" and isinstance(protocol, Peer):
+        raise increments.no_store(name)
+    if common["apply"] == "increments" and not isinstance(protocol, Peer):
+        increments.check_rule(name, protocol.lockstep, own.names_a_file(name))
     if isinstance(protocol, Peer) and common["park"]:
         raise ConfigError(
             f"protocol {name!r} is of the peer family, which cannot be parked. Leave --park out."

@@ -20,6 +20,7 @@ from paceline.errors import RunError
 from paceline.parallel.messages import MeshState
 from paceline.parallel.pieces import TensorPiece
 from paceline.store.disk.checkpoint import Snapshot, check_optimizer, read_checkpoint
+from paceline.store.together import title
 
 STATE = "mesh.json"
 PARTS = "parts"
@@ -130,7 +131,7 @@ def import_optimizer(
     pieces: dict[str, TensorPiece] | None = None,
 ) -> None:
     """Let an optimizer remember what it did; of whole tensors the `pieces` that are this worker's."""
-    check_optimizer(folder, part.state.stepped_by, optimizer, part.optimizer)
+    check_optimizer(folder, part.state.stepped_by, title(optimizer), part.optimizer)
     everything = {**part.optimizer, **part.values}
     for name, parameter in named:
         found = dict(_below(name, everything))

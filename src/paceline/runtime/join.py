@@ -14,6 +14,7 @@ from paceline.runtime.fabrics import FABRICS
 from paceline.runtime.lone.recorded import RecordedSolo
 from paceline.runtime.lone.solo import Solo
 from paceline.runtime.peer.worker import PeerWorker
+from paceline.runtime.worker.increments import IncrementWorker
 from paceline.runtime.worker.malloc import keep_freed_memory
 from paceline.runtime.worker.pace import Pace
 from paceline.runtime.worker.paced import PacedWorker
@@ -102,6 +103,6 @@ def _take_part(
     if name is not None:
         own.check_same_file(name, link.config.protocol_sha256, "where the run was started")
     if name is None or not peers:
-        return PacedWorker(link)
+        return PacedWorker(link) if link.config.apply == "optimizer" else IncrementWorker(link)
     peer = make_peer(name, (settings if name == protocol else {}) | link.config.settings)
     return PeerWorker(link, peer, fabric.carrier(link))

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -65,6 +65,8 @@ class Gradients:
 
 class ParameterStore:
     """Weights and optimizer of one run."""
+
+    applies: ClassVar[str] = "optimizer"
 
     def __init__(self, layout: Layout, spec: OptimizerSpec, weights: Tensor, *, fast: bool = True) -> None:
         self.layout = layout

@@ -28,6 +28,7 @@ NUMBERS = (
     "trigger",
     "trigger_most",
     "park",
+    "apply",
     "correct",
     "schedule",
     "clip_norm",

@@ -145,6 +145,17 @@ Park = Annotated[
     ),
     Dial(None, parse=_ranks),
 ]
+Apply = Annotated[
+    str,
+    typer.Option(
+        metavar="optimizer|increments",
+        help="What a push is, where nobody waits for all. optimizer: a gradient, with which the store steps; "
+        "increments: what a step of the worker's own optimizer changes, which the store adds (SSP's original "
+        "form; momentum and rate are each worker's own).",
+        rich_help_panel=NUMBERS,
+    ),
+    Dial("optimizer"),
+]
 CORRECT = "auto|none|dana|gap|dc|dca|dana+gap"
 Correct = Annotated[
     str,

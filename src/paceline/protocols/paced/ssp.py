@@ -2,7 +2,8 @@
 
 Paper: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
 Server", NeurIPS 2013. Here one clock tick is one optimizer step, and a released worker always
-reads fresh weights (no client cache), as in the deep-learning form of SSP.
+reads fresh weights (no client cache), as in the deep-learning form of SSP. The paper's increments, which
+workers compute and the server only adds, are a setting of a run: `--apply increments`.
 
 Promise: nobody is more than `staleness` iterations ahead of the slowest.
 

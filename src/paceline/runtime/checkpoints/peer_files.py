@@ -81,7 +81,7 @@ def load_peer(
     state, tensors, moments = read_files(folder, f"rank{me.rank}", SavedPeerState)
     me.count = state.count
     if optimizer is not None:
-        check_optimizer(folder, state.stepped_by, optimizer, moments)
+        check_optimizer(folder, state.stepped_by, title(optimizer), moments)
         me.parameters[:] = _get(tensors, "parameters")
         import_state(optimizer, moments, state.optimizer)
     for i, buffer in enumerate(buffers):

@@ -277,6 +277,8 @@ class RecallOptimizer(msgspec.Struct, frozen=True, tag="Recall"):
 
     weights: bool = False
     """Whether to show the weights as well, as they are at the same moment."""
+    own: bool = False
+    """Whether I mean my own optimizer, as the checkpoint has it that the run goes on from."""
 
 
 class Restore(msgspec.Struct, frozen=True, tag=True):
@@ -284,6 +286,10 @@ class Restore(msgspec.Struct, frozen=True, tag=True):
 
     slots: tuple[Slot, ...]
     values: dict[str, Any]
+    own: bool = False
+    """Whether it is my own optimizer that remembers this: the next checkpoint is to have it."""
+    ahead: bool = False
+    """Whether it does so after the step that I push next."""
 
 
 class Say(msgspec.Struct, frozen=True, tag=True):

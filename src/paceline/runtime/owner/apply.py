@@ -9,11 +9,13 @@ from torch import Tensor
 
 from paceline.config import RunConfig
 from paceline.protocols import Decision, Fate, Flush
+from paceline.protocols.rules import increments
 from paceline.runtime.run.alike import different_optimizers
 from paceline.runtime.run.held_gradients import HeldGradient
 from paceline.runtime.run.member import Member, bad_gradient, smallest
 from paceline.runtime.run.run import Run
 from paceline.store.corrections.correction import GradientPart, Stride
+from paceline.store.increments import AddingStore
 from paceline.store.optimizers import GroupSettings
 from paceline.store.parameters import Gradients, clip_factor, shares
 
@@ -34,6 +36,8 @@ class VerdictApplier:
         The memory of those who are released has the result.
         """
         run, fate, flush = self.run, decision.fate, decision.flush
+        if run.store.applies == "increments":
+            increments.check_decision(run.ledger.named[0], decision)
         scale, stale = 1.0, self._stale(decision)
         if run.store.looks_ahead:
             run.store.awake(run.computing)
@@ -60,6 +64,8 @@ class VerdictApplier:
         return [x.weights.bytes for x in released if x.weights is not None and not x.gone]
 
     def _alone(self, decision: Decision, pushed: HeldGradient, copies: list[Tensor]) -> float:
+        if isinstance(self.run.store, AddingStore):
+            return self._add(self.run.store, pushed, copies)
         batches, active = self.run.ledger.batches([pushed.samples]), self._active
         scale = decision.lr_scale * self._config.step_share(batches, active)
         scale *= self._config.damped(decision.staleness, active)
@@ -71,6 +77,16 @@ class VerdictApplier:
         else:
             self._apply(pushed.gradients, [pushed], scale, norm, clip, copies)
         return scale
+
+    def _add(self, store: AddingStore, pushed: HeldGradient, copies: list[Tensor]) -> float:
+        """What a worker's own step has changed, in full."""
+        member = self._members[pushed.rank]
+        assert member.weights is not None, "outside of lockstep every worker has a copy"
+        if member.finite or math.isfinite(store.norm(pushed.gradients)):
+            store.add(pushed.gradients, member.weights.bytes, copies)
+        else:
+            self._skip([pushed], copies)
+        return 1.0
 
     def _pushed(self, decision: Decision, member: Member) -> HeldGradient:
         """What has come; corrected, while its worker's memory still has the weights it was computed at."""

@@ -20,7 +20,9 @@ from paceline.store.disk.checkpoint import (
     write_checkpoint,
 )
 from paceline.store.disk.reserve import Reserve, not_saved
+from paceline.store.increments import AddingStore
 from paceline.store.ledger import Ledger
+from paceline.store.parameters import ParameterStore
 from paceline.trace.events import RunEnded
 
 NEVER_PREPARED = "the script ended without pace.prepare(model, optimizer, loader), so nothing was trained."
@@ -75,8 +77,11 @@ def keep_if_due(keeping: CheckpointWriter, run: Run, members: Iterable[Member]) 
     ledger, clocks = run.ledger, run.ledger.pacer.clocks
     if clocks.held or not keeping.due(clocks.version):
         return
+    members = list(members)
     if ledger.pacer.protocol.lockstep and not all_told(ledger.told, clocks.active):
         return  # after the next round: all are asked to tell where they stand
+    if _hands_in(ledger) and not _all_handed_in(run.store, members):
+        return  # after the next push of each
     there = (each for each in members if each.asks and not each.gone and each.segment is not None)
     lead = min(there, key=lambda each: each.rank, default=None)
     if lead is not None:
@@ -85,8 +90,21 @@ def keep_if_due(keeping: CheckpointWriter, run: Run, members: Iterable[Member]) 
 
 
 def has_to_tell(keeping: CheckpointWriter, ledger: Ledger) -> bool:
-    """Whether workers are to tell where they stand with their next push: in lockstep, for a checkpoint."""
-    return ledger.pacer.protocol.lockstep and keeping.due(ledger.pacer.clocks.version + 1)
+    """Whether workers are to tell where they stand with their next push, for a checkpoint: in lockstep, and
+    where each has an optimizer of its own."""
+    tells = ledger.pacer.protocol.lockstep or _hands_in(ledger)
+    return tells and keeping.due(ledger.pacer.clocks.version + 1)
+
+
+def _hands_in(ledger: Ledger) -> bool:
+    """Whether workers hand in what their own optimizers remember."""
+    return ledger.config.apply == "increments" and ledger.config.listen is None
+
+
+def _all_handed_in(store: ParameterStore, members: Iterable[Member]) -> bool:
+    """Also who evaluates has to: its optimizer is as good as others'."""
+    ranks = [each.rank for each in members if each.segment is not None and not each.gone]
+    return isinstance(store, AddingStore) and all_told(store.told, ranks)
 
 
 def last_remarks(ledger: Ledger, finished: bool) -> Iterator[str]:

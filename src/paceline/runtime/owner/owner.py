@@ -185,12 +185,12 @@ class Owner:
             case m.Enough():
                 self._started.ledger.end_work(member.rank, self.now(), message.why)
                 self._work.answer()
+            case m.Restore():  # once the run is over, its last push may not have been taken
+                self._gathering.restore(None if self.halted else self._run, member, message, fds, self.note)
             case _ if self.halted is not None:
                 self.send(member, self.halted)
             case m.RecallOptimizer():
                 recall(self._started, member, message, self.send)
-            case m.Restore():
-                self._gathering.restore(self._run, message, fds, self.note)
             case m.BarrierPassed():
                 looks = message.looks, message.asked
                 self._follow(self._started.ledger.passed(member.rank, self.now(), *looks))

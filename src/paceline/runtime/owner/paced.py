@@ -17,6 +17,7 @@ from paceline.runtime.run.family import Concluded
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.owner_view import OwnerView
 from paceline.runtime.run.run import Run
+from paceline.store.increments import AddingStore
 
 
 class PacedFamily:
@@ -52,6 +53,8 @@ class PacedFamily:
         usable = trusted or isfinite(run.store.norm(gradients))
         if push.state is not None:
             run.ledger.told[member.rank] = push.state
+        if isinstance(run.store, AddingStore):
+            run.store.pushed(member.rank)
         now = owner.now()
         decision = run.ledger.push(member.rank, now, push.samples, push.used, usable=usable)
         scale = self._follow(decision)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
 
 from paceline.fabric.segment import Segment
 from paceline.runtime.checkpoints.optimizer_state import packed
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.run import Run
+from paceline.store.increments import AddingStore
 
 Send = Callable[[Member, m.FromStore, tuple[int, ...]], None]
 
 
 def recall(run: Run, member: Member, asked: m.RecallOptimizer, send: Send) -> None:
     """Tensors go into memory of their own, so the run may go on at once."""
-    recalled, memory = packed_state(run, asked.weights)
+    found = run.store.found if isinstance(run.store, AddingStore) else {}
+    recalled, memory = (
+        packed_as(*found.pop(member.rank, ({}, {}))) if asked.own else packed_state(run, asked.weights)
+    )
     send(member, recalled, (memory.fd,))
     memory.close_fd()
 
@@ -25,5 +32,10 @@ def packed_state(run: Run, weights: bool = False) -> tuple[m.Recalled, Segment]:
     tensors, values = run.store.export()
     if weights:
         tensors |= {f"model.{name}": view for name, view in run.store.named_weights()}
+    return packed_as(tensors, values)
+
+
+def packed_as(tensors: dict[str, Tensor], values: dict[str, Any]) -> tuple[m.Recalled, Segment]:
+    """The message, and the memory it speaks of."""
     slots, memory = packed(tensors)
     return m.Recalled(slots, values), memory

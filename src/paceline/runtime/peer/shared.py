@@ -56,7 +56,10 @@ class SharedCarrier:
 
     def ground(self, binding: Binding) -> tuple[Tensor, Tensor]:
         """The segments that it was given."""
-        binding.require_cpu()
+        binding.require_cpu(
+            "peers that share memory train models on the CPU only, so far. Use --fabric gloo, which takes "
+            "NCCL for such a model, or a paced protocol, such as bsp."
+        )
         segment, weights, *_ = self._link.segments
         return segment.bytes, weights.bytes
 

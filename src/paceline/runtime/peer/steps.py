@@ -16,8 +16,8 @@ from paceline.protocols.core.parts import Part
 from paceline.runtime.peer.optimizer import not_finite, reads_only
 from paceline.runtime.peer.state import PeerState
 from paceline.runtime.run.member import smallest
+from paceline.runtime.worker.optimizer.own_steps import OwnSteps
 from paceline.store.cutting import blank
-from paceline.store.together import parts_of
 from paceline.store.vector import FlatVector
 
 
@@ -27,7 +27,7 @@ class PeerSteps:
     def __init__(self, peer: PeerState, memory_at: Callable[[int], Tensor | None]) -> None:
         """Made while the optimizers' steps are still plain. `memory_at` tells where answers lie."""
         self._peer, self._memory_at, self._trainer = peer, memory_at, peer.trainer
-        self._plain: list[Callable[[], Any]] = [part.step for part in parts_of(peer.trainer.optimizer)]
+        self._own = OwnSteps(peer.trainer)
         self._remembered = OptimizerMemory(peer.trainer.optimizer, peer.trainer.binding.trained)
         self._blank: tuple[FlatVector, list[Tensor]] | None = None
         self._shown: dict[int, list[Tensor]] = {}
@@ -47,10 +47,9 @@ class PeerSteps:
         if clip is not None and norm > clip:
             gradient = gradient * (clip / (norm + 1e-6))
         missing = gradient.missing | self._peer.cut.others(part)
-        trainer.binding.show_gradients(self._visible(gradient, part), missing)
-        with stepping(trainer.optimizer, operation):
-            self._plain[trainer.which]()
-        trainer.binding.show_gradients(None)
+        visible = self._visible(gradient, part)
+        with self._own.showing(visible, missing), stepping(trainer.optimizer, operation):
+            self._own.take()
         return None
 
     def nothing(self) -> FlatVector:

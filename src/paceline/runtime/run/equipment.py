@@ -14,12 +14,13 @@ from paceline.store.parameters import Gradients, ParameterStore
 from paceline.store.portions import Portion, used_of
 
 
-def room_needed(layout: Layout, optimizer: OptimizerSpec, replicas: int = 0) -> int:
-    """Bytes on the disk, about: of the weights, and of a checkpoint with the model, the optimizer's state and
-    that of every peer with a replica of its own."""
+def room_needed(layout: Layout, optimizer: OptimizerSpec, replicas: int = 0, states: int = 1) -> int:
+    """Bytes on the disk, about: of the weights, and of a checkpoint with the model, so many states of
+    optimizers and that of every peer with a replica of its own."""
     state = layout.weights_bytes * (1 if optimizer.name == "SGD" else 2)
     buffers = layout.segment_bytes - layout.gradient_end
-    return 2 * (layout.weights_bytes + buffers) + state + replicas * (layout.weights_bytes + buffers + state)
+    replica = layout.weights_bytes + buffers + state
+    return 2 * (layout.weights_bytes + buffers) + states * state + replicas * replica
 
 
 def check_same(lead: Member, members: list[Member]) -> None:

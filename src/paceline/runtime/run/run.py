@@ -104,6 +104,7 @@ def run_state(ledger: Ledger, store: ParameterStore, peers: int | None, shared: 
         stepped_by=store.stepped_by,
         protocol_sha256=own.digest(ledger.named[0]),
         correct=store.corrected_by,
+        apply=store.applies,
         workers=saved(ledger.told),
     )
 

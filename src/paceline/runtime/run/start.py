@@ -18,7 +18,7 @@ from paceline.fabric.board import Board
 from paceline.fabric.segment import Segment, check_room
 from paceline.protocols import Pacing, Peer, own
 from paceline.protocols.paced.psp_distributed import own_barrier
-from paceline.protocols.rules import dropping, triggering
+from paceline.protocols.rules import dropping, increments, triggering
 from paceline.protocols.settings import make, make_any
 from paceline.runtime.checkpoints.optimizer_state import State, unpacked
 from paceline.runtime.checkpoints.worker_state import WorkerState
@@ -33,12 +33,14 @@ from paceline.runtime.run.equipment import (
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.resume import momentum_lost, resume
 from paceline.runtime.run.run import Run
-from paceline.store.corrections.choice import Choice, choose
+from paceline.store.corrections.choice import Choice, choose, nothing_stale
 from paceline.store.corrections.correction import memory_bytes
 from paceline.store.disk.checksums import unchecked
 from paceline.store.disk.reserve import Reserve
+from paceline.store.increments import AddingStore
+from paceline.store.layout import Layout
 from paceline.store.ledger import Ledger
-from paceline.store.optimizers import import_state
+from paceline.store.optimizers import OptimizerSpec, import_state
 from paceline.store.parameters import ParameterStore
 from paceline.store.portions import Portion
 from paceline.trace.events import Event, WorkerLeft
@@ -143,6 +145,8 @@ class RunStart:
         assert not isinstance(protocol, Peer)
         ordered = self._config.correct
         asked = self._correct if ordered == AUTO and self._correct is not None else ordered
+        if self._config.apply == "increments":
+            return nothing_stale(asked)
         return choose(asked, name, protocol.lockstep, lead.registered.optimizer, lead.registered.layout)
 
     def register(self, member: Member, message: m.Register, fds: list[int]) -> None:
@@ -208,6 +212,8 @@ class RunStart:
         protocol = make(name, self._settings)
         triggering.check(self._trigger, name, paced=True, lockstep=protocol.lockstep)
         check_one_host(name, protocol, members, self._config.store_hosts)
+        if self._config.apply == "increments":
+            increments.check_rule(name, protocol.lockstep, own.names_a_file(name), self._trigger)
         shared = protocol.lockstep and not self._config.private_weights
         correct, remark = self.correction(lead)
         spec = lead.registered.optimizer
@@ -216,7 +222,7 @@ class RunStart:
         check_room(needed, f"the store for {len(members)} workers")
         weights = Segment.create(layout.weights_bytes, "weights")
         weights.bytes.copy_(initial.bytes[: layout.weights_bytes])
-        store = ParameterStore(layout, spec, weights.bytes)
+        store = self._made(layout, spec, weights)
         store.correct(correct)
         if self._config.clip_norm is not None:
             store.norm_by_parameter()
@@ -237,7 +243,8 @@ class RunStart:
         for worker in set(store.corrections.workers if store.corrections is not None else ()):
             if worker not in {member.rank for member in members}:
                 store.forget(worker)
-        self.warnings += self.reserve.take(room_needed(layout, lead.registered.optimizer))
+        self.warnings += self.reserve.take(room_needed(layout, spec, states=_states(store, len(members))))
+        self._tell_increments(store, members)
         for member in members:
             equip(member, store, initial, shared, buffers, self.portion)
         ledger.model(sum(v.numel() for v in store.views), layout.weights_bytes, layout.gradient_bytes)
@@ -253,11 +260,35 @@ class RunStart:
         """From which share of the usual norm on gradients are pushed; None: all are."""
         return self._trigger
 
+    def _made(self, layout: Layout, spec: OptimizerSpec, weights: Segment) -> ParameterStore:
+        """The store: one that steps, or one that adds."""
+        if self._config.apply == "increments":
+            return AddingStore(layout, weights.bytes, spec.name)
+        return ParameterStore(layout, spec, weights.bytes)
+
+    def _tell_increments(self, store: ParameterStore, members: list[Member]) -> None:
+        if isinstance(store, AddingStore):
+            config = self._config
+            self.remarks += increments.told(config.weighting, far=config.listen is not None)
+            empty = [member.rank for member in members if member.rank not in store.found]
+            self.warnings += increments.told_empty(empty, resumed=config.resume is not None)
+
     def restore(
-        self, run: Run | None, message: m.Restore, fds: list[int], note: Callable[[Any, str], None]
+        self,
+        run: Run | None,
+        member: Member,
+        message: m.Restore,
+        fds: list[int],
+        note: Callable[[Any, str], None],
     ) -> None:
-        """A script loads what its optimizer remembered; before the run begins, that is kept for then."""
-        self._remembered = unpacked(message.slots, fds[0]), message.values
+        """A script loads what its optimizer remembered; before the run begins, that is kept for then. Or a
+        worker hands in what its own one remembers, for a checkpoint."""
+        state = unpacked(message.slots, fds[0]), message.values
+        if message.own:
+            if run is not None and isinstance(run.store, AddingStore):
+                run.store.tell(member.rank, state, message.ahead)
+            return
+        self._remembered = state
         if run is not None:
             steps = run.ledger.pacer.clocks.version
             if steps and not run.agrees:
@@ -283,3 +314,8 @@ class RunStart:
         buffers = {slot.name: view for slot, view in zip(run.store.layout.buffers, values, strict=True)}
         equip(member, run.store, None, run.shared, buffers, self.portion)
         self._initial = None
+
+
+def _states(store: ParameterStore, workers: int) -> int:
+    """How many optimizers' states a checkpoint has."""
+    return workers if isinstance(store, AddingStore) else 1

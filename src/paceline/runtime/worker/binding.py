@@ -70,18 +70,28 @@ class Binding:
             target.copy_(source.detach())
         return memory
 
-    def attach(self, segment: Segment, weights: Segment) -> None:
-        """Re-point everything. What the memory holds becomes the model's values."""
-        self._segment, self._weights = segment, weights
+    def attach(self, segment: Segment, weights: Segment, own: bool = False) -> None:
+        """Re-point everything. What the memory holds becomes the model's values.
+
+        `own`: weights and gradients get memory of their own, so that a step here does not change what the
+        store has handed out; `bring` puts into the segment what the store is to have."""
+        self._segment, self._weights, self._own = segment, weights, own
         self._near_segment = self._stage(segment)
         self._near_weights = self._stage(weights)
+        self._near_gradients = self._near_segment
+        if own:
+            self.require_cpu(
+                "steps of a worker's own (--apply increments) are for models on the CPU, so far."
+            )
+            self._near_weights = weights.bytes.clone()
+            self._near_gradients = torch.zeros_like(segment.bytes)
         self._weight_views = self.layout.weight_views(self._near_weights)
-        self._gradients = self.layout.gradient_views(self._near_segment)
-        self._quiet = self.layout.gradient_views(self._near_segment)
+        self._gradients = self.layout.gradient_views(self._near_gradients)
+        self._quiet = self.layout.gradient_views(self._near_gradients)
         """The same once more: what is written here is not counted as a new gradient."""
         self._seen = [0] * len(self._gradients)
         self._places = [view.data_ptr() for view in self._quiet]
-        self._flats = [region.flat(self._near_segment, region.gradients) for region in self.layout.regions]
+        self._flats = [region.flat(self._near_gradients, region.gradients) for region in self.layout.regions]
         self._bind_weights()
         for parameter, view in zip(self.trained, self._gradients, strict=True):
             parameter.grad = view
@@ -167,7 +177,7 @@ class Binding:
         moved = [i for i in share if self._gradients[i].data_ptr() != self._places[i]]
         if not moved:
             return
-        anew = self.layout.gradient_views(self._near_segment)
+        anew = self.layout.gradient_views(self._near_gradients)
         for i in moved:
             was, parameter = self._gradients[i], self.trained[i]
             _check_alike(f"the gradient of {self.layout.trained[i].name!r}", was, anew[i])
@@ -235,13 +245,23 @@ class Binding:
         if self._staged:
             self._to_host()
 
-    def require_cpu(self) -> None:
+    def require_cpu(self, why: str) -> None:
         """Refuse a model that does not lie in main memory."""
         if self._device.type != "cpu":
-            raise ConfigError(
-                f"the model is on {self._device}; peers that share memory train models on the CPU only, so "
-                "far. Use --fabric gloo, which takes NCCL for such a model, or a paced protocol, such as bsp."
-            )
+            raise ConfigError(f"the model is on {self._device}; {why}")
+
+    def bring(self, stepped: bool) -> bool:
+        """Put into the segment what the store is to have: the weights as stepped here, or the gradients that
+        it is to see cannot be used. Whether all of it is surely finite."""
+        assert self._segment is not None
+        for region, gradients in zip(self.layout.regions, self._flats, strict=True):
+            weights = region.flat(self._near_weights, region.weights)
+            region.flat(self._segment.bytes, region.gradients).copy_(weights if stepped else gradients)
+        self._written = [p._version for p in self._parameters]
+        return stepped and all(
+            math.isfinite(_sum(region.flat(self._near_weights, region.weights)))
+            for region in self.layout.regions
+        )
 
     def written(self) -> str | None:
         """A parameter that the script wrote to since this was last asked, as far as torch counts that."""
@@ -276,6 +296,8 @@ class Binding:
         """New weights have arrived."""
         if self._staged:
             self._from_host()
+        elif self._own and self._weights is not None:
+            self._near_weights.copy_(self._weights.bytes)
         if self._displaced():
             self._bind_weights()
 

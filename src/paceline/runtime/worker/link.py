@@ -44,6 +44,8 @@ class StoreLink:
         self._said: set[str] = set()
         """What was warned of: once is enough."""
         self._over = False
+        self.halted = False
+        """Whether it was told that the run is over."""
         self.enough = False
         """Whether there is no further work for anybody."""
         self.segments: list[Segment] = []
@@ -77,7 +79,7 @@ class StoreLink:
         self.segments = [segment, weights, *self._further(received[2:], binding.layout)]
         for each in self.segments:
             each.close_fd()
-        binding.attach(segment, weights)
+        binding.attach(segment, weights, own=self.config.apply == "increments")
         self._take(ready.batch)
         return ready
 
@@ -177,20 +179,22 @@ class StoreLink:
         """Whether what steps for all is on this host, as a whole."""
         return self.config.listen is None and self.config.store_hosts == 1
 
-    def recall(self, weights: bool = False) -> State:
+    def recall(self, weights: bool = False, own: bool = False) -> State:
         """What the optimizer that steps for all remembers; with the weights as `model.` and their names.
+        `own`: what this worker's optimizer remembered, by the checkpoint that the run goes on from.
 
         After this worker has left, what it remembered when the run was over."""
         if self._last is not None:
             return dict(self._last[0]), self._last[1]
-        self._send(m.RecallOptimizer(weights))
+        self._send(m.RecallOptimizer(weights, own))
         recalled, fds = self._expect(m.Recalled)
         return unpacked(recalled.slots, fds[0]), recalled.values
 
-    def restore(self, state: State) -> None:
-        """Let it remember this."""
+    def restore(self, state: State, own: bool = False, ahead: bool = False) -> None:
+        """Let it remember this. `own`: a checkpoint is to have it, of this worker's optimizer; if it is
+        `ahead`, not without the push that comes next."""
         slots, memory = packed(state[0])
-        self._send(m.Restore(slots, state[1]), (memory.fd,))
+        self._send(m.Restore(slots, state[1], own, ahead), (memory.fd,))
         memory.close_fd()
 
     def say(self, text: str) -> None:
@@ -269,7 +273,7 @@ class StoreLink:
             raise RunError("the store is gone; the run cannot go on.")
         message, fds = received
         if isinstance(message, m.Halt):
-            self._over = message.kind == "config"
+            self._over, self.halted = message.kind == "config", True
             raise RunStopped(message.text)
         if not isinstance(message, kind):
             raise RunError(

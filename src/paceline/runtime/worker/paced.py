@@ -52,7 +52,7 @@ class PacedWorker(Worker):
         """The gradient is complete: push it, and sleep until released; or keep it for the next one."""
         trigger = self._trainer.trigger
         if trigger is None:
-            self._push(self._described(compute_s, missing))
+            self._exchange(self._described(compute_s, missing))
         else:
             self._maybe_push(trigger, compute_s, missing)
 
@@ -62,7 +62,8 @@ class PacedWorker(Worker):
         settings, finite = trainer.changed(), self._looks and trainer.binding.finite()
         return trainer.push(compute_s, missing, self._reported(), settings, finite)
 
-    def _push(self, push: Push) -> None:
+    def _exchange(self, push: Push) -> None:
+        """Announce what lies in the segment, and sleep until released."""
         trainer = self._trainer
         try:
             release = self._link.push(push)
@@ -79,7 +80,7 @@ class PacedWorker(Worker):
         norm = norm_of(gradients)
         trigger.saw(norm)
         if not withheld.steps and trigger.fires(norm):  # as if there were no trigger
-            self._push(self._described(compute_s, missing))
+            self._exchange(self._described(compute_s, missing))
             return
         withheld.add(gradients, missing)
         withheld.count(intake.samples, intake.used, compute_s)
@@ -110,7 +111,7 @@ class PacedWorker(Worker):
             forced=forced,
         )
         withheld.clear()
-        self._push(push)
+        self._exchange(push)
         _write(binding.flats, own)
 
     # -- evaluating and saving ----------------------------------------------------------------

@@ -44,6 +44,8 @@ class Trainer:
 
     def __init__(self, link: StoreLink, device: Emulation | VirtualDevice, peer: bool) -> None:
         self.link, self._peer = link, peer
+        self._steps_here = peer or link.config.apply == "increments"
+        """Whether the script's optimizer steps here, unless one steps for all."""
         self.intake = Intake(link, device)
         self.schedulers = PreparedSchedulers()
         self.which = 0
@@ -110,7 +112,7 @@ class Trainer:
         self.schedulers.position, self.intake.resumed = ready.position, ready.epoch > 0
         self.shared, self.ahead, self._complete = ready.shared, ready.ahead, ready.agrees
         self._watch = Watch(self.binding.trained)
-        if self.shared or not self._peer:
+        if self.shared or not self._steps_here:
             self.optimizer.state.clear()
         self.tells = ready.tell
         if ready.state is not None:
@@ -247,20 +249,23 @@ class Trainer:
     def adopt(self) -> None:
         """Take over what the script has put in the place of tensors of its model."""
         self.binding.adopt_buffers()
-        if self._peer and not self.shared:
-            self.binding.adopt_weights()
-        else:
+        if not self._peer or self.shared:
             self._mention_written()
+        if self._steps_here and not self.shared:
+            self.binding.adopt_weights()
 
     def _mention_written(self) -> None:
         """Say once that what the script wrote into parameters is lost with the run's next weights."""
         name = None if self._written else self.binding.written()
         if name is not None:
             self._written = True
+            wrote = f"rank {self.link.rank} wrote to parameters by itself ({name!r}, say): that "
+            fate = "becomes part of its next increment, and so of everybody's weights"
+            if not self._steps_here:
+                fate = "lasts until the next optimizer.step(), which brings the run's weights"
             self.link.say(
-                f"rank {self.link.rank} wrote to parameters by itself ({name!r}, say): that lasts until the "
-                "next optimizer.step(), which brings the run's weights. Write before prepare, or train "
-                "with a protocol that has no store, such as local_sgd"
+                f"{wrote}{fate}. Write before prepare, or train with a protocol that has no store, such as "
+                "local_sgd"
             )
 
     def _group_sizes(self) -> list[int]:
@@ -273,7 +278,7 @@ class Trainer:
 
     def _mention_left_over(self) -> None:
         """Say so if a script adds to gradients that it had cleared so far: they may be its own no more."""
-        which, own = self.which, self._peer and not self.shared
+        which, own = self.which, self._steps_here and not self.shared
         if which in self._spent and which not in self._cleared and not own:
             self.link.say(
                 f"rank {self.link.rank} has not cleared its gradients since its last step, as it had "

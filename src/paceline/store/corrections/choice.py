@@ -43,6 +43,16 @@ def choose(asked: str, protocol: str, lockstep: bool, spec: OptimizerSpec, layou
     return Choice(asked, _nadam(spec) if named.dana else "")
 
 
+def nothing_stale(asked: str) -> Choice:
+    """Where workers step by themselves, and the store only adds (`--apply increments`)."""
+    if asked not in (AUTO, NONE):
+        raise ConfigError(
+            f"--correct {asked} corrects gradients, but with --apply increments the store sees none: workers "
+            "step by themselves. Leave one of them out."
+        )
+    return Choice(NONE, "correct auto: none, since workers step by themselves" if asked == AUTO else "")
+
+
 def _automatic(spec: OptimizerSpec) -> Choice:
     return Choice(
         DEFAULT,

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -20,7 +19,6 @@ from paceline.store.disk.reserve import no_room
 from paceline.store.disk.tensor_files import save_tensors
 from paceline.store.layout import Layout
 from paceline.store.parameters import ParameterStore
-from paceline.store.together import title
 
 VERSION = SINCE
 T = TypeVar("T")
@@ -60,6 +58,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """How many peers have files of their own beside this one; None: there are none."""
     one_model: bool = False
     """Whether these have one model and optimizer for all, which are here and not in their files."""
+    apply: str = "optimizer"
+    """What pushes were; with increments the optimizer's state is that of every worker, by rank."""
     correct: str = "none"
     """How stale gradients were corrected."""
     adjusted: dict[str, float] = {}
@@ -196,7 +196,12 @@ def load_checkpoint(folder: Path, store: ParameterStore) -> tuple[RunState, dict
     state, model, optimizer = read_checkpoint(folder, "state.json", RunState)
     if state.digest != store.layout.digest():
         raise other_model(folder)
-    check_optimizer(folder, state.stepped_by, store.optimizer, optimizer)
+    if state.apply != store.applies:
+        raise TraceError(
+            f"the checkpoint at {folder} was taken with --apply {state.apply}, whose optimizer state is of "
+            f"no use to --apply {store.applies}. Resume it as it was."
+        )
+    check_optimizer(folder, state.stepped_by, store.stepped_by, optimizer)
     for name, view in store.named_weights():
         view.copy_(model.pop(name))
     store.load(optimizer, state.optimizer)
@@ -210,11 +215,8 @@ def other_model(folder: Path) -> TraceError:
     )
 
 
-def check_optimizer(
-    folder: Path, was: str, optimizer: torch.optim.Optimizer, remembered: dict[str, Tensor]
-) -> None:
+def check_optimizer(folder: Path, was: str, now: str, remembered: dict[str, Tensor]) -> None:
     """What one optimizer remembers is of no use to another; one that remembers nothing may be replaced."""
-    now = title(optimizer)
     if was and was != now and remembered:
         raise TraceError(
             f"the checkpoint at {folder} has the state of {was}, but the script now steps with {now}. "

@@ -1,0 +1,97 @@
+"""Increments in place of gradients (`--apply increments`): which protocols they go with.
+
+An increment is applied when it comes, and in full. So every rule fits that only decides who continues when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.protocols.core.base import Fate
+from paceline.protocols.core.pacer import Decision
+
+ADDING = ("asp", "bounded_ps", "dssp", "psp", "ssp")
+"""Protocols that apply every push when it comes, unless their settings say otherwise."""
+FITTING = f"Use one that applies every push at once ({', '.join(ADDING)}), or --apply optimizer."
+
+
+def check_dials(dials: Mapping[str, Any]) -> None:
+    """Refuse fields of a run's configuration that increments have no use for, or cannot do."""
+    full = "every increment counts in full"
+    for asked, flag, why in (
+        (dials["mesh"] is not None, "--mesh", "a model that is split has no store that adds"),
+        (dials["store_hosts"] > 1, "--store-hosts", "only a store on one host adds so far"),
+        (dials["weighting"] not in ("mean", "sum", 1.0), f"--weighting {dials['weighting']}", full),
+        (dials["damping"] != "none", f"--damping {dials['damping']}", full),
+        (dials["balance"], "--balance", f"{full}, whatever its samples"),
+        (
+            dials["drop_staler"] is not None,
+            "--drop-staler",
+            "what is dropped would stay in its worker's momentum",
+        ),
+        (dials["lr_cap"] is not None, "--lr-cap", "rates are the workers' own"),
+        (dials["trigger"] is not None, "--trigger", "a worker's own optimizer has stepped already"),
+    ):
+        if asked:
+            raise ConfigError(f"{flag} does not go with --apply increments: {why}. Leave one of them out.")
+
+
+def check_rule(name: str, lockstep: bool, own: bool, trigger: float | None = None) -> None:
+    """Refuse what makes one step of several pushes. One's own rule is found out by its verdicts."""
+    if trigger is not None:
+        raise ConfigError(
+            f"trigger {trigger:g} keeps gradients back, but with --apply increments a worker's own optimizer "
+            "has stepped with them already. Leave one of them out."
+        )
+    if lockstep or not (own or name in ADDING):
+        raise ConfigError(
+            f"protocol {name!r} makes one step of several gradients, but with --apply increments every "
+            f"worker steps by itself. {FITTING}"
+        )
+
+
+def no_store(name: str) -> ConfigError:
+    """Peers have nothing that could add."""
+    return ConfigError(
+        f"--apply increments is for a store, and under {name!r} there is none: workers step by themselves. "
+        "Leave it out."
+    )
+
+
+def check_decision(name: str, decision: Decision) -> None:
+    """Refuse a verdict that is about gradients and the store's optimizer."""
+    for asked, what in (
+        (decision.fate is Fate.HOLD or decision.flush is not None, "adds pushes up before they are applied"),
+        (decision.lr_scale != 1.0, "changes how much a push counts"),
+        (bool(decision.adjust), "changes settings of the store's optimizer"),
+    ):
+        if asked:
+            raise ConfigError(
+                f"protocol {name!r} {what}, but with --apply increments every push is added at once and in "
+                f"full, and optimizers are the workers' own. {FITTING}"
+            )
+
+
+def told(weighting: object, far: bool) -> list[str]:
+    """What people should know about such a run."""
+    means = ": weighting mean does not apply" if weighting == "mean" else ""
+    said = [
+        "apply increments: every worker steps with its own optimizer, and the store adds what that changes, "
+        f"each in full{means}"
+    ]
+    if far:
+        said.append(
+            "a checkpoint of this run has no optimizer state, which is the workers' own on several hosts: "
+            "resumed, they begin with an empty one"
+        )
+    return said
+
+
+def told_empty(ranks: list[int], resumed: bool) -> list[str]:
+    """Whose optimizers a checkpoint does not know, in words."""
+    if not (resumed and ranks):
+        return []
+    named = ", ".join(map(str, ranks))
+    return [f"the checkpoint has no optimizer state of rank {named}: momentum and the like begin anew there"]
