@@ -78,5 +78,5 @@ def test_a_rule_of_one_s_own_is_found_out_by_its_verdict(verdict: Verdict, what:
 
 
 def test_a_share_that_a_script_names_for_its_pushes_is_refused() -> None:
-    with pytest.raises(ConfigError, match="trigger 0.5 keeps gradients back"):
+    with pytest.raises(ConfigError, match=r"trigger 0\.5 keeps gradients back"):
         check_rule("asp", False, own=False, trigger=0.5)
