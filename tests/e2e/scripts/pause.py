@@ -31,10 +31,15 @@ class Pause:
             self.file.with_suffix(f".{os.getpid()}").touch()
             while not self.file.exists():
                 time.sleep(0.005)
-        while self.doomed and self.left <= -3:
-            time.sleep(0.005)
+        if self.left <= -3:
+            self.end()
         if self.left <= 0:
             time.sleep(self.slowly_s)
+
+    def end(self) -> None:
+        """Who is doomed does not come to the end of its script either, if there was no work left for it."""
+        while self.doomed:
+            time.sleep(0.005)
 
 
 def add_pause(parser: argparse.ArgumentParser) -> None:

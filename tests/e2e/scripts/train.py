@@ -38,6 +38,7 @@ def main() -> None:
             pause()
             loss = case.iteration(model, optimizer, x, y)
             pace.report(loss=loss.item())
+    pause.end()
 
 
 main()
