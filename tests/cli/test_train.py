@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,10 +18,12 @@ from paceline.errors import ConfigError
 from paceline.trace import Result, read_trace, tally
 from paceline.trace.events import Decided
 from support.command import error_lines, run_command, start_command
-from support.runs import SCRIPTS, Lab, wait_until
+from support.runs import SCRIPTS, Lab, children, wait_until
 from support.shell import Shell
+from support.stops import stop_arrived
 from support.tensors import assert_equal
 
+Write = Callable[[str], Path]
 SCRIPT = SCRIPTS / "train.py"
 ARGS = ("--", "momentum", "--samples", 32, "--epochs", 2)
 
@@ -83,14 +87,15 @@ def test_what_was_killed_as_a_whole_goes_on_from_its_last_checkpoint(
 ) -> None:
     """Every process of a real command at once, in the middle of training."""
     flags, training = ("--protocol", "bsp", "--workers", 2), ("--", "momentum", "--epochs", 6)
-    every = ("--checkpoint-every", 4, "--device-time", 0.02)
-    command = start_command("train", SCRIPT, *flags, *every, *training, cwd=tmp_path)
+    every = ("--checkpoint-every", 4)
+    command = start_command("train", SCRIPT, *flags, *every, *training, *lab.pause(12), cwd=tmp_path)
     latest = tmp_path / "runs" / "latest"
     trace = latest / "trace.jsonl"
     wait_until(lambda: trace.exists() and b'"kept"' in trace.read_bytes(), "a checkpoint is on the disk")
     for pid in lab.leftovers() - lab.idle:
         os.kill(pid, signal.SIGKILL)
     command.communicate(timeout=60)
+    lab.go_on()
     done = shell("train", SCRIPT, "--resume", latest, "--json")
     assert (done.code, done.json["protocol"], done.json["updates"]) == (0, "bsp", 48)
     weights = load_file(shell.runs / "latest" / "weights.safetensors")
@@ -140,17 +145,42 @@ def test_a_second_ctrl_c_ends_a_run_whose_workers_do_not_come_to_save(lab: Lab, 
     wait_until(lambda: lab.leftovers() <= lab.idle, "everything is gone", 20)
 
 
+def interrupt_paused(lab: Lab, command: subprocess.Popen[str], how: signal.Signals) -> None:
+    """Interrupt a run of two whose workers wait; they go on when nothing can come before the stop."""
+    lab.until_paused(2)
+    os.kill(command.pid, how)
+    [zygote] = children(command.pid)
+    wait_until(lambda: stop_arrived(zygote), "the stop has been passed on")
+    lab.go_on()
+
+
+WAITS_UNDER_ASP = """
+import os, sys
+from cases import CASES
+from pause import Pause
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+pace = paceline.join()
+case = CASES["momentum"]
+model, optimizer = case.build()
+model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(TensorDataset(*case.samples(64))))
+pause = Pause(sys.argv[1] if "-asp-" in os.readlink("/proc/self/fd/1") else None, 3)
+for x, y in loader:
+    pause()
+    case.iteration(model, optimizer, x, y)
+"""
+"""Its output goes to the run's folder, which is named after the protocol."""
+
+
 @pytest.mark.long
-def test_a_comparison_that_is_stopped_shows_what_has_finished(lab: Lab, tmp_path: Path) -> None:
-    flags = ("--protocols", "bsp,asp,ssp", "-n", 2, "--device-time", 0.3, "--json")
-    command = start_command("compare", SCRIPT, *flags, *ARGS, cwd=tmp_path)
-
-    def second_is_under_way() -> bool:
-        traces = list((tmp_path / "runs").glob("*-asp-*/trace.jsonl"))
-        return any(b"decided" in trace.read_bytes() for trace in traces)
-
-    wait_until(second_is_under_way, "the second run is under way")
-    os.kill(command.pid, signal.SIGINT)
+def test_a_comparison_that_is_stopped_shows_what_has_finished(
+    lab: Lab, in_scripts: Write, tmp_path: Path
+) -> None:
+    flags = ("--protocols", "bsp,asp,ssp", "-n", 2, "--json")
+    script = in_scripts(WAITS_UNDER_ASP)
+    command = start_command("compare", script, *flags, "--", lab.root / "go on", cwd=tmp_path)
+    interrupt_paused(lab, command, signal.SIGINT)
     out, _ = command.communicate(timeout=60)
     assert command.returncode == 1
     assert [result["protocol"] for result in msgspec.json.decode(out)] == ["bsp"]
@@ -163,11 +193,9 @@ def test_ctrl_c_saves_the_run_and_the_command_it_names_finishes_it(
     lab: Lab, tmp_path: Path, how: signal.Signals
 ) -> None:
     """Through the real command: a process of its own, with an engine of its own."""
-    flags = ("--protocol", "bsp", "--workers", 2, "--device-time", 0.02)
-    command = start_command("train", SCRIPT, *flags, "--", "momentum", "--epochs", 6, cwd=tmp_path)
-    trace = tmp_path / "runs" / "latest" / "trace.jsonl"
-    wait_until(lambda: trace.exists() and b"decided" in trace.read_bytes(), "training is under way")
-    os.kill(command.pid, how)
+    flags, args = ("--protocol", "bsp", "--workers", 2), ("momentum", "--epochs", 6, *lab.pause(9))
+    command = start_command("train", SCRIPT, *flags, "--", *args, cwd=tmp_path)
+    interrupt_paused(lab, command, how)
     out, errors = command.communicate(timeout=60)
     assert (command.returncode, out) == (1, "")
     [line] = error_lines(errors)

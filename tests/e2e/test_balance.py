@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from random import Random
 from typing import Any
 
@@ -16,6 +17,7 @@ from support.tensors import assert_close, assert_equal
 
 WORKERS, SAMPLES, BATCH, EPOCHS = 4, 400, 10, 3
 SIZES = ("--samples", SAMPLES, "--batch", BATCH, "--epochs", EPOCHS)
+LONGER = (*SIZES[:4], "--epochs", 10)
 UNEQUAL: dict[str, Any] = {
     "workers": WORKERS,
     "balance": True,
@@ -106,7 +108,9 @@ def test_with_weighting_sum_every_sample_counts_once_however_it_is_split(lab: La
 
 @pytest.mark.parametrize("protocol", ["bsp", "dssp"])
 def test_after_a_kill_the_others_share_the_work_by_their_speed(lab: Lab, protocol: str) -> None:
-    running = lab.start("train.py", "momentum", *SIZES, protocol=protocol, **UNEQUAL)
+    pause = lab.pause(12, 1, alone=True)
+    running = lab.start("train.py", "momentum", *SIZES, *pause, protocol=protocol, **UNEQUAL)
+    lab.until_paused(1)
     until_balanced(running)
     running.kill(1)
     run = lab.finish(running)
@@ -122,16 +126,17 @@ def test_whoever_is_killed_whenever_every_position_is_used_exactly_once(
     lab: Lab, protocol: str, seed: int
 ) -> None:
     random = Random(f"balance/{protocol}/{seed}")
-    running = lab.start(
-        "train.py", "momentum", *SIZES, protocol=protocol, **UNEQUAL | {"device_time_s": 0.004}
-    )
-    running.until_pushes(random.randrange(1, 90))
     victims = random.sample(range(WORKERS), random.randint(1, WORKERS - 1))
+    args = ("momentum", *SIZES, *lab.pause(random.randint(1, 8), *victims))
+    running = lab.start("train.py", *args, protocol=protocol, **UNEQUAL | {"device_time_s": 0.004})
+    lab.until_paused(1)
+    lab.go_on()
     for rank in victims:
+        time.sleep(random.uniform(0, 0.02))
         running.kill(rank)
     run = lab.finish(running)
     assert run.result.status == "finished", run.end.detail
-    assert run.died <= set(victims)
+    assert run.died == set(victims)
     assert run.used() == once(EPOCHS, SAMPLES)
 
 
@@ -140,8 +145,9 @@ def until_balanced(running: Running) -> None:
 
 
 def stopped(lab: Lab, protocol: str) -> Run:
-    """A run that is stopped once its sizes follow its speeds."""
-    running = lab.start("train.py", "momentum", *SIZES, protocol=protocol, **UNEQUAL)
+    """A run that is stopped once its sizes follow its speeds; more than five seconds would be left."""
+    dials = UNEQUAL | {"device_time_s": 0.05}
+    running = lab.start("train.py", "momentum", *LONGER, protocol=protocol, **dials)
     until_balanced(running)
     running.stop()
     run = lab.finish(running)
@@ -155,14 +161,15 @@ def test_a_stopped_run_goes_on_balanced_loses_no_position_and_can_be_replayed(
 ) -> None:
     first = stopped(lab, protocol)
     resume = str(first.folder / "checkpoint")
-    second = lab.trained("train.py", "momentum", *SIZES, protocol=protocol, resume=resume, **UNEQUAL)
-    assert first.used() + second.used() == once(EPOCHS, SAMPLES)
+    dials = UNEQUAL | {"device_time_s": 0.002, "resume": resume}
+    second = lab.trained("train.py", "momentum", *LONGER, protocol=protocol, **dials)
+    assert first.used() + second.used() == once(10, SAMPLES)
     begins = {p.pushed: p.samples for p in reversed(second.pushes) if p.clock <= 3 and p.pushed is not None}
     assert begins[3] < BATCH < max(begins.values()), "the speeds were forgotten"
     again = lab.trained(
         "train.py",
         "momentum",
-        *SIZES,
+        *LONGER,
         protocol=protocol,
         workers=WORKERS,
         balance=True,
@@ -175,8 +182,8 @@ def test_a_stopped_run_goes_on_balanced_loses_no_position_and_can_be_replayed(
 def test_a_balanced_run_may_be_resumed_without_balance(lab: Lab) -> None:
     first = stopped(lab, "asp")
     resume = str(first.folder / "checkpoint")
-    second = lab.trained("train.py", "momentum", *SIZES, workers=2, protocol="ssp", resume=resume)
-    assert first.used() + second.used() == once(EPOCHS, SAMPLES)
+    second = lab.trained("train.py", "momentum", *LONGER, workers=2, protocol="ssp", resume=resume)
+    assert first.used() + second.used() == once(10, SAMPLES)
     assert max(push.samples for push in second.pushes) == BATCH
 
 
@@ -195,8 +202,9 @@ def test_a_balanced_run_is_replayed_to_the_same_bits(lab: Lab, protocol: str) ->
 def test_a_run_with_a_death_is_replayed_to_the_same_bits(lab: Lab, protocol: str, balance: bool) -> None:
     """What the dead one left is on record as the work of whoever took it over."""
     dials = UNEQUAL | {"balance": balance, "protocol": protocol}
-    running = lab.start("train.py", "momentum", *SIZES, **dials)
-    running.until_pushes(30)
+    running = lab.start("train.py", "momentum", *SIZES, *lab.pause(8, 2), **dials)
+    lab.until_paused(1)
+    lab.go_on()
     running.kill(2)
     run = lab.finish(running)
     assert run.died == {2}

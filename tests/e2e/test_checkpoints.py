@@ -87,8 +87,9 @@ def test_one_worker_killed_and_resumed_equals_one_uninterrupted_bit_for_bit(lab:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_checkpoint_that_cannot_be_written_is_a_warning_and_the_run_goes_on(lab: Lab, workers: int) -> None:
-    running = lab.start("train.py", "momentum", *SIZES, workers=workers, checkpoint_every="3")
+    running = paused(lab, "momentum", before=2, workers=workers, checkpoint_every="3")
     (running.config.path / "checkpoint.partial").write_text("in the way")
+    lab.go_on()
     run = lab.finish(running)
     assert run.result.status == "finished"
     [warning] = [note for note in run.of(Note) if note.level == "warning"]

@@ -128,11 +128,14 @@ def test_or_is_skipped_and_spoils_nothing_that_is_remembered(lab: Lab, way: str)
 def test_a_killed_worker_leaves_the_others_to_finish(lab: Lab, way: str) -> None:
     sizes = ("--samples", 240, "--batch", 4, "--epochs", 3)
     dials: dict[str, Any] = {"workers": 3, "device_time_s": 0.003, "compress": way}
-    running = lab.start("train.py", "momentum", *sizes, protocol="allreduce", **dials)
-    running.until_pushes(10)
+    args = ("momentum", *sizes, *lab.pause(5, 1))
+    running = lab.start("train.py", *args, protocol="allreduce", **dials)
+    lab.until_paused(3)
+    lab.go_on()
     running.kill(1)
     run = lab.finish(running)
     assert run.result.status == "finished", run.end.detail
+    assert run.died == {1}
     assert run.used() == once(3, 240)
 
 

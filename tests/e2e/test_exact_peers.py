@@ -198,7 +198,7 @@ def test_a_worker_that_the_cluster_kills_is_not_waited_for_and_the_run_repeats(
 
 def test_an_interrupted_simulation_ends_and_saves_the_mean(lab: Lab) -> None:
     cluster = msgspec.to_builtins(request(), str_keys=True)
-    args = ("train.py", "momentum", "--samples", 192, "--epochs", 1000)
+    args = ("train.py", "momentum", "--samples", 192, "--epochs", 1_000_000)
     running = lab.start(*args, workers=4, protocol="hpsgd", cluster=cluster)
     running.until_pushes(9)
     running.stop()

@@ -45,6 +45,21 @@ def sum_of_pushed(run: Run) -> Tensor:
     return sum((x[first : first + size].sum(0) for p in run.pushes for _, first, size in p.work), x[0] * 0)
 
 
+def with_deaths(lab: Lab, number: int, random: Random, **dials: Any) -> Run:
+    """A run of which so many workers are killed, each at an instant of its own."""
+    victims = random.sample(range(WORKERS), number)
+    pause = lab.pause(random.randint(1, 5), *victims)
+    running = lab.start("train.py", "exact", *SIZES, *pause, **dials)
+    lab.until_paused(1)  # the others may wait for a round that this one is missing in
+    lab.go_on()
+    for rank in victims:
+        time.sleep(random.uniform(0, 0.02))
+        running.kill(rank)
+    run = lab.finish(running)
+    assert run.died == set(victims)
+    return run
+
+
 def test_bsp_with_the_same_seed_repeats_bit_for_bit_however_slow_who_is(lab: Lab) -> None:
     """Dropout, BatchNorm and a shuffled loader included."""
     args = ("train.py", "noisy", *SIZES, "--shuffle")
@@ -138,12 +153,7 @@ def test_a_held_gradient_counts_exactly_once_also_if_its_worker_is_killed(
 ) -> None:
     random = Random(f"{protocol}/{settings}")
     dials = SLOWED | {"protocol": protocol, "settings": settings, "weighting": "sum"}
-    running = lab.start("train.py", "exact", *SIZES, **dials)
-    running.until_training()
-    for rank in random.sample(range(WORKERS), 2):
-        time.sleep(random.uniform(0, 0.05))
-        running.kill(rank)
-    run = lab.finish(running)
+    run = with_deaths(lab, 2, random, **dials)
     model, _ = CASES["exact"].build()
     torch.testing.assert_close(run.weights["w"], model.state_dict()["w"] - sum_of_pushed(run))
     assert run.used() == once(EPOCHS, SAMPLES)
@@ -206,12 +216,7 @@ def test_no_update_is_lost_or_applied_twice_when_workers_are_killed(
     lab: Lab, protocol: str, seed: int
 ) -> None:
     random = Random(f"{protocol}/{seed}")
-    running = lab.start("train.py", "exact", *SIZES, protocol=protocol, weighting="sum", **SLOWED)
-    running.until_training()
-    for rank in random.sample(range(WORKERS), 3):
-        time.sleep(random.uniform(0, 0.05))
-        running.kill(rank)
-    run = lab.finish(running)
+    run = with_deaths(lab, 3, random, protocol=protocol, weighting="sum", **SLOWED)
     model, _ = CASES["exact"].build()
     assert torch.equal(run.weights["w"], model.state_dict()["w"] - sum_of_pushed(run))
     assert run.used() == once(EPOCHS, SAMPLES)

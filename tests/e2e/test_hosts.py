@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import time
 from collections.abc import Iterator
 from random import Random
 
@@ -56,14 +56,12 @@ def test_a_wire_cut_again_and_again_loses_and_doubles_nothing(
     random = Random(protocol)
     apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, here=2, protocol=protocol, **DIALS)
     apart.host(2)
-    apart.running.until_training()
-    for _ in range(6):
-        time.sleep(random.uniform(0, 0.1))
-        apart.wire.cut()
+    apart.wire.cut_after(random.randrange(4000) for _ in range(6))
     run = apart.finish()
     assert run.result.status == "finished", run.end.detail
     assert run.used() == once(EPOCHS, SAMPLES)
     assert not run.died
+    assert apart.wire.all_cut
     assert apart.wire.connections > 2
 
 
@@ -73,20 +71,23 @@ def test_a_cut_wire_changes_no_bit_of_bsp(lab: Lab, elsewhere: LocalEngine, tls:
     near = lab.trained("train.py", "momentum", *SIZES, **dials)
     apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, here=2, tls=tls, **dials)
     apart.host(2)
-    for _ in range(20):
-        time.sleep(0.02)
-        apart.wire.cut()
+    random = Random(tls)
+    apart.wire.cut_after(random.randrange(4000) for _ in range(20))
     assert_equal(apart.finish().weights, near.weights)
+    assert apart.wire.all_cut
 
 
 @pytest.mark.parametrize("protocol", ["bsp", "ssp", "dssp", "asp"])
 def test_a_worker_killed_on_another_host_is_named_and_the_others_do_its_work(
     lab: Lab, elsewhere: LocalEngine, protocol: str
 ) -> None:
-    apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, here=2, protocol=protocol, **DIALS)
+    apart = Apart(
+        lab, elsewhere, "train.py", "momentum", *SIZES, *lab.pause(3), here=2, protocol=protocol, **DIALS
+    )
     apart.host(2)
-    apart.running.until_pushes(8)
+    lab.until_paused(4)
     apart.kill(3)
+    lab.go_on()
     run = apart.finish()
     assert run.result.status == "finished", run.end.detail
     assert run.used() == once(EPOCHS, SAMPLES)
@@ -96,10 +97,13 @@ def test_a_worker_killed_on_another_host_is_named_and_the_others_do_its_work(
 
 def test_a_worker_stuck_on_another_host_is_dropped_and_ended_there(lab: Lab, elsewhere: LocalEngine) -> None:
     dials = DIALS | {"protocol": "bsp", "stuck_after": "1s:drop"}
-    apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, here=2, **dials)
+    apart = Apart(
+        lab, elsewhere, "train.py", "momentum", *SIZES, *lab.pause(3, 3, alone=True), here=2, **dials
+    )
     apart.host(2)
-    apart.running.until_training()
-    os.kill(apart.pids[3], signal.SIGSTOP)
+    lab.until_paused(1)
+    with contextlib.suppress(ProcessLookupError):  # who is long at its pause is stuck as well
+        os.kill(apart.pids[3], signal.SIGSTOP)
     run = apart.finish()
     assert run.result.status == "finished", run.end.detail
     assert run.used() == once(EPOCHS, SAMPLES)
@@ -122,10 +126,13 @@ def test_workers_that_could_not_read_each_others_clocks_are_refused_with_what_to
 def test_a_host_that_is_killed_takes_its_workers_along_and_the_run_goes_on(
     lab: Lab, elsewhere: LocalEngine
 ) -> None:
-    apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, here=2, protocol="ssp", **DIALS)
+    apart = Apart(
+        lab, elsewhere, "train.py", "momentum", *SIZES, *lab.pause(3), here=2, protocol="ssp", **DIALS
+    )
     apart.host(2)
-    apart.running.until_pushes(8)
+    lab.until_paused(4)
     apart.kill_host()
+    lab.go_on()
     run = apart.finish()
     assert run.result.status == "finished", run.end.detail
     assert run.used() == once(EPOCHS, SAMPLES)
@@ -134,17 +141,19 @@ def test_a_host_that_is_killed_takes_its_workers_along_and_the_run_goes_on(
 
 @pytest.mark.long
 def test_a_second_host_takes_the_places_of_one_that_was_killed(lab: Lab, elsewhere: LocalEngine) -> None:
-    sizes = ("--samples", 2000, "--batch", BATCH, "--epochs", 2)
-    apart = Apart(lab, elsewhere, "train.py", "momentum", *sizes, here=2, protocol="ssp", **DIALS)
+    args = ("momentum", *SIZES, *lab.pause(3))
+    apart = Apart(lab, elsewhere, "train.py", *args, here=2, protocol="ssp", **DIALS)
     apart.host(2)
-    apart.running.until_pushes(8)
+    lab.until_paused(4)
     apart.kill_host()
     assert elsewhere.wait(30) is not None
     wait_until(lambda: apart.running.events(WorkerLeft) == 2, "the loss is noticed")
     apart.host(2)
+    wait_until(lambda: apart.running.events(WorkerJoined) == 6, "the others have come")
+    lab.go_on()
     run = apart.finish()
     assert run.result.status == "finished", run.end.detail
-    assert run.used() == once(2, 2000)
+    assert run.used() == once(EPOCHS, SAMPLES)
     joined = [event.worker for event in run.of(WorkerJoined)]
     assert joined.count(2) == joined.count(3) == 2
 

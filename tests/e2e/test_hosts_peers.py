@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -171,13 +170,11 @@ def test_a_wire_cut_again_and_again_loses_and_doubles_nothing(
     random = Random(protocol)
     apart = Apart(lab, elsewhere, "train.py", "momentum", *LONGER, here=2, **slowly(protocol))
     apart.host(2)
-    apart.running.until_training()
-    for _ in range(6):
-        time.sleep(random.uniform(0, 0.1))
-        apart.wire.cut()
+    apart.wire.cut_after(random.randrange(4000) for _ in range(6))
     run = trained(apart)
     assert run.used() == once(3, 240)
     assert not run.died
+    assert apart.wire.all_cut
     assert apart.wire.connections > 2
 
 
@@ -197,10 +194,10 @@ def test_a_cut_wire_changes_no_bit(lab: Lab, elsewhere: LocalEngine, protocol: s
     near = lab.trained(*args, **dials, private_weights=True)
     apart = Apart(lab, elsewhere, *args, here=2, **dials)
     apart.host(2)
-    for _ in range(20):
-        time.sleep(0.02)
-        apart.wire.cut()
+    random = Random(f"{protocol}/{way}")
+    apart.wire.cut_after(random.randrange(4000) for _ in range(20))
     far = trained(apart)
+    assert apart.wire.all_cut
     assert_equal(far.weights, near.weights)
 
 
@@ -263,10 +260,12 @@ def test_any_rank_of_any_host_may_ask_how_far_apart_all_are(
 def test_a_worker_killed_on_another_host_is_named_and_the_others_do_its_work(
     lab: Lab, elsewhere: LocalEngine, protocol: str
 ) -> None:
-    apart = Apart(lab, elsewhere, "train.py", "momentum", *LONGER, here=2, **slowly(protocol))
+    args = ("momentum", *LONGER, *lab.pause(3))
+    apart = Apart(lab, elsewhere, "train.py", *args, here=2, **slowly(protocol))
     apart.host(2)
-    apart.running.until_pushes(8)
+    lab.until_paused(4)
     apart.kill(3)
+    lab.go_on()
     run = trained(apart)
     assert run.used() == once(3, 240)
     assert [failure.worker for failure in run.result.failures] == [3]
@@ -278,10 +277,12 @@ def test_a_worker_killed_on_another_host_is_named_and_the_others_do_its_work(
 def test_a_host_that_is_killed_takes_its_workers_along_and_the_others_go_on(
     lab: Lab, elsewhere: LocalEngine, protocol: str
 ) -> None:
-    apart = Apart(lab, elsewhere, "train.py", "momentum", *LONGER, here=2, **slowly(protocol))
+    args = ("momentum", *LONGER, *lab.pause(3))
+    apart = Apart(lab, elsewhere, "train.py", *args, here=2, **slowly(protocol))
     apart.host(2)
-    apart.running.until_pushes(8)
+    lab.until_paused(4)
     apart.kill_host()
+    lab.go_on()
     run = trained(apart)
     assert run.used() == once(3, 240)
     assert {failure.worker for failure in run.result.failures} == {2, 3}
@@ -312,19 +313,20 @@ def test_a_gradient_that_is_not_finite_is_named_wherever_it_comes_from(
 
 @pytest.mark.long
 def test_peers_that_have_begun_take_no_second_host_in_and_go_on(lab: Lab, elsewhere: LocalEngine) -> None:
-    sizes = ("--samples", 2000, "--batch", BATCH, "--epochs", 2)
-    apart = Apart(lab, elsewhere, "train.py", "momentum", *sizes, here=2, **slowly("local_sgd"))
+    args = ("momentum", *LONGER, *lab.pause(3))
+    apart = Apart(lab, elsewhere, "train.py", *args, here=2, **slowly("local_sgd"))
     apart.host(2)
-    apart.running.until_pushes(8)
+    lab.until_paused(4)
     apart.kill_host()
     assert elsewhere.wait(30) is not None
     wait_until(lambda: apart.running.events(WorkerLeft) == 2, "the loss is noticed")
     with pytest.raises(ConfigError, match="take nobody in"):
         apart.host(2)
+    lab.go_on()
     run = lab.finish(apart.running)
     apart.wire.close()
     assert run.result.status == "finished", run.end.detail
-    assert run.used() == once(2, 2000)
+    assert run.used() == once(3, 240)
 
 
 @pytest.mark.parametrize("here", [0, 2])

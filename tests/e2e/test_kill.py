@@ -25,19 +25,20 @@ WORKERS, SAMPLES, BATCH, EPOCHS = 4, 240, 4, 3
 SIZES = ("--samples", SAMPLES, "--batch", BATCH, "--epochs", EPOCHS)
 ENDLESS = ("--epochs", 100_000)
 DIALS = {"workers": WORKERS, "device_time_s": 0.003, "slow": {3: 2.0}}
-TYPICAL_S = 0.3
-"""About as long as such a run trains on a quiet machine."""
 
 
-def kill_some(running: Running, random: Random) -> set[int]:
-    """Kill one worker or several, but not all, each at an instant of its own."""
-    running.until_training()
-    victims = random.sample(range(WORKERS), random.randint(1, WORKERS - 1))
-    begin = time.monotonic()
-    for at, rank in sorted((random.uniform(0, TYPICAL_S), rank) for rank in victims):
-        time.sleep(max(0.0, begin + at - time.monotonic()))
+def doomed(random: Random) -> list[int]:
+    """One worker or several, but not all."""
+    return random.sample(range(WORKERS), random.randint(1, WORKERS - 1))
+
+
+def kill_them(lab: Lab, running: Running, victims: list[int], random: Random) -> None:
+    """Let all go on, and kill these, each at an instant of its own in its next few iterations."""
+    lab.until_paused(1)  # the others may wait for a round that this one is missing in
+    lab.go_on()
+    for rank in victims:
+        time.sleep(random.uniform(0, 0.02))
         running.kill(rank)
-    return set(victims)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -45,12 +46,15 @@ def kill_some(running: Running, random: Random) -> set[int]:
 def test_whoever_is_killed_whenever_every_position_is_used_exactly_once(
     lab: Lab, protocol: str, seed: int
 ) -> None:
-    running = lab.start("train.py", "momentum", *SIZES, protocol=protocol, **DIALS)
-    victims = kill_some(running, Random(f"{protocol}/{seed}"))
+    random = Random(f"{protocol}/{seed}")
+    victims = doomed(random)
+    pause = lab.pause(random.randint(1, 12), *victims)
+    running = lab.start("train.py", "momentum", *SIZES, *pause, protocol=protocol, **DIALS)
+    kill_them(lab, running, victims, random)
     run = lab.finish(running)
     assert run.result.status == "finished", run.end.detail
     assert run.used() == once(EPOCHS, SAMPLES)
-    assert run.died <= victims
+    assert run.died == set(victims)
     assert {failure.worker for failure in run.result.failures} == run.died
     assert all(run.ended.statuses[rank] == -signal.SIGKILL for rank in run.died)
     assert_finite(run.weights)
@@ -74,10 +78,11 @@ def test_the_work_of_those_killed_at_the_very_end_is_done_by_the_last_one(
 
 def test_work_loaded_ahead_by_a_killed_worker_is_dispensed_again(lab: Lab) -> None:
     """Each of its DataLoader's own workers has fetched batches that will never be trained on there."""
-    dials = DIALS | {"slow": {0: 300.0}}
-    running = lab.start("train.py", "momentum", *SIZES, "--load-workers", 2, protocol="asp", **dials)
-    running.until_pushes(5)
+    args = ("momentum", *SIZES, "--load-workers", 2, *lab.pause(3))
+    running = lab.start("train.py", *args, protocol="asp", **DIALS)
+    lab.until_paused(WORKERS)
     running.kill(0)
+    lab.go_on()
     run = lab.finish(running)
     assert run.used() == once(EPOCHS, SAMPLES)
     assert run.died == {0}

@@ -85,7 +85,7 @@ def test_with_equal_shards_every_batch_belongs_to_one_rank(lab: Lab, protocol: s
 
 
 def test_the_share_of_a_killed_worker_goes_to_the_others(lab: Lab) -> None:
-    dials = ASP | {"shards": "equal", "device_time_s": 0.004, "slow": {2: 100.0}}
+    dials = ASP | {"shards": "equal", "device_time_s": 0.004, "slow": {2: 2500.0}}
     running = lab.start("loaders.py", "plain", **dials)
     running.until_training()
     running.kill(2)

@@ -67,10 +67,10 @@ def test_the_buffers_that_are_saved_are_those_of_the_lead(lab: Lab) -> None:
 
 def test_the_buffers_of_a_dead_lead_are_not_saved_if_others_lived_longer(lab: Lab) -> None:
     sizes = ("--samples", 400, "--batch", 4, "--epochs", 2)
-    dials = {"device_time_s": 0.004, "slow": {0: 100.0}}
-    running = lab.start("train.py", "noisy", *sizes, workers=3, protocol="asp", **dials)
-    running.until_training()
+    running = lab.start("train.py", "noisy", *sizes, *lab.pause(2), workers=3, protocol="asp")
+    lab.until_paused(3)
     running.kill(0)
+    lab.go_on()
     run = lab.finish(running)
     assert run.died == {0}
     assert int(run.weights["1.num_batches_tracked"]) > 20

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import socket
-import time
 from collections.abc import Iterator
 from random import Random
 from typing import Any
@@ -60,15 +59,15 @@ def others(lab: Lab, warm_others: list[LocalEngine]) -> Iterator[list[LocalEngin
             lab.further.add(warm_others[at]._process.pid)
 
 
-def assert_each_gradient_is_in_every_portion_once(run: Run) -> None:
+def assert_each_gradient_is_in_every_portion_once(run: Run, samples: int = SAMPLES) -> None:
     """Whole numbers add up exactly in any order: each parameter is its start minus every gradient."""
-    x, _ = CASES["exact_in_parts"].samples(SAMPLES)
+    x, _ = CASES["exact_in_parts"].samples(samples)
     pushed = sum((x[first : first + size].sum(0) for p in run.pushes for _, first, size in p.work), x[0] * 0)
     start = torch.arange(5.0, dtype=pushed.dtype)
     assert len(run.weights) == 5
     for name, tensor in run.weights.items():
         torch.testing.assert_close(tensor, start - pushed, msg=f"{name} differs")
-    assert run.used() == once(EPOCHS, SAMPLES)
+    assert run.used() == once(EPOCHS, samples)
 
 
 @pytest.mark.parametrize(
@@ -132,17 +131,17 @@ def test_wires_cut_again_and_again_lose_and_double_no_gradient_in_any_portion(
 ) -> None:
     settings = {"staleness": 2} if protocol == "ssp" else {}
     dials = DIALS | {"protocol": protocol, "settings": settings, "weighting": "sum", "store_hosts": 3}
-    spread = Spread(lab, others, "train.py", "exact_in_parts", *SIZES, **dials)
+    spread = Spread(lab, others, "train.py", "exact_in_parts", *SIZES, *lab.pause(3), **dials)
     spread.hosts(1, 1)
-    spread.running.until_training()
-    random = Random(protocol)
-    for _ in range(8):
-        time.sleep(random.uniform(0, 0.1))
-        spread.cut()
+    lab.until_paused(4)
+    spread.cut()
+    spread.cut_after(Random(protocol), 4)
+    lab.go_on()
     run = spread.finish()
     assert run.result.status == "finished", run.end.detail
     assert not run.died
     assert_each_gradient_is_in_every_portion_once(run)
+    assert spread.all_cut
     assert all(door.connections > 3 for door in spread.doors)
     assert protocol != "ssp" or max(push.gap for push in run.pushes) <= 2
 
@@ -167,10 +166,9 @@ def test_cut_wires_change_no_bit_of_bsp(
     near = lab.trained("train.py", "momentum", *SIZES, **dials)
     spread = Spread(lab, others, "train.py", "momentum", *SIZES, here=2, store_hosts=3, tls=tls, **dials)
     spread.hosts(1, 1)
-    for _ in range(20):
-        time.sleep(0.03)
-        spread.cut()
+    spread.cut_after(Random(tls), 5)
     assert_equal(spread.finish().weights, near.weights)
+    assert spread.all_cut
 
 
 def test_a_holder_of_an_encrypted_run_speaks_tls_only(lab: Lab, others: list[LocalEngine]) -> None:
@@ -188,24 +186,32 @@ def test_a_holder_of_an_encrypted_run_speaks_tls_only(lab: Lab, others: list[Loc
 def test_a_worker_that_is_killed_leaves_no_half_of_a_gradient(
     lab: Lab, others: list[LocalEngine], protocol: str, rank: int
 ) -> None:
-    """Rank 0 is the coordinator's neighbour, rank 2 a holder's, rank 3 one of a host that holds nothing."""
+    """Rank 0 is the coordinator's neighbour, rank 2 a holder's, rank 3 one of a host that holds nothing.
+
+    36 batches are nine rounds of four workers, or three of them and eight of three: in lockstep with
+    --weighting sum, whoever has no batch for a round counts in it.
+    """
+    samples = 36 * BATCH
+    args = ("exact_in_parts", "--samples", samples, *SIZES[2:], *lab.pause(4))
     dials = DIALS | {"protocol": protocol, "weighting": "sum", "store_hosts": 2}
-    spread = Spread(lab, others, "train.py", "exact_in_parts", *SIZES, **dials)
+    spread = Spread(lab, others, "train.py", *args, **dials)
     spread.hosts(1, 1)
-    spread.running.until_pushes(8)
+    lab.until_paused(4)
     spread.kill_worker(rank)
+    lab.go_on()
     run = spread.finish()
     assert run.result.status == "finished", run.end.detail
     assert [failure.worker for failure in run.result.failures] == [rank]
-    assert_each_gradient_is_in_every_portion_once(run)
+    assert_each_gradient_is_in_every_portion_once(run, samples)
 
 
 def test_a_host_that_holds_nothing_may_be_lost(lab: Lab, others: list[LocalEngine]) -> None:
     dials = DIALS | {"protocol": "ssp", "weighting": "sum", "store_hosts": 2}
-    spread = Spread(lab, others, "train.py", "exact_in_parts", *SIZES, **dials)
+    spread = Spread(lab, others, "train.py", "exact_in_parts", *SIZES, *lab.pause(3), **dials)
     spread.hosts(1, 1)
-    spread.running.until_pushes(8)
+    lab.until_paused(4)
     spread.kill_host(1)
+    lab.go_on()
     run = spread.finish()
     assert run.result.status == "finished", run.end.detail
     assert_each_gradient_is_in_every_portion_once(run)
@@ -213,18 +219,19 @@ def test_a_host_that_holds_nothing_may_be_lost(lab: Lab, others: list[LocalEngin
 
 @pytest.mark.long
 def test_another_host_takes_the_places_of_one_that_held_nothing(lab: Lab, others: list[LocalEngine]) -> None:
-    sizes = ("--samples", 2000, "--batch", BATCH, "--epochs", 1)
     dials = DIALS | {"protocol": "ssp", "store_hosts": 2}
-    spread = Spread(lab, others, "train.py", "momentum", *sizes, **dials)
+    spread = Spread(lab, others, "train.py", "momentum", *SIZES, *lab.pause(3), **dials)
     spread.hosts(1, 1)
-    spread.running.until_pushes(8)
+    lab.until_paused(4)
     spread.kill_host(1)
     assert others[1].wait(30) is not None
     wait_until(lambda: spread.running.events(WorkerLeft) == 1, "the loss is noticed")
     spread.host(1, 1)
+    wait_until(lambda: spread.running.events(WorkerJoined) == 5, "the other has come")
+    lab.go_on()
     run = spread.finish()
     assert run.result.status == "finished", run.end.detail
-    assert run.used() == once(1, 2000)
+    assert run.used() == once(EPOCHS, SAMPLES)
     assert [event.worker for event in run.of(WorkerJoined)].count(3) == 2
 
 

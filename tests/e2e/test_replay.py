@@ -89,10 +89,10 @@ def test_a_recorded_run_is_decided_again_in_the_same_way(lab: Lab, variant: tupl
 
 @pytest.mark.parametrize("protocol", sorted(PACED))
 def test_a_recorded_run_with_a_death_is_decided_again_in_the_same_way(lab: Lab, protocol: str) -> None:
-    args = ("momentum", "--samples", 120, "--batch", 4, "--epochs", 10)
-    running = lab.start("train.py", *args, protocol=protocol, **DIALS | {"slow": {3: 300.0}})
-    running.until_pushes(3)
+    running = lab.start("train.py", "momentum", *SIZES, *lab.pause(3), protocol=protocol, **DIALS)
+    lab.until_paused(WORKERS)
     running.kill(3)
+    lab.go_on()
     run = lab.finish(running)
     assert run.died == {3}
     for event, decision in decided_again(run):

@@ -90,10 +90,13 @@ def test_evaluations_take_their_recorded_place(
 def test_a_run_with_a_death_is_replayed_to_the_same_bits(
     lab: Lab, variant: tuple[str, dict[str, Any]]
 ) -> None:
+    random = Random(label(variant))
     args = ("train.py", "momentum", "--samples", 240, "--batch", 4, "--epochs", 2)
-    running = lab.start(*args, **dials(variant), **UNEQUAL)
-    running.until_pushes(20)
-    time.sleep(Random(label(variant)).uniform(0, 0.05))
+    pause = lab.pause(random.randint(3, 8), 2, alone=True)  # not all may be in the same round
+    running = lab.start(*args, *pause, **dials(variant), **UNEQUAL)
+    lab.until_paused(1)
+    lab.go_on()
+    time.sleep(random.uniform(0, 0.02))
     running.kill(2)
     run = lab.finish(running)
     assert run.died == {2}

@@ -24,7 +24,7 @@ SECRET = "the secret of a run on a testbed"
 PORT = 29600
 SAMPLES, BATCH, EPOCHS = 400, 4, 2
 SIZES = ("--samples", str(SAMPLES), "--batch", str(BATCH), "--epochs", str(EPOCHS))
-ONE_EACH = ("--device-time", "0.02", "--workers", "2", "--here", "1")
+ONE_EACH = ("--workers", "2", "--here", "1")
 pytestmark = pytest.mark.timeout(180)
 
 
@@ -34,6 +34,15 @@ class Hosts:
     def __init__(self, bed: Testbed, root: Path) -> None:
         self.bed, self.root = bed, root
         self.processes: list[subprocess.Popen[str]] = []
+        self.pause = ("--pause", str(root / "go on"), "--before", "5")
+
+    def until_paused(self) -> None:
+        """Wait until both workers wait before an iteration."""
+        wait_until(lambda: len(list(self.root.glob("go on.*"))) == 2, "the run goes on", 90)
+
+    def go_on(self) -> None:
+        """Let them."""
+        (self.root / "go on").touch()
 
     def start(self, host: str, *command: str, **more: str) -> subprocess.Popen[str]:
         """A command on a host; what it prints ends up in a file beside the runs."""
@@ -51,7 +60,9 @@ class Hosts:
         """A run that listens."""
         address = f"{self.bed[host].address}:{PORT}"
         script = ("train", str(SCRIPTS / "train.py"), "--listen", address, *flags)
-        return self.start(host, sys.executable, "-m", "paceline", *script, "--", "momentum", *SIZES)
+        return self.start(
+            host, sys.executable, "-m", "paceline", *script, "--", "momentum", *SIZES, *self.pause
+        )
 
     def join(self, host: str, first: str, workers: int) -> subprocess.Popen[str]:
         """Workers for it."""
@@ -101,8 +112,9 @@ def two_hosts(testbeds: Testbeds, tmp_path: Path) -> Hosts:
 def survive_a_cut(hosts: Hosts) -> None:
     """Host b joins, is cut off for ten seconds, and nothing is lost."""
     hosts.join("b", "a", 1)
-    wait_until(lambda: hosts.events("a", Decided) >= 10, "the run goes on", 90)
+    hosts.until_paused()
     hosts.bed["b"].cut()
+    hosts.go_on()
     time.sleep(10)
     seen = hosts.events("a", Decided)
     hosts.bed["b"].heal()
@@ -148,9 +160,10 @@ def test_a_host_that_loses_power_is_given_up_and_its_work_is_done_by_others(
     hosts = two_hosts(testbeds, tmp_path)
     first = hosts.train("a", *ONE_EACH, "-p", protocol, "--host-patience", "4")
     hosts.join("b", "a", 1)
-    wait_until(lambda: hosts.events("a", Decided) >= 10, "the run goes on", 90)
+    hosts.until_paused()
     hosts.bed["b"].cut()
     hosts.bed["b"].kill()
+    hosts.go_on()
     assert first.wait(timeout=120) == 0, hosts.said()
     failures = hosts.result("a").failures
     assert [failure.worker for failure in failures] == [1]

@@ -25,14 +25,18 @@ def test_whoever_is_killed_whenever_the_others_finish_all_the_work(
     dials: dict[str, Any] = {"workers": 4, "device_time_s": 0.003, "slow": {3: 2.0}}
     sizes = ("--samples", 240, "--batch", 4, "--epochs", 3)
     settings = TIGHT.get(protocol, {})
-    running = lab.start("train.py", "momentum", *sizes, protocol=protocol, settings=settings, **dials)
-    running.until_training()
-    for rank in random.sample(range(4), random.randint(1, 3)):
-        time.sleep(random.uniform(0, 0.1))
+    victims = random.sample(range(4), random.randint(1, 3))
+    args = ("momentum", *sizes, *lab.pause(random.randint(1, 12), *victims))
+    running = lab.start("train.py", *args, protocol=protocol, settings=settings, **dials)
+    lab.until_paused(1)
+    lab.go_on()
+    for rank in victims:
+        time.sleep(random.uniform(0, 0.02))
         running.kill(rank)
     run = lab.finish(running)
     assert run.result.status == "finished", run.end.detail
     assert run.used() == once(3, 240)
+    assert run.died == set(victims)
     assert all(run.ended.statuses[rank] == -signal.SIGKILL for rank in run.died)
     assert_finite(run.weights)
 

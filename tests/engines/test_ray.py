@@ -17,10 +17,12 @@ from safetensors.torch import load_file
 
 from paceline.engines import ray_cluster
 from paceline.trace import read_trace
-from paceline.trace.events import Decided, WorkerJoined
+from paceline.trace.events import WorkerJoined
+from paceline.trace.life import owner_of
 from support.command import error_lines, run_command, start_command
 from support.rays import MISSING, OneNode, TwoNodes, ray_for_a_module, run_in, short_folder
 from support.runs import SCRIPTS, Lab, once, wait_until
+from support.stops import stop_arrived
 from support.tensors import assert_equal
 from support.testbed import Testbeds
 
@@ -49,10 +51,6 @@ class OnRay:
         return start_command(
             "train", script, "--engine", "ray", "--address", self.address, *words, cwd=self.folder
         )
-
-    def until_pushes(self, number: int) -> None:
-        """Wait until the trace shows this many decisions."""
-        wait_until(lambda: len(self.seen(Decided)) >= number, f"{number} decisions are made")
 
     def seen(self, kind: type[Any]) -> list[Any]:
         """Events of a kind, by now."""
@@ -86,12 +84,16 @@ def test_bsp_on_ray_equals_the_local_engine_bit_for_bit(ray: OnRay, lab: Lab) ->
 
 
 @pytest.mark.long
-def test_dssp_on_ray_keeps_its_bound_although_an_actor_is_killed_with_its_worker(ray: OnRay) -> None:
+def test_dssp_on_ray_keeps_its_bound_although_an_actor_is_killed_with_its_worker(
+    ray: OnRay, lab: Lab
+) -> None:
     flags = ("-p", "dssp", "--set", "lower=1", "--set", "upper=4", "--workers", 2)
-    command = ray.start(SCRIPT, *flags, "--device-time", 0.02, "--slow", "1:3", "--", "momentum", *SIZES)
-    ray.until_pushes(40)
+    slow, args = ("--device-time", 0.005, "--slow", "1:3"), ("momentum", *SIZES, *lab.pause(20))
+    command = ray.start(SCRIPT, *flags, *slow, "--", *args)
+    lab.until_paused(2)
     [pid] = [event.pid for event in ray.seen(WorkerJoined) if event.worker == 1]
     os.kill(parent_of(pid), signal.SIGKILL)
+    lab.go_on()
     errors = ray.end(command)
     run = run_in(ray.latest)
     assert run.result.max_clock_gap is not None
@@ -120,11 +122,15 @@ def test_a_failing_script_is_reported_with_rank_host_and_log(ray: OnRay, lab: La
 
 
 @pytest.mark.long
-def test_ctrl_c_on_ray_leaves_a_checkpoint_and_resume_goes_on_there(ray: OnRay) -> None:
-    flags = ("-p", "ssp", "--device-time", 0.01)
-    command = ray.start(SCRIPT, *flags, "--", "momentum", "--samples", 600, "--epochs", 3)
-    ray.until_pushes(8)
+def test_ctrl_c_on_ray_leaves_a_checkpoint_and_resume_goes_on_there(ray: OnRay, lab: Lab) -> None:
+    args = ("momentum", *SIZES, *lab.pause(5))
+    command = ray.start(SCRIPT, "-p", "ssp", "--", *args)
+    lab.until_paused(2)
+    owner = owner_of(ray.latest)
+    assert owner is not None
     os.kill(command.pid, signal.SIGINT)
+    wait_until(lambda: stop_arrived(owner.pid), "the stop has been passed on")
+    lab.go_on()
     [error] = error_lines(ray.end(command, status=1))
     assert "--resume" in error
     first = run_in(ray.latest.resolve())
@@ -133,7 +139,7 @@ def test_ctrl_c_on_ray_leaves_a_checkpoint_and_resume_goes_on_there(ray: OnRay) 
     assert resumed.returncode == 0, resumed.stderr
     second = run_in(ray.latest)
     assert second.config.engine == "ray"
-    assert first.used() + second.used() == once(3, 600)
+    assert first.used() + second.used() == once(EPOCHS, SAMPLES)
 
 
 def test_no_ray_at_an_address_is_said_at_once(tmp_path: Path) -> None:
@@ -167,16 +173,17 @@ def test_without_ray_one_line_says_what_to_install(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_node_of_ray_that_is_lost_takes_its_workers_along_and_the_others_go_on(
-    testbeds: Testbeds, tmp_path: Path
+    lab: Lab, testbeds: Testbeds, tmp_path: Path
 ) -> None:
     bed = testbeds("a", "b", link_mbit=1000)
     with short_folder() as folder:
         nodes = TwoNodes(bed["a"], bed["b"], folder)
-        flags = ("--workers", 3, "-p", "asp", "--device-time", 0.02, "--host-patience", 2)
-        command = nodes.start(SCRIPT, *flags, "--", "momentum", *SIZES, cwd=tmp_path)
+        flags = ("--workers", 3, "-p", "asp", "--host-patience", 2)
+        command = nodes.start(SCRIPT, *flags, "--", "momentum", *SIZES, *lab.pause(5), cwd=tmp_path)
         run = OnRay(nodes.address, tmp_path)
-        run.until_pushes(20)
+        lab.until_paused(3)
         bed["b"].kill()
+        lab.go_on()
         errors = run.end(command)
         bed["a"].kill()
     there = run_in(run.latest)

@@ -22,6 +22,16 @@ def tabled(lab: Lab, *args: object, mesh: dict[str, int] | None = None, **dials:
     return run
 
 
+def stopped_before(iteration: int, lab: Lab, *args: object, **dials: Any) -> Run:
+    running = lab.start("clicks.py", *args, *lab.pause(iteration), **dials)
+    lab.until_paused(running.config.workers)
+    running.stop()
+    lab.go_on()
+    run = lab.finish(running)
+    assert run.result.status == "stopped", run.end.detail
+    return run
+
+
 def close(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> None:
     assert some.keys() == others.keys()
     for name, tensor in some.items():
@@ -52,12 +62,8 @@ def test_a_stopped_run_goes_on_with_another_sharding_and_other_groups(
     lab: Lab, sharding: str, again: str
 ) -> None:
     """It begins with the weights that were saved: with a rate of 0, they are what it ends with."""
-    args = ("--epochs", 3, "--sharding", sharding, "--optimizer", "adagrad", "--pause", 0.1)
-    running = lab.start("clicks.py", *args, workers=4, mesh=GRID)
-    running.until_pushes(24)
-    running.stop()
-    stopped = lab.finish(running)
-    assert stopped.result.status == "stopped", stopped.end.detail
+    args = ("--epochs", 3, "--sharding", sharding, "--optimizer", "adagrad")
+    stopped = stopped_before(6, lab, *args, workers=4, mesh=GRID)
     resumed = lab.run(
         "clicks.py",
         *("--epochs", 3, "--sharding", again, "--optimizer", "adagrad", "--lr", 0),
@@ -76,11 +82,7 @@ def test_moments_go_on_where_they_were(lab: Lab) -> None:
     """Row-wise AdaGrad, tables split by columns: a resumed run is the uninterrupted one."""
     args = ("--epochs", 3, "--sharding", "column", "--optimizer", "adagrad")
     whole = tabled(lab, *args)
-    running = lab.start("clicks.py", *args, "--pause", 0.1, workers=4, mesh=GRID)
-    running.until_pushes(24)
-    running.stop()
-    stopped = lab.finish(running)
-    assert stopped.result.status == "stopped", stopped.end.detail
+    stopped = stopped_before(6, lab, *args, workers=4, mesh=GRID)
     resumed = tabled(lab, *args, resume=str(stopped.folder / "checkpoint"))
     assert resumed.weights.keys() == whole.weights.keys()
     assert "tables.a.sum" in whole.weights
@@ -92,11 +94,7 @@ def test_moments_go_on_where_they_were(lab: Lab) -> None:
 def test_moments_of_a_lone_run_go_on_where_they_were(lab: Lab) -> None:
     args = ("--epochs", 3, "--optimizer", "adagrad")
     whole = lab.trained("clicks.py", *args, workers=1)
-    running = lab.start("clicks.py", *args, "--pause", 0.1, workers=1)
-    running.until_pushes(20)
-    running.stop()
-    stopped = lab.finish(running)
-    assert stopped.result.status == "stopped", stopped.end.detail
+    stopped = stopped_before(20, lab, *args, workers=1)
     resumed = lab.trained("clicks.py", *args, workers=1, resume=str(stopped.folder / "checkpoint"))
     assert "tables.a.sum" in whole.weights
     assert all(torch.equal(resumed.weights[name], whole.weights[name]) for name in whole.weights)

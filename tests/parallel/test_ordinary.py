@@ -47,14 +47,15 @@ def test_gradients_of_several_batches_make_one_step(lab: Lab) -> None:
 
 def test_a_stopped_run_goes_on_where_it_was(lab: Lab) -> None:
     whole = meshed(lab, "--epochs", 3, "--schedule")
-    args = ("--epochs", 3, "--schedule", "--pause", 0.1)
-    running = lab.start("rows.py", *args, workers=2, mesh={"data": 2})
-    running.until_pushes(18)
+    args = ("--epochs", 3, "--schedule")
+    running = lab.start("rows.py", *args, *lab.pause(9), workers=2, mesh={"data": 2})
+    lab.until_paused(2)
     running.stop()
+    lab.go_on()
     stopped = lab.finish(running)
     assert stopped.result.status == "stopped", stopped.end.detail
     assert 0 < stopped.result.updates < 18
-    resumed = meshed(lab, *args[:-2], resume=str(stopped.folder / "checkpoint"))
+    resumed = meshed(lab, *args, resume=str(stopped.folder / "checkpoint"))
     assert all(torch.equal(resumed.weights[name], whole.weights[name]) for name in whole.weights)
     evaluated = [e.values["loss"] for run in (stopped, resumed) for e in run.of(Evaluated)]
     assert evaluated == [e.values["loss"] for e in whole.of(Evaluated)]

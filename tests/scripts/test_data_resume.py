@@ -14,7 +14,7 @@ import random, sys, torch, paceline
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 sys.path.insert(0, {scripts!r})
-from cases import Pause
+from pause import Pause
 how = sys.argv[1]
 pause = Pause(sys.argv[2] if len(sys.argv) > 2 else None, 9)
 pace = paceline.join()

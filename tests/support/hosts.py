@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,20 @@ class Wire:
         self.there_bytes = self.back_bytes = 0
         """What went to that address, and what came from it."""
         self._start(self._accept)
+        self._lock = threading.Lock()
+        self._sizes: Iterator[int] = iter(())
+        self._left: int | None = None
+
+    def cut_after(self, sizes: Iterable[int]) -> None:
+        """End all connections after so many bytes, then after so many more, however fast they come."""
+        with self._lock:
+            self._sizes = iter(sizes)
+            self._left = next(self._sizes, None)
+
+    @property
+    def all_cut(self) -> bool:
+        """Whether there was enough on the wire for all of these cuts."""
+        return self._left is None
 
     def cut(self) -> None:
         """End all connections, whatever is on its way."""
@@ -70,12 +85,24 @@ class Wire:
     def _pump(self, source: socket.socket, sink: socket.socket, there: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                sink.sendall(data)
+                before_cut = self._before_cut(data)
+                sink.sendall(before_cut)
+                if len(before_cut) < len(data):
+                    self.cut()
                 self.there_bytes += len(data) * there
                 self.back_bytes += len(data) * (not there)
         for sock in (source, sink):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
+
+    def _before_cut(self, data: bytes) -> bytes:
+        """What of it goes through before the next cut: all of it if there is none."""
+        with self._lock:
+            if self._left is None or len(data) <= self._left:
+                self._left = None if self._left is None else self._left - len(data)
+                return data
+            data, self._left = data[: self._left], next(self._sizes, None)
+            return data
 
     def _start(self, target: Any, *args: object) -> None:
         thread = threading.Thread(target=target, args=args, daemon=True)

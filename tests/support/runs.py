@@ -31,6 +31,7 @@ from paceline.engines.control import Ended
 from paceline.engines.local import LocalEngine
 from paceline.trace import Result, read_trace, tally
 from paceline.trace.events import AnyEvent, Decided, Event, RunEnded, WorkerJoined, WorkerLeft
+from support.stops import stop_arrived, stop_is_called
 
 SCRIPTS = Path(__file__).parent.parent / "e2e" / "scripts"
 TOKEN = "PACELINE_TESTS"
@@ -144,8 +145,15 @@ class Running:
         return max(set(children(self.engine._process.pid)) - set(self.pids))
 
     def stop(self) -> None:
-        """Ask for the end."""
-        self.engine.stop()
+        """Ask for the end, and wait until nothing that workers do from now on can come before it."""
+        zygote, config = self.engine._process.pid, self.config
+        lone = config.workers == 1 and config.cluster is None and config.listen is None
+        conductor = 0 if lone else self.store_pid
+        for _ in range(1 + lone):  # one worker is sent a signal, which is on its way when the next is heard
+            self.engine.stop()
+        wait_until(lambda: stop_arrived(zygote, 1 + lone), "the stop has been passed on")
+        if config.mesh is not None and not lone:
+            wait_until(lambda: stop_is_called(conductor, config.workers), "the workers are called")
 
     def finish(self, timeout_s: float = LONGEST_S) -> Run:
         """Wait for the end."""
@@ -209,6 +217,15 @@ class Lab:
         run = self.run(script, *args, **dials)
         assert run.result.status == "finished", f"{run.end.detail}\n{run.logs()}"
         return run
+
+    def pause(self, before: int, *doomed: int, alone: bool = False) -> tuple[object, ...]:
+        """Options of a script: wait before an iteration for the file `go on`, and see `Pause`."""
+        words = ("--pause", self.root / "go on", "--before", before)
+        return (*words, *(("--doomed", *doomed) if doomed else ()), *(("--alone",) if alone else ()))
+
+    def go_on(self) -> None:
+        """Let them."""
+        (self.root / "go on").touch()
 
     def until_paused(self, workers: int) -> None:
         """Wait until so many workers wait for the file `go on`."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -52,6 +53,16 @@ class Spread:
         """Cut every connection between hosts."""
         for wire in [*self.wires, *self.doors]:
             wire.cut()
+
+    def cut_after(self, random: Random, times: int) -> None:
+        """Cut every way by itself so often, each time after some bytes."""
+        for wire in [*self.wires, *self.doors]:
+            wire.cut_after([random.randrange(2000) for _ in range(times)])
+
+    @property
+    def all_cut(self) -> bool:
+        """Whether there was enough on each for all of these cuts."""
+        return all(wire.all_cut for wire in [*self.wires, *self.doors])
 
     def kill_worker(self, rank: int) -> None:
         """SIGKILL a worker, wherever it is."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -218,21 +215,6 @@ def in_groups(model: nn.Module) -> Optimizer:
 def outside(model: nn.Module) -> Optimizer:
     """A trained tensor that belongs to no module stays out of the model's state."""
     return torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
-
-
-class Pause:
-    """Stops a script before one of its iterations until a file exists; another one shows that it waits."""
-
-    def __init__(self, file: str | None, before: int) -> None:
-        self.file = None if file is None else Path(file)
-        self.left = before
-
-    def __call__(self) -> None:
-        self.left -= 1
-        if self.left == 0 and self.file is not None and not self.file.exists():
-            self.file.with_suffix(f".{os.getpid()}").touch()
-            while not self.file.exists():
-                time.sleep(0.005)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import time
 
 import torch
+from pause import Pause, add_pause
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -20,7 +20,7 @@ parser.add_argument("--sharding", default="auto")
 parser.add_argument("--optimizer", default="sgd")
 parser.add_argument("--every", type=int, default=1)
 parser.add_argument("--budget", type=int, default=None)
-parser.add_argument("--pause", type=float, default=0.0)
+add_pause(parser)
 parser.add_argument("--lr", type=float, default=0.1)
 parser.add_argument("--fault", default="")
 options = parser.parse_args()
@@ -78,9 +78,10 @@ def measure(model: nn.Module) -> dict[str, float]:
     return {"loss": (model(a.clamp(max=18), b) - y).square().mean().item()}
 
 
+pause = Pause.asked(options, pace.rank)
 for epoch in pace.epochs(options.epochs):
     for a, b, y in loader:
-        time.sleep(options.pause)
+        pause()
         (model(a, b) - y).square().mean().backward()
         optimizer.step()
         if options.fault != "unstepped":

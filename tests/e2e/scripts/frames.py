@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import time
 
 import torch
+from pause import Pause, add_pause
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -22,7 +22,7 @@ parser.add_argument("--time", type=int, default=5)
 parser.add_argument("--space", type=int, default=7)
 parser.add_argument("--heads", type=int, default=4)
 parser.add_argument("--way", default="dynamic")
-parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep in every iteration")
+add_pause(parser)
 parser.add_argument("--fault", default="", help="what to do wrong")
 options = parser.parse_args()
 
@@ -68,9 +68,10 @@ def loss_of(model: nn.Module) -> dict[str, float]:
     return {"loss": (model(x) - y).square().mean().item()}
 
 
+pause = Pause.asked(options, pace.rank)
 for epoch in pace.epochs(options.epochs):
     for x, y in loader:
-        time.sleep(options.pause)
+        pause()
         if options.fault == "other samples" and pace.rank == 1:
             x = x + 1
         loss = (model(x) - y).square().mean()

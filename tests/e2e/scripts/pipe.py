@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from pause import Pause, add_pause
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -25,7 +26,7 @@ parser.add_argument("--norm", action="store_true")
 parser.add_argument("--die", type=int, default=-1, help="rank that kills itself")
 parser.add_argument("--raises", type=int, default=-1, help="rank whose script fails")
 parser.add_argument("--at", type=int, default=5)
-parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep in every iteration")
+add_pause(parser)
 parser.add_argument("--stop", type=int, default=-1, help="iteration at which the lead ends training")
 parser.add_argument("--fault", default="", help="what to do wrong")
 parser.add_argument("--optimizer", default="SGD")
@@ -77,6 +78,7 @@ pipe, loader = pipeline(
     scheduler=scheduler,
     cuts=None if options.fault == "measured" else {1: (), 2: (2,), 4: (1, 2, 3)}.get(mesh.size("stage")),
 )
+pause = Pause.asked(options, pace.rank)
 count = 0
 for epoch in pace.epochs(options.epochs):
     for x, y in loader:
@@ -92,7 +94,7 @@ for epoch in pace.epochs(options.epochs):
             raise RuntimeError("gloo lost its way")
         if options.fault == "whole":
             model(torch.zeros(4, 6))
-        time.sleep(options.pause)
+        pause()
         pipe.step(x, y)
         if scheduler is not None:
             scheduler.step()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from pause import Pause, add_pause
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -23,7 +24,8 @@ parser.add_argument("--clip", type=float, default=0.0)
 parser.add_argument("--own-clip", type=float, default=0.0, help="by torch's own function")
 parser.add_argument("--raises", type=int, default=-1, help="rank whose script fails")
 parser.add_argument("--at", type=int, default=5)
-parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep in every iteration")
+parser.add_argument("--when", type=Path, help="it fails once this file exists")
+add_pause(parser)
 parser.add_argument("--stop", type=int, default=-1, help="iteration at which the lead ends training")
 parser.add_argument("--optimizer", default="SGD")
 parser.add_argument("--gather", action="store_true")
@@ -60,15 +62,16 @@ if options.shares:
     loader = DataLoader(data, options.batch, sampler=DistributedSampler(data, pace.size, pace.rank))
 scheduler = [torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)] if options.schedule else []
 model, optimizer, loader, *_ = pace.prepare(model, optimizer, loader, *scheduler)
+pause = Pause.asked(options, pace.rank)
 count = 0
 for epoch in pace.epochs(options.epochs):
     for x, y in loader:
         count += 1
-        if pace.rank == options.raises and count == options.at:
+        if pace.rank == options.raises and (options.when.exists() if options.when else count == options.at):
             raise ValueError("the script is at fault")
         if pace.lead and count == options.stop:
             pace.stop("enough")
-        time.sleep(options.pause)
+        pause()
         loss = F.cross_entropy(model(x), y) / options.every
         loss.backward()
         pace.report(loss=loss.item())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 
 import torch
-from cases import CASES, Pause
+from cases import CASES
+from pause import Pause
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline

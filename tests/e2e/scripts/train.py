@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from cases import CASES, Pause
+from cases import CASES
+from pause import Pause, add_pause
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
@@ -18,8 +19,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--shuffle", action="store_true")
     parser.add_argument("--load-workers", type=int, default=0)
-    parser.add_argument("--pause", help="wait for this file")
-    parser.add_argument("--before", type=int, default=0, help="the iteration to wait before")
+    add_pause(parser)
     options = parser.parse_args()
 
     pace = paceline.join()
@@ -32,12 +32,13 @@ def main() -> None:
         num_workers=options.load_workers,
     )
     model, optimizer, loader = pace.prepare(model, optimizer, loader)
-    pause = Pause(options.pause, options.before)
+    pause = Pause.asked(options, pace.rank)
     for _ in pace.epochs(options.epochs):
         for x, y in loader:
             pause()
             loss = case.iteration(model, optimizer, x, y)
             pace.report(loss=loss.item())
+    pause.end()
 
 
 main()

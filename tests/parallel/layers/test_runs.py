@@ -76,21 +76,24 @@ def test_a_grid_trains_as_its_axes_do(lab: Lab) -> None:
 def test_a_stopped_run_goes_on_with_another_number_of_workers(lab: Lab, workers: int, again: int) -> None:
     """Invariant 4: a checkpoint written with M is read with M'; it is whole."""
     whole = split(lab, "--epochs", 3, "--norm", "--schedule")
-    args = ("--epochs", 3, "--norm", "--schedule", "--pause", 0.1)
-    running = lab.start("rows.py", *args, workers=workers, mesh={"model": workers}, protocol="row_split")
-    running.until_pushes(17 * workers)
+    args = ("--epochs", 3, "--norm", "--schedule")
+    dials = {"workers": workers, "mesh": {"model": workers}, "protocol": "row_split"}
+    running = lab.start("rows.py", *args, *lab.pause(17), **dials)
+    lab.until_paused(workers)
     running.stop()
+    lab.go_on()
     stopped = lab.finish(running)
     assert stopped.result.status == "stopped", stopped.end.detail
     assert {n: t.shape for n, t in stopped.weights.items()} == {n: t.shape for n, t in whole.weights.items()}
-    resumed = split(lab, *args[:-2], mesh={"model": again}, resume=str(stopped.folder / "checkpoint"))
+    resumed = split(lab, *args, mesh={"model": again}, resume=str(stopped.folder / "checkpoint"))
     close(resumed.weights, whole.weights)
     assert stopped.result.samples + resumed.result.samples == whole.result.samples
 
 
 def test_a_killed_worker_ends_the_run_with_its_place_named_and_the_run_goes_on(lab: Lab) -> None:
     dials = {"workers": 4, "mesh": {"data": 2, "model": 2}, "protocol": "row_split"}
-    running = lab.start("rows.py", "--epochs", 20, "--pause", 0.03, checkpoint_every="10", **dials)
+    slowly = ("--before", 11, "--slowly", 0.2)  # far from its end when the checkpoint is there
+    running = lab.start("rows.py", "--epochs", 20, *slowly, checkpoint_every="10", **dials)
     wait_until(lambda: running.events(Kept) >= 1, "a checkpoint is kept")
     running.kill(3)
     killed = lab.finish(running)
@@ -106,12 +109,15 @@ def test_a_killed_worker_ends_the_run_with_its_place_named_and_the_run_goes_on(l
 
 def test_a_checkpoint_that_is_due_is_taken_once_and_holds_what_it_says(lab: Lab) -> None:
     dials = {"workers": 2, "mesh": {"model": 2}, "protocol": "row_split", "checkpoint_every": "10", "keep": 9}
-    run = lab.run("rows.py", "--epochs", 10, "--pause", 0.01, "--raises", 1, "--at", 50, **dials)
+    enough = lab.root / "enough"
+    running = lab.start("rows.py", "--epochs", 100_000, "--raises", 1, "--when", enough, **dials)
+    wait_until(lambda: running.events(Kept) > 1, "checkpoints are kept")
+    enough.touch()
+    run = lab.finish(running)
     assert run.result.status == "failed"
     kept = [each.version for each in run.of(Kept)]
     found = [read_mesh_checkpoint(each).state.updates for each in all_saved_in(run.folder)]
-    assert kept
-    assert found[::-1] == kept
+    assert found[::-1] == kept[-9:]
     assert not list(run.folder.glob("parts*"))
 
 

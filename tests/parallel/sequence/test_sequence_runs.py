@@ -66,16 +66,17 @@ def test_copies_of_lines_train_the_weights_of_one_process_with_their_batches_tog
 
 
 def test_a_lost_worker_is_named_and_the_run_goes_on_from_its_checkpoint_with_another_line(lab: Lab) -> None:
-    whole = lab.trained("frames.py", "--epochs", 4, workers=1)
-    args, dials = ("--epochs", 4, "--pause", 0.05), {"workers": 4, "mesh": {"sequence": 4}}
-    running = lab.start("frames.py", *args, checkpoint_every="3", **dials)
+    whole = lab.trained("frames.py", "--epochs", 12, workers=1)
+    args, dials = ("--epochs", 12), {"workers": 4, "mesh": {"sequence": 4}}
+    slowly = ("--before", 4, "--slowly", 0.2)  # far from its end when the checkpoint is there
+    running = lab.start("frames.py", *args, *slowly, checkpoint_every="3", **dials)
     wait_until(lambda: running.events(Kept) >= 1, "a checkpoint is kept")
     running.kill(2)
     killed = lab.finish(running)
     assert killed.result.status == "failed"
     assert "rank 2 (sequence 2) died" in killed.end.detail
     fewer = {"workers": 2, "mesh": {"sequence": 2}, "resume": str(killed.folder / "checkpoint")}
-    resumed = lab.trained("frames.py", *args[:2], **fewer)
+    resumed = lab.trained("frames.py", *args, **fewer)
     close(resumed.weights, whole.weights)
 
 
