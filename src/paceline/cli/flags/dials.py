@@ -28,6 +28,7 @@ NUMBERS = (
     "trigger",
     "trigger_most",
     "park",
+    "park_slow",
     "correct",
     "schedule",
     "clip_norm",

@@ -18,7 +18,7 @@ from paceline.fabric.board import Board
 from paceline.fabric.segment import Segment, check_room
 from paceline.protocols import Pacing, Peer, own
 from paceline.protocols.paced.psp_distributed import own_barrier
-from paceline.protocols.rules import dropping, triggering
+from paceline.protocols.rules import dropping, slow_parking, triggering
 from paceline.protocols.settings import make, make_any
 from paceline.runtime.checkpoints.optimizer_state import State, unpacked
 from paceline.runtime.checkpoints.worker_state import WorkerState
@@ -207,6 +207,7 @@ class RunStart:
         name, _ = self.protocol
         protocol = make(name, self._settings)
         triggering.check(self._trigger, name, paced=True, lockstep=protocol.lockstep)
+        slow_parking.check(self._config.park_slow, name, paced=True)
         check_one_host(name, protocol, members, self._config.store_hosts)
         shared = protocol.lockstep and not self._config.private_weights
         correct, remark = self.correction(lead)
