@@ -91,6 +91,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     apply: Literal["optimizer", "increments"] = "optimizer"
     """What a push is. `optimizer`: a gradient, with which the store steps; `increments`: what a step of the
     worker's own optimizer changes, which the store adds, each in full (SSP's original form)."""
+    park_slow: float | None = None
+    """The largest curvature of the loss (Hessian eigenvalue): the slowest workers are parked while the run
+    goes on, until the staleness of the others is what the learning rate stands; None: nobody is."""
     correct: str = "none"
     """What is done about stale gradients: auto (what the script names, else dana outside of lockstep where
     the optimizer has a momentum, else none), none, dana, gap, dc, dca, or two as in dana+gap. The command's
@@ -186,6 +189,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.park:
             self._check_parked()
         self._check_trigger()
+        self._check_park_slow()
         if self.lr_cap is not None and self.workers == 1 and self.cluster is None and self.listen is None:
             raise ConfigError(
                 "--lr-cap is for steps of the store, and 1 worker steps by itself. Leave it out."
@@ -255,6 +259,18 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if asked and self.trigger is not None:
                 raise ConfigError(f"--trigger {why}. Leave it out.")
+
+    def _check_park_slow(self) -> None:
+        _check_positive("park slow, a curvature,", self.park_slow)
+        alone = self.workers == 1 and self.cluster is None and self.listen is None
+        for asked, why in (
+            (alone, "is for the slowest of several workers, and there is 1"),
+            (self.balance, "lets slow workers rest, and --balance gives them less"),
+            (self.shards != "shared", f"lets workers rest, and shards {self.shards!r} gives each a share"),
+            (self.mesh is not None, "does not go with --mesh: all workers of a copy are needed"),
+        ):
+            if asked and self.park_slow is not None:
+                raise ConfigError(f"--park-slow {why}. Leave one of them out.")
 
     def _check_stuck(self, text: str) -> None:
         action = parse_stuck(text)[1]

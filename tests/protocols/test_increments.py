@@ -36,6 +36,7 @@ class Fixed:
         {"drop_staler": 3},
         {"lr_cap": 0.1},
         {"trigger": 0.5},
+        {"park_slow": 2.0},
         {"mesh": {"data": 2}},
     ],
     ids=str,

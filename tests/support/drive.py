@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from random import Random
 
 from paceline.protocols import Clocks, Decision, Pacer, Pacing
+from paceline.protocols.core.pacer import ParkingRule
 from paceline.protocols.paced.psp_distributed import PeerBarrier, own_barrier
 
 TICK_S = 0.125
@@ -87,9 +88,10 @@ def drive(
     schedule: Schedule,
     between: Callable[[Pacer], None] | None = None,
     drop_staler: int | None = None,
+    parking: ParkingRule | None = None,
 ) -> Iterator[Step]:
     """Carry a schedule out, event by event; `between` may do something to the pacer before each."""
-    world = _World(Pacer(protocol, drop_staler), schedule)
+    world = _World(Pacer(protocol, drop_staler, parking), schedule)
     while world.queue:
         if between is not None:
             between(world.pacer)

@@ -26,6 +26,7 @@ from paceline.errors import ConfigError
 if TYPE_CHECKING:
     from paceline.cli.compare import Wanted
     from paceline.protocols import Pacing, Peer
+    from paceline.protocols.rules.slow_parking import SlowParking
     from paceline.sim import Cluster
     from paceline.sim.request import ClusterRequest
     from paceline.trace import Result
@@ -35,7 +36,7 @@ CLUSTER = "The cluster"
 
 @takes(
     *("seed", "target", "weighting", "damping", "drop_staler", "lr_cap", "trigger", "trigger_most", "park"),
-    *("apply", "correct", "shards"),
+    *("park_slow", "apply", "correct", "shards"),
 )
 def simulate(
     script: Annotated[
@@ -85,6 +86,10 @@ def simulate(
     batch: Annotated[
         int, typer.Option(help="Samples behind one push (timing only).", rich_help_panel=CLUSTER)
     ] = 1,
+    lr: Annotated[
+        float | None,
+        typer.Option(help="Learning rate that --park-slow is about (timing only).", rich_help_panel=CLUSTER),
+    ] = None,
     correct: o.EachCorrect = "auto",
     *,
     dials: Dials,
@@ -129,7 +134,7 @@ def simulate(
         if split or mesh is not None:
             done = simulate_split(request, wanted, mesh, iterations, dials["seed"], runs)
         elif script is None:
-            done = _timing_only(request, wanted, iterations, common, runs)
+            done = _timing_only(request, wanted, iterations, common | {"lr": lr}, runs)
         else:
             done = _exact(script, tuple(args or ()), request, wanted, common, runs)
         _answer(done, report, json)
@@ -170,6 +175,7 @@ def _timing_only(
         parse_compression(each.compress)
         check_family(each.compress, each.name or "", protocol)
         _check_store(common, each.name or "", protocol)
+        _check_park_slow(common, each, protocol)
     return [_simulated(each, protocol, cluster, iterations, common, runs) for each, protocol in protocols]
 
 
@@ -188,6 +194,34 @@ def _check_store(common: dict[str, Any], name: str, protocol: Pacing | Peer) -> 
         )
     if isinstance(protocol, Peer) and common["drop_staler"] is not None:
         print(f"note: --drop-staler is ignored: {name!r} has no store", file=sys.stderr)
+
+
+def _check_park_slow(common: dict[str, Any], each: Wanted, protocol: Pacing | Peer) -> None:
+    """What a simulation of times has to be told before it can park slow workers."""
+    from paceline.config import RunConfig
+    from paceline.protocols import Peer
+    from paceline.protocols.rules import slow_parking
+
+    if common["park_slow"] is None:
+        return
+    if common["lr"] is None or common["lr"] <= 0:
+        raise ConfigError(
+            "--park-slow is about the learning rate, and a simulation of times has none. Give it one above 0 "
+            "with --lr."
+        )
+    slow_parking.check(common["park_slow"], each.name or "", paced=not isinstance(protocol, Peer))
+    asked = {name: common[name] for name in ("park_slow", "shards")}
+    RunConfig(run="", folder="", workers=2, balance=each.balance, **asked)
+
+
+def _parking(common: dict[str, Any]) -> SlowParking | None:
+    from paceline.config import RunConfig
+    from paceline.protocols.rules.slow_parking import SlowParking
+
+    if common["park_slow"] is None:
+        return None
+    config = RunConfig(run="", folder="", weighting=common["weighting"])
+    return SlowParking(common["park_slow"], lambda active: config.step_share(1.0, active), common["lr"])
 
 
 def _simulated(
@@ -227,7 +261,7 @@ def _simulated(
             simulate_peers(protocol, cluster, compress=compress, equal_shards=equal, **told)
         else:
             told |= {name: common[name] for name in ("drop_staler", "park")} | {"balance": each.balance}
-            run_simulation(protocol, cluster, equal_shards=equal, **told)
+            run_simulation(protocol, cluster, equal_shards=equal, parking=_parking(common), **told)
     return write_result(folder), folder
 
 

@@ -13,6 +13,7 @@ from math import inf
 from paceline.protocols import Pacer, Pacing, own
 from paceline.protocols.rules import dropping
 from paceline.protocols.rules.parking import check_parked
+from paceline.protocols.rules.slow_parking import SlowParking
 from paceline.protocols.settings import resolved
 from paceline.sim.balanced import BalancedWork, check_balance
 from paceline.sim.cluster import Cluster
@@ -39,6 +40,7 @@ def simulate(
     balance: bool = False,
     drop_staler: int | None = None,
     park: Collection[int] = (),
+    parking: SlowParking | None = None,
     summarise: bool | None = None,
     trace: Emit | None = None,
     progress: Callable[[float], None] | None = None,
@@ -50,7 +52,7 @@ def simulate(
     The budget of workers x iterations is shared, so that fast workers do more, unless
     `equal_shards`. With `balance` every worker's batch follows its speed, and its compute time its
     batch. With `drop_staler` gradients that missed more updates than that are dropped. Who is to
-    `park` takes no part. With
+    `park` takes no part, and `parking` parks slow ones on the way. With
     `until_s` the run stops at that time even if there is work left, and tells how far each worker
     got by then. `trace` takes every event (`TraceWriter.write`), `progress` the share
     done. The protocol given is not touched: the run works on a copy with a memory of its own.
@@ -62,7 +64,7 @@ def simulate(
     check_parked(park, workers, "equal" if equal_shards else "shared")
     total = workers * iterations
     summarised = total > SUMMARISE_ABOVE if summarise is None else summarise
-    tally, pacer = Tally(), Pacer(deepcopy(protocol), drop_staler)
+    tally, pacer = Tally(), Pacer(deepcopy(protocol), drop_staler, parking)
     pacer.plan(total * cluster.batch)
     emit = _emit_to(tally, trace)
     for event in _opening(protocol, cluster, run, started_at, seed, summarised, balance):

@@ -15,6 +15,7 @@ from paceline.config import RunConfig
 from paceline.protocols import PEERS, Decision, Fate, Pacer, Pacing, Peer, own
 from paceline.protocols.core.asleep import Asleep
 from paceline.protocols.rules.balance import Balancer, told
+from paceline.protocols.rules.slow_parking import SlowParking
 from paceline.protocols.settings import resolved
 from paceline.store.work.balanced import BalancedBudget, check_divisible
 from paceline.store.work.budget import Batch, Budget, Source
@@ -83,7 +84,11 @@ class Ledger:
         self.config = config
         self.named = name, resolved(protocol) if settings is None else settings
         """The protocol that stands on record, and its settings."""
-        self.pacer = Pacer(protocol, config.drop_staler)
+        self.parking: SlowParking | None = None
+        """Parks slow workers while the run goes on; None: nobody is."""
+        if config.park_slow is not None:
+            self.parking = SlowParking(config.park_slow, lambda active: config.step_share(1.0, active))
+        self.pacer = Pacer(protocol, config.drop_staler, self.parking)
         self.asleep = Asleep()
         """Among peers: what they slept, other than for the answer to a push."""
         self.write = write
@@ -179,8 +184,9 @@ class Ledger:
         self.write(events.WorkerLeft(now, worker, reason, detail, count, work, *slept))  # type: ignore[arg-type]
         self.on_member(worker, None)
         if not self.pacer.clocks.is_present(worker):
-            return None
-        return self._noted(self.pacer.leave(worker, now), now)
+            decision = self.pacer.gone(worker, now)
+            return None if decision is None else self._noted(decision, now)
+        return self._noted(self.pacer.leave(worker, now, reason == "away"), now)
 
     def push(
         self, worker: int, now: float, samples: int, used: Iterable[Batch] = (), *, usable: bool = True

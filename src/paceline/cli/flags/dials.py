@@ -29,6 +29,7 @@ NUMBERS = (
     "trigger_most",
     "park",
     "apply",
+    "park_slow",
     "correct",
     "schedule",
     "clip_norm",

@@ -156,6 +156,16 @@ Apply = Annotated[
     ),
     Dial("optimizer"),
 ]
+ParkSlow = Annotated[
+    float | None,
+    typer.Option(
+        metavar="CURVATURE",
+        help="Park the slowest workers while the run goes on, until the staleness of the others is what the "
+        "learning rate stands on a loss with this largest Hessian eigenvalue. For asp, ssp and dssp.",
+        rich_help_panel=NUMBERS,
+    ),
+    Dial(None),
+]
 CORRECT = "auto|none|dana|gap|dc|dca|dana+gap"
 Correct = Annotated[
     str,

@@ -6,16 +6,30 @@ keeps the clock table, asks the protocol, checks that the verdict is possible, a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import deepcopy
 from math import inf
+from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from paceline.protocols.core.base import Fate, Flush, Pacing, Verdict
 from paceline.protocols.core.clocks import Clocks, ClockTable
 
 _APPLY, _HOLD = Fate.APPLY, Fate.HOLD  # an enum's member costs a tenth of a microsecond to look up
 _NOBODY: dict[int, float] = {}
+
+
+class ParkingRule(Protocol):
+    """Says whom to set aside while a run goes on, and whom to call back (see `rules/slow_parking.py`)."""
+
+    def joined(self, worker: int) -> None: ...
+    def left(self, clocks: Clocks, worker: int, away: bool) -> None: ...
+    def pushed(self, clocks: Clocks, worker: int) -> None: ...
+    def parks(self, clocks: Clocks, worker: int) -> bool: ...
+    def called_back(self, clocks: Clocks) -> tuple[int, ...]: ...
+    def told(self, parked: int | None, back: Iterable[int]) -> str: ...
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
@@ -57,15 +71,18 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
 class Pacer:
     """One protocol on one clock table."""
 
-    def __init__(self, protocol: Pacing, drop_staler: int | None = None) -> None:
+    def __init__(
+        self, protocol: Pacing, drop_staler: int | None = None, parking: ParkingRule | None = None
+    ) -> None:
         """`drop_staler`: gradients that missed more updates than this are dropped, whatever the protocol says
         of them; who is released stays its business. One is dropped only after another was applied, so
-        training goes on with any limit."""
+        training goes on with any limit. `parking`: says whom to set aside, whatever the protocol says."""
         self.protocol = protocol
         self._stalest = inf if drop_staler is None else drop_staler
         self._table = ClockTable()
         self.clocks: Clocks = self._table
         """The table, to read."""
+        self.parking = parking
         self._decisions = 0
 
     @property
@@ -78,12 +95,16 @@ class Pacer:
         """A worker begins to take part. It computes at once, on the current version."""
         self._table.now = now
         self._table.join(worker)
+        if self.parking is not None:
+            self.parking.joined(worker)
         return self._asked()
 
-    def leave(self, worker: int, now: float) -> Decision:
-        """A worker finished, died or stepped aside."""
+    def leave(self, worker: int, now: float, away: bool = False) -> Decision:
+        """A worker finished, died or stepped aside (`away`: to be back)."""
         self._table.now = now
         self._table.leave(worker)
+        if self.parking is not None:
+            self.parking.left(self._table, worker, away)
         self._table.left = worker
         decision = self._asked()
         self._table.left = None
@@ -105,6 +126,8 @@ class Pacer:
             table.version = before + 1
         elif fate is _HOLD:
             table.hold(worker, verdict.weight)
+        if self.parking is not None:
+            verdict = self._parked(self.parking, verdict, worker)
         return self._booked(verdict, worker, fate, read, before - read)
 
     def passed(self, worker: int, now: float) -> Decision:
@@ -133,7 +156,31 @@ class Pacer:
     def _asked(self) -> Decision:
         """Judge what happened without a push."""
         verdict = self.protocol.decide(self._table, None)
+        if self.parking is not None:
+            verdict = _with_called_back(self.parking, self._table, verdict)
         return self._booked(verdict, None, None, self._table.version, 0)
+
+    def gone(self, worker: int, now: float) -> Decision | None:
+        """A worker that was away will not be back; only parked ones can be waiting for that."""
+        if self.parking is None:
+            return None
+        self.parking.left(self._table, worker, away=False)
+        return self.timer(now)
+
+    def _parked(self, parking: ParkingRule, verdict: Verdict, worker: int) -> Verdict:
+        """Set the worker aside if need be: then its protocol goes on as if it had left."""
+        table = self._table
+        parking.pushed(table, worker)
+        if not parking.parks(table, worker):
+            return _with_called_back(parking, table, verdict)
+        table.bench(worker)
+        table.left = worker
+        further = self.protocol.decide(table, None)
+        table.left = None
+        release = dict.fromkeys((*verdict.release, *further.release))
+        release.pop(worker, None)
+        parted = replace(verdict, release=tuple(release), bench=(worker,), note=parking.told(worker, ()))
+        return _with_called_back(parking, table, parted)
 
     def _booked(
         self, verdict: Verdict, pushed: int | None, fate: Fate | None, read: int, staleness: int
@@ -144,7 +191,8 @@ class Pacer:
             flush = flush if flushed else None
             table.version += bool(flushed)
         for worker in verdict.bench:
-            table.bench(worker)
+            if worker not in table.benched:
+                table.bench(worker)
         if verdict.rebase:
             table.rebase()
         release = verdict.release
@@ -170,3 +218,11 @@ class Pacer:
             verdict.adjust,
             verdict.note,
         )
+
+
+def _with_called_back(parking: ParkingRule, clocks: Clocks, verdict: Verdict) -> Verdict:
+    back = parking.called_back(clocks)
+    if not back:
+        return verdict
+    note = "; ".join(filter(None, (verdict.note, parking.told(None, back))))
+    return replace(verdict, release=(*verdict.release, *back), note=note)

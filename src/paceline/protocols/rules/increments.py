@@ -32,6 +32,7 @@ def check_dials(dials: Mapping[str, Any]) -> None:
             "what is dropped would stay in its worker's momentum",
         ),
         (dials["lr_cap"] is not None, "--lr-cap", "rates are the workers' own"),
+        (dials["park_slow"] is not None, "--park-slow", "the store does not know the workers' own rates"),
         (dials["trigger"] is not None, "--trigger", "a worker's own optimizer has stepped already"),
     ):
         if asked:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from math import isfinite
+from math import inf, isfinite
 from typing import ClassVar
 
 from paceline.errors import RunError
@@ -18,6 +18,14 @@ from paceline.runtime.run.member import Member
 from paceline.runtime.run.owner_view import OwnerView
 from paceline.runtime.run.run import Run
 from paceline.store.increments import AddingStore
+from paceline.store.optimizers import GroupSettings
+
+
+def step_rate(settings: list[GroupSettings], cap: float | None) -> float:
+    """The longest step of all groups: with momentum it goes on for 1 / (1 - momentum) times as far."""
+    limit = inf if cap is None else cap
+    steps = [min(x["lr"], limit) / (1 - min(x.get("momentum", 0.0), 0.999)) for x in settings]
+    return float(max(steps))
 
 
 class PacedFamily:
@@ -44,7 +52,8 @@ class PacedFamily:
         owner, run, began = self._owner, self._run(), time.perf_counter()
         gradients = member.pushed
         gradients.missing = frozenset(push.missing)
-        member.settings = push.settings or member.settings
+        if push.settings or run.ledger.parking is not None:
+            self._set(run, member, push)
         member.told(push)
         run.ledger.again += push.again
         run.ledger.withheld += push.withheld
@@ -66,6 +75,12 @@ class PacedFamily:
         owner.report(member, push.values)
         if run.board is not None and run.at_barriers([member]):
             self._leave_to_itself(member)
+
+    def _set(self, run: Run, member: Member, push: m.Push) -> None:
+        """The settings of its script's optimizer; how long steps are decides who is parked."""
+        member.settings = push.settings or member.settings
+        if run.ledger.parking is not None:
+            run.ledger.parking.rate = step_rate(member.settings, self._owner.config.lr_cap)
 
     def _leave_to_itself(self, member: Member) -> None:
         """Its gradient is in the weights, and it keeps a barrier of its own: it tells when it has passed."""

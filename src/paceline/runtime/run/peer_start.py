@@ -16,7 +16,7 @@ from paceline.fabric.choice import check_fabric, check_hosts
 from paceline.fabric.segment import Segment, check_room
 from paceline.protocols import Peer
 from paceline.protocols.core.peer_books import PeerBooks
-from paceline.protocols.rules import increments, triggering
+from paceline.protocols.rules import increments, slow_parking, triggering
 from paceline.protocols.rules.compression import check_family
 from paceline.protocols.rules.steady import check_steady
 from paceline.protocols.settings import resolved
@@ -109,6 +109,7 @@ def assemble(
     triggering.check(gathering.trigger, name, paced=False)
     if config.apply != "optimizer":
         raise increments.no_store(name)
+    slow_parking.check(config.park_slow, name, paced=False)
     elsewhere = any(member.far for member in members)
     check_hosts(config.fabric, elsewhere)
     check_steady(config.checkpoint_every, name, protocol)

@@ -18,7 +18,7 @@ from paceline.fabric.board import Board
 from paceline.fabric.segment import Segment, check_room
 from paceline.protocols import Pacing, Peer, own
 from paceline.protocols.paced.psp_distributed import own_barrier
-from paceline.protocols.rules import dropping, increments, triggering
+from paceline.protocols.rules import dropping, increments, slow_parking, triggering
 from paceline.protocols.settings import make, make_any
 from paceline.runtime.checkpoints.optimizer_state import State, unpacked
 from paceline.runtime.checkpoints.worker_state import WorkerState
@@ -211,6 +211,7 @@ class RunStart:
         name, _ = self.protocol
         protocol = make(name, self._settings)
         triggering.check(self._trigger, name, paced=True, lockstep=protocol.lockstep)
+        slow_parking.check(self._config.park_slow, name, paced=True)
         check_one_host(name, protocol, members, self._config.store_hosts)
         if self._config.apply == "increments":
             increments.check_rule(name, protocol.lockstep, own.names_a_file(name), self._trigger)
