@@ -108,7 +108,7 @@ def test_with_weighting_sum_every_sample_counts_once_however_it_is_split(lab: La
 
 @pytest.mark.parametrize("protocol", ["bsp", "dssp"])
 def test_after_a_kill_the_others_share_the_work_by_their_speed(lab: Lab, protocol: str) -> None:
-    pause = lab.pause(12, 1, alone=True)
+    pause = lab.pause(12, 1, only=1)
     running = lab.start("train.py", "momentum", *SIZES, *pause, protocol=protocol, **UNEQUAL)
     lab.until_paused(1)
     until_balanced(running)

@@ -97,9 +97,7 @@ def test_a_worker_killed_on_another_host_is_named_and_the_others_do_its_work(
 
 def test_a_worker_stuck_on_another_host_is_dropped_and_ended_there(lab: Lab, elsewhere: LocalEngine) -> None:
     dials = DIALS | {"protocol": "bsp", "stuck_after": "1s:drop"}
-    apart = Apart(
-        lab, elsewhere, "train.py", "momentum", *SIZES, *lab.pause(3, 3, alone=True), here=2, **dials
-    )
+    apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, *lab.pause(3, 3, only=3), here=2, **dials)
     apart.host(2)
     lab.until_paused(1)
     with contextlib.suppress(ProcessLookupError):  # who is long at its pause is stuck as well

@@ -10,7 +10,7 @@ import torch
 
 from e2e.scripts.cases import CASES
 from paceline.trace.events import Decided, Evaluated, Exchanged
-from support.driven import EPOCHS, SAMPLES, SIZES
+from support.driven import BATCH, EPOCHS, SAMPLES, SIZES
 from support.runs import Lab, once
 from support.tensors import assert_close
 
@@ -19,7 +19,13 @@ from support.tensors import assert_close
 def test_ad_psgd_loses_no_step_and_lets_the_fast_do_more(lab: Lab, topology: str) -> None:
     """Averaging pairs keeps the sum: the mean has moved by the mean of all gradients, to rounding."""
     dials: dict[str, Any] = {"device_time_s": 0.003, "slow": {0: 6.0}, "settings": {"topology": topology}}
-    run = lab.trained("train.py", "exact", *SIZES, workers=3, protocol="ad_psgd", **dials)
+    args = ("exact", *SIZES, *lab.pause(2, only=0))  # until the others have done half of the work
+    running = lab.start("train.py", *args, workers=3, protocol="ad_psgd", **dials)
+    lab.until_paused(1)
+    running.until_pushes(EPOCHS * SAMPLES // BATCH // 2)
+    lab.go_on()
+    run = lab.finish(running)
+    assert run.result.status == "finished", run.end.detail
     model, _ = CASES["exact"].build()
     x, _ = CASES["exact"].samples(SAMPLES)
     torch.testing.assert_close(run.weights["w"], model.state_dict()["w"] - EPOCHS * x.sum(0) / 3)

@@ -92,7 +92,7 @@ def test_a_run_with_a_death_is_replayed_to_the_same_bits(
 ) -> None:
     random = Random(label(variant))
     args = ("train.py", "momentum", "--samples", 240, "--batch", 4, "--epochs", 2)
-    pause = lab.pause(random.randint(3, 8), 2, alone=True)  # not all may be in the same round
+    pause = lab.pause(random.randint(3, 8), 2, only=2)  # not all may be in the same round
     running = lab.start(*args, *pause, **dials(variant), **UNEQUAL)
     lab.until_paused(1)
     lab.go_on()

@@ -218,10 +218,14 @@ class Lab:
         assert run.result.status == "finished", f"{run.end.detail}\n{run.logs()}"
         return run
 
-    def pause(self, before: int, *doomed: int, alone: bool = False) -> tuple[object, ...]:
-        """Options of a script: wait before an iteration for the file `go on`, and see `Pause`."""
+    def pause(self, before: int, *doomed: int, only: int | None = None) -> tuple[object, ...]:
+        """Options of a script: wait before an iteration for the file `go on`, all or one only: `Pause`."""
         words = ("--pause", self.root / "go on", "--before", before)
-        return (*words, *(("--doomed", *doomed) if doomed else ()), *(("--alone",) if alone else ()))
+        return (
+            *words,
+            *(("--doomed", *doomed) if doomed else ()),
+            *(() if only is None else ("--only", only)),
+        )
 
     def go_on(self) -> None:
         """Let them."""

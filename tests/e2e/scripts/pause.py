@@ -21,9 +21,8 @@ class Pause:
     @classmethod
     def asked(cls, options: argparse.Namespace, rank: int) -> Pause:
         """What a worker was told by the options of `add_pause`."""
-        doomed = rank in options.doomed
-        file = options.pause if doomed or not options.alone else None
-        return cls(file, options.before, doomed, options.slowly)
+        file = options.pause if rank in options.only or not options.only else None
+        return cls(file, options.before, rank in options.doomed, options.slowly)
 
     def __call__(self) -> None:
         self.left -= 1
@@ -48,4 +47,4 @@ def add_pause(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--before", type=int, default=0, help="the iteration to wait before")
     parser.add_argument("--slowly", type=float, default=0.0, help="seconds to sleep in each from then on")
     parser.add_argument("--doomed", type=int, nargs="*", default=[], help="ranks that never finish")
-    parser.add_argument("--alone", action="store_true", help="only those wait for the file")
+    parser.add_argument("--only", type=int, nargs="*", default=[], help="ranks that wait; without it all do")
