@@ -190,3 +190,14 @@ def test_a_push_takes_no_longer_with_many_workers() -> None:
 def test_protocols_that_hold_gradients_or_wait_for_all_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"protocol '{name}' does not allow"):
         slow_parking.check(10.0, name, paced=name != "local_sgd")
+
+
+def test_a_protocol_forgets_whom_it_has_granted_iterations_once_that_one_is_parked() -> None:
+    """Under DSSP a fast worker has iterations in hand; it is parked since it has become slow."""
+    protocol = make("dssp", {"lower": 1, "upper": 12})
+    schedule = Schedule(6, speeds=(8, 9, 10, 12, 48, 60), iterations=200, transient=0.2)
+    parked = 0
+    for step in drive(protocol, schedule, parking=exactly(2)):
+        parked += len(step.decision.bench)
+        assert not set(step.decision.bench).intersection(protocol.grants)  # type: ignore[attr-defined]
+    assert parked

@@ -126,9 +126,10 @@ class Pacer:
             table.version = before + 1
         elif fate is _HOLD:
             table.hold(worker, verdict.weight)
+        aside: tuple[int, ...] = ()
         if self.parking is not None:
-            verdict = self._parked(self.parking, verdict, worker)
-        return self._booked(verdict, worker, fate, read, before - read)
+            verdict, aside = self._parked(self.parking, verdict, worker)
+        return self._booked(verdict, worker, fate, read, before - read, aside)
 
     def passed(self, worker: int, now: float) -> Decision:
         """A worker that keeps a barrier of its own goes on; the protocol has no say in it."""
@@ -167,32 +168,38 @@ class Pacer:
         self.parking.left(self._table, worker, away=False)
         return self.timer(now)
 
-    def _parked(self, parking: ParkingRule, verdict: Verdict, worker: int) -> Verdict:
-        """Set the worker aside if need be: then its protocol goes on as if it had left."""
+    def _parked(self, parking: ParkingRule, verdict: Verdict, worker: int) -> tuple[Verdict, tuple[int, ...]]:
+        """Set the worker aside if need be: then its protocol goes on as if it had left. Who was set aside."""
         table = self._table
         parking.pushed(table, worker)
         if not parking.parks(table, worker):
-            return _with_called_back(parking, table, verdict)
+            return _with_called_back(parking, table, verdict), ()
         table.bench(worker)
         table.left = worker
         further = self.protocol.decide(table, None)
         table.left = None
         release = dict.fromkeys((*verdict.release, *further.release))
         release.pop(worker, None)
-        parted = replace(verdict, release=tuple(release), bench=(worker,), note=parking.told(worker, ()))
-        return _with_called_back(parking, table, parted)
+        parted = replace(verdict, release=tuple(release), note=parking.told(worker, ()))
+        return _with_called_back(parking, table, parted), (worker,)
 
     def _booked(
-        self, verdict: Verdict, pushed: int | None, fate: Fate | None, read: int, staleness: int
+        self,
+        verdict: Verdict,
+        pushed: int | None,
+        fate: Fate | None,
+        read: int,
+        staleness: int,
+        aside: tuple[int, ...] = (),
     ) -> Decision:
+        """`aside`: who was set aside already."""
         table, flush, gradients, flushed = self._table, verdict.flush, 0, _NOBODY
         if flush is not None:
             gradients, flushed = table.held, table.flush()
             flush = flush if flushed else None
             table.version += bool(flushed)
         for worker in verdict.bench:
-            if worker not in table.benched:
-                table.bench(worker)
+            table.bench(worker)
         if verdict.rebase:
             table.rebase()
         release = verdict.release
@@ -213,7 +220,7 @@ class Pacer:
             table.version,
             gap,
             verdict.ask_again_s,
-            verdict.bench,
+            verdict.bench or aside,
             verdict.rebase,
             verdict.adjust,
             verdict.note,
