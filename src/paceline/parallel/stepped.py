@@ -39,7 +39,7 @@ from paceline.parallel.rows import DealtRows
 from paceline.protocols.grid import Grid
 from paceline.runtime.worker.data.partition import Partition
 from paceline.runtime.worker.optimizer.clipping import Watch
-from paceline.runtime.worker.pace import replace_step
+from paceline.runtime.worker.optimizer.replacing import replace_step
 from paceline.store.disk.checkpoint import other_model
 from paceline.store.optimizers import check_suited
 from paceline.store.together import Together

@@ -20,7 +20,8 @@ from paceline.parallel.plans.meter import Meter
 from paceline.parallel.plans.sharding import ShardedModel, average_replicated, global_norm, shard
 from paceline.parallel.plans.shared_loader import SharedLoader
 from paceline.plan.osdp.plan import OsdpPlan
-from paceline.runtime.worker.pace import Metrics, Pace, replace_step
+from paceline.runtime.worker.optimizer.replacing import replace_step
+from paceline.runtime.worker.pace import Metrics, Pace
 
 
 class PlannedPace(Pace):

@@ -33,9 +33,10 @@ from paceline.runtime.lone.gradients import clip, dense, gradients_of, sums_are_
 from paceline.runtime.lone.saving import LoneState, save_lone
 from paceline.runtime.worker.data.loader import count_samples
 from paceline.runtime.worker.emulation import Emulation
+from paceline.runtime.worker.optimizer.replacing import replace_step
 from paceline.runtime.worker.optimizer.scaling import Scaled, taken_from
 from paceline.runtime.worker.optimizer.schedules import catch_up, steps_of
-from paceline.runtime.worker.pace import Pace, replace_step
+from paceline.runtime.worker.pace import Pace
 from paceline.store.disk.checkpoint import (
     VERSION,
     Snapshot,

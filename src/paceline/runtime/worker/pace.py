@@ -367,17 +367,6 @@ class Pace(ABC):
         print(f"warning: {text}", flush=True)
 
 
-def replace_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> None:
-    """Put another `step` into an optimizer so that LR schedulers, made before or after, accept it."""
-
-    def stepped(*args: Any, **kwargs: Any) -> Any:
-        optimizer._opt_called = True  # type: ignore[attr-defined]
-        return step(*args, **kwargs)
-
-    stepped._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    optimizer.step = stepped  # type: ignore[method-assign]
-
-
 def _check_initialized(models: list[nn.Module]) -> None:
     """Refuse lazy layers that have no shape yet."""
     named = (item for model in models for item in model.named_parameters())

@@ -25,11 +25,11 @@ from paceline.runtime.worker.data.intake import Intake
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
 from paceline.runtime.worker.optimizer.clipping import Watch
+from paceline.runtime.worker.optimizer.replacing import replace_step
 from paceline.runtime.worker.optimizer.scaling import taken_from, tell_scaler, welcome_scalers
 from paceline.runtime.worker.optimizer.schedules import PreparedSchedulers, misfit
 from paceline.runtime.worker.optimizer.store_state import Elsewhere
 from paceline.runtime.worker.optimizer.trigger import Trigger
-from paceline.runtime.worker.pace import replace_step
 from paceline.runtime.worker.saving_notice import notice_saving
 from paceline.store.disk.tensor_files import check_can_be_saved
 from paceline.store.optimizers import GroupSettings, OptimizerSpec, describe_optimizer, group_settings
