@@ -78,9 +78,10 @@ def test_what_does_not_fit_is_refused_before_anything_is_started(
 
 
 def test_the_command_resumes_a_mesh_with_its_protocol_and_with_other_stages(lab: Lab, shell: Shell) -> None:
-    running = lab.start("pipe.py", "--pause", 0.1, workers=4, mesh={"stage": 4}, protocol="fdg")
-    running.until_pushes(16)
+    running = lab.start("pipe.py", *lab.pause(5), workers=4, mesh={"stage": 4}, protocol="fdg")
+    lab.until_paused(4)
     running.stop()
+    lab.go_on()
     stopped = lab.finish(running)
     (stopped.folder / "config.json").write_bytes(msgspec.json.encode(running.config))
     left = 96 - stopped.result.samples
