@@ -378,3 +378,7 @@ def test_the_others_go_on_measuring_when_one_dies(seed: int, dies: int) -> None:
 def test_where_the_gradient_at_the_mean_is_nothing_no_rate_is_told() -> None:
     crew = Crew(DPSGD(measure_every=1), 3, nothing).run(2)
     assert all(not worker.me.told for worker in crew.workers)
+
+
+def test_who_measures_computes_a_batch_twice_and_nobody_else_does() -> None:
+    assert [DPSGD(measure_every=every).probes for every in (0, 1, 2)] == [False, True, True]

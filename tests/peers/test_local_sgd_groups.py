@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -134,3 +135,14 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: 
 def test_groups_that_do_not_suit_the_workers_are_refused(size: int) -> None:
     with pytest.raises(ConfigError, match=f"group_size={size} does not suit 4 workers"):
         LocalSGD(group_size=size).check(4)
+
+
+def test_by_samples_a_group_weighs_what_was_seen_since_it_was_equal() -> None:
+    protocol = LocalSGD(period=4, group_size=2, group_period=2, by_samples=True)
+    me = Crew(protocol, 2, noisy(0), samples=lambda rank, iteration: 3 + rank).run(1).workers[1].me
+    for weight in (4, 0):
+        steps = protocol.average_group(me)
+        average: Any = next(steps)
+        assert average.weight == weight
+        with contextlib.suppress(StopIteration):
+            steps.send(average.vector)

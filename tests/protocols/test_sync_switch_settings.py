@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 from typing import Any
 
@@ -162,3 +163,9 @@ def test_a_note_names_eight_of_those_set_aside(slow: int, named: str) -> None:
         pacer.join(worker, 0.0)
     verdict = protocol._elastic(pacer.clocks, Verdict(), list(range(slow)))
     assert verdict.note.endswith(f"rank {named}")
+
+
+def test_a_phase_that_lasts_to_the_end_has_none_while_the_total_is_unknown() -> None:
+    (whole,), (half, _), (many, _) = (parse_phases(text) for text in ("bsp@1", "bsp@0.5,asp", "bsp@2,asp"))
+    assert [phase.end_samples(None) for phase in (whole, half, many)] == [inf, inf, 2]
+    assert [phase.end_samples(100) for phase in (whole, half, many)] == [100, 50, 2]

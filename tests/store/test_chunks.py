@@ -159,3 +159,8 @@ def test_one_sample_is_enough_to_share() -> None:
     assert smaller is not None
     assert injection is not None
     assert (smaller.batch, injection.donors, injection.shared) == (2, 1, 1)
+
+
+def test_of_a_last_short_batch_no_more_is_shared_than_it_has() -> None:
+    injection = Injection(Source(9, 4), workers=3, seed=0, donors=3, shared=2)
+    assert injection.beside(Batch(0, 0, 4)) == [(4, 2), (8, 1)]

@@ -146,3 +146,20 @@ def test_state_of_parameters_that_are_cut_into_pieces_is_that_of_whole_ones(
         train(*store, range(3))
     ours, theirs = (export_state(store.optimizer) for store, _, _ in (cut, whole))
     torch.testing.assert_close(ours, theirs)
+
+
+class Halves:
+    """Pieces that cut a vector at a place."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def cut(self, flats: list[Tensor]) -> list[Tensor]:
+        return [flats[0][: self.at], flats[0][self.at :]]
+
+
+def test_views_by_piece_are_kept_until_the_pieces_are_others() -> None:
+    memory, first, second = pieces_module.CutMemory([torch.arange(6)]), Halves(2), Halves(4)
+    views = memory.in_pieces(first)  # type: ignore[arg-type]
+    assert memory.in_pieces(first) is views  # type: ignore[arg-type]
+    assert [view.tolist() for view in memory.in_pieces(second)] == [[0, 1, 2, 3], [4, 5]]  # type: ignore[arg-type]
