@@ -8,12 +8,15 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler
 
 from paceline.errors import ConfigError, RunError
 from paceline.parallel.plans.capture import Captured
 from paceline.parallel.plans.measure_model import measure_model, operators_of
 from paceline.parallel.plans.processes import run_ranks
 from paceline.parallel.plans.sharding import check_plan
+from paceline.parallel.plans.shared_loader import SharedLoader
 from paceline.plan.osdp.plan import OperatorPlan, OsdpPlan
 from paceline.plan.osdp.scheduler import plan_osdp
 from paceline.plan.profile import ClusterProfile, Device, TransferCost
@@ -118,6 +121,25 @@ def test_a_rank_that_fails_is_named_with_its_own_words_and_none_is_left(forked: 
     assert sorted(log.name for log in tmp_path.iterdir()) == ["rank0.log", "rank1.log", "rank2.log"]
     assert "ZeroDivisionError" in (tmp_path / "rank1.log").read_text()
     assert not children(os.getpid())
+
+
+def test_an_answer_counts_however_the_interpreter_ends(tmp_path: Path) -> None:
+    task = "support.ranks:aborts_at_its_end"
+    assert run_ranks(task, 2, {}, timeout_s=100, paths=(TESTS,), logs=tmp_path) == [0, 1]
+    assert (tmp_path / "rank1.log").read_text() == "the script's own word at the end\n"
+
+
+@pytest.mark.parametrize("sampled", ["generator", "replacement"])
+def test_the_samples_of_a_plan_come_in_the_order_that_the_loader_has_alone(sampled: str) -> None:
+    def loader() -> DataLoader[int]:
+        drawn = torch.Generator().manual_seed(3)
+        more = {"replacement": True, "num_samples": 8} if sampled == "replacement" else {}
+        data: Any = range(12)
+        return DataLoader(data, 2, sampler=RandomSampler(data, generator=drawn, **more), generator=drawn)
+
+    alone, ranks = loader(), [SharedLoader(loader(), 1, rank, 2, seed=0) for rank in range(2)]
+    for _ in range(2):
+        assert [torch.cat(both).tolist() for both in zip(*ranks, strict=True)] == [x.tolist() for x in alone]
 
 
 def test_a_task_that_cannot_be_imported_is_told_of_forked_ranks_too() -> None:

@@ -162,6 +162,7 @@ def test_training_that_the_lead_ends_ends_for_all_before_the_same_iteration(lab:
     [
         (("--fault", "shared"), {}, "are one parameter, but lie on stages 0 and 2"),
         (("--fault", "again"), {}, "0.0.weight and 2.0.weight are one parameter, but lie on stages 0 and 2"),
+        (("--fault", "late"), {}, "a learning-rate scheduler that the pipeline was not given"),
         (("--fault", "tuple"), {}, "block '1' (LSTM) returned a tuple"),
         (("--fault", "whole"), {}, "is on another stage: this worker cannot call the whole model"),
         ((), {"mesh": {"stage": 5}, "workers": 5}, "4 blocks, and the mesh 5 stages"),

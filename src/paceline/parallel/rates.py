@@ -25,17 +25,22 @@ class Deferred:
     ) -> None:
         if scheduler is not None and scheduler.optimizer is not optimizer:
             raise ConfigError("the scheduler belongs to another optimizer than the pipeline's. Give its own.")
-        if scheduler is None and hasattr(optimizer.step, "_wrapped_by_lr_sched"):
-            raise ConfigError(
-                "the optimizer has a learning-rate scheduler that the pipeline was not given: stages would "
-                "step it for different batches. Give it as well: pipeline(..., scheduler=scheduler)."
-            )
         self.fed = self._applied = self.steps = 0
-        self._scheduler, self._idle = scheduler, idle
+        self._scheduler, self._optimizer, self._idle = scheduler, optimizer, idle
+        self.check_given()
         self._waiting: deque[int] = deque()
         self._missed = 0
         if scheduler is not None:
             follow(scheduler, self._called)
+
+    def check_given(self) -> None:
+        """Refuse a scheduler that nobody has told us of, also one that was made later."""
+        if self._scheduler is None and hasattr(self._optimizer.step, "_wrapped_by_lr_sched"):
+            raise ConfigError(
+                "the optimizer has a learning-rate scheduler that the pipeline was not given: stages would "
+                "step it for different batches. Make it before, and give it: pipeline(..., "
+                "scheduler=scheduler)."
+            )
 
     def applied(self, batches: int) -> None:
         """So many more batches are in the weights."""

@@ -79,6 +79,8 @@ pipe, loader = pipeline(
     cuts=None if options.fault == "measured" else {1: (), 2: (2,), 4: (1, 2, 3)}.get(mesh.size("stage")),
 )
 pause = Pause.asked(options, pace.rank)
+if options.fault == "late":
+    torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
 count = 0
 for epoch in pace.epochs(options.epochs):
     for x, y in loader:

@@ -99,6 +99,7 @@ class Pipeline:
 
     def step(self, x: Tensor | None = None, y: Tensor | None = None) -> Tensor | None:
         """One iteration: a batch enters at the first stage. The loss of the one that ends at the last."""
+        self._rates.check_given()
         if not self._pace.begin():
             self._loader.over = True
             return None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import importlib
 import os
@@ -26,6 +27,10 @@ def main() -> None:
     task, size, folder, rank = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
     die_with_parent()
     carry_out(task, rank, size, folder)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # its answer is there: gloo's threads may abort an interpreter that takes itself apart
 
 
 def die_with_parent(parent: int | None = None) -> None:

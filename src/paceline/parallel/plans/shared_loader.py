@@ -1,6 +1,7 @@
 """The script's loader, as the workers of a plan need it: equally many batches for all, in lockstep.
 
-Every epoch's order is drawn once from a seed that all share. A step takes the next workers x batch
+Every epoch's order is what the loader's own sampler gives under a seed that all share; a loader with a
+`generator` of its own keeps the order it has alone. A step takes the next workers x batch
 samples; under OSDP each rank has its own part of them, under HAP every rank has all (the program cuts
 them). What is left over at the end of an epoch is too little for a step and is not used; that is said
 once."""
@@ -10,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from paceline.errors import ConfigError
 from paceline.runtime.worker.data.loader import with_batches
+from paceline.runtime.worker.data.sample_order import SampleOrders
 
 
 class SharedLoader:
@@ -23,10 +24,11 @@ class SharedLoader:
     def __init__(self, loader: DataLoader[Any], batch: int, rank: int, size: int, seed: int) -> None:
         """`batch`: samples of this rank's batches; `size`: how many ranks have different ones."""
         _check(loader)
-        self._loader, self._batch, self._rank, self._size, self._seed = loader, batch, rank, size, seed
+        self._loader, self._batch, self._rank, self._size = loader, batch, rank, size
         self._epoch = 0
         self.dataset, self.batch_size = loader.dataset, batch
-        self.samples = len(loader.dataset)  # type: ignore[arg-type]
+        self.samples = len(loader.sampler)  # type: ignore[arg-type]
+        self._orders = SampleOrders(loader.sampler, self.samples, seed, loader=loader)
         if len(self) == 0:
             raise ConfigError(
                 f"the data has {self.samples} samples, too few for one step of {size} x {batch}. Use a "
@@ -42,7 +44,7 @@ class SharedLoader:
         return self.samples - len(self) * self._batch * self._size
 
     def __iter__(self) -> Iterator[Any]:
-        order = self._order()
+        order = self._orders[self._epoch]
         self._epoch += 1
         step = self._batch * self._size
         mine = [
@@ -50,12 +52,6 @@ class SharedLoader:
             for at in range(0, len(self) * step, step)
         ]
         yield from with_batches(self._loader, mine)
-
-    def _order(self) -> list[int]:
-        if isinstance(self._loader.sampler, SequentialSampler):
-            return list(range(self.samples))
-        made = torch.Generator().manual_seed(self._seed * 1_000_003 + self._epoch)
-        return torch.randperm(self.samples, generator=made).tolist()
 
 
 def _check(loader: DataLoader[Any]) -> None:
