@@ -122,6 +122,15 @@ def test_at_all_workers_a_sum_is_still_clipped_as_a_sum() -> None:
         assert books.moved == pytest.approx(far, rel=1e-5)
 
 
+@pytest.mark.parametrize(("weighting", "far"), [("mean", 1.0), ("sum", 1.0), (0.5, 0.5)])
+def test_who_had_no_batch_in_a_last_round_makes_the_others_count_no_more(weighting: Any, far: float) -> None:
+    books = Books("bsp", {}, weighting=weighting)
+    for rank in range(WORKERS):
+        books.members[rank].samples = int(rank == 0)
+        books.push(rank, gradient=float(rank == 0))
+    assert books.moved == pytest.approx(far)
+
+
 @pytest.mark.parametrize("scale", ["none", "sqrt_K"])
 def test_a_sum_is_not_scaled(scale: Any) -> None:
     with pytest.raises(ConfigError, match=f"lr_scale={scale} scales a mean"):

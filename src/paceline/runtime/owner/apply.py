@@ -118,9 +118,10 @@ class VerdictApplier:
     def _flush_alike(
         self, decision: Decision, flush: Flush, parts: list[HeldGradient], copies: list[Tensor]
     ) -> float:
-        """One step of one optimizer."""
+        """One step of one optimizer. Who had no samples, while others had, is not counted."""
         run = self.run
-        batches = run.ledger.batches([part.samples for part in parts])
+        samples = [part.samples for part in parts]
+        batches = run.ledger.batches([count for count in samples if count] or samples)
         share = self._config.step_share(batches, self._active, flush.value)
         scale, mean = decision.lr_scale * share, flush is not Flush.SUM
         factors, clip = self._contributions(decision, parts, mean), self._clip(parts[0])
