@@ -93,7 +93,7 @@ def test_a_wait_is_on_record_with_its_looks_and_questions(lab: Lab) -> None:
 
 def test_whom_all_wait_for_may_be_killed_and_nobody_hangs(lab: Lab) -> None:
     """Without staleness all others are at their barriers, asleep, because of the one that is killed."""
-    dials = SLOWED | {"slow": {3: 3000.0}}
+    dials = SLOWED | {"slow": {3: 6000.0}}
     running = lab.start("train.py", "momentum", *SIZES, settings=ALL, **dials)
     running.until_pushes(WORKERS - 1)
     running.kill(3)
