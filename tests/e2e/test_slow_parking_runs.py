@@ -145,6 +145,8 @@ def test_evaluations_and_a_gather_at_the_end_find_everybody(lab: Lab, curvature:
         (("train", SCRIPTS / "train.py", "-n", 2, "--shards", "equal"), "gives each a share"),
         (("simulate", "-p", "asp"), "a simulation of times has none"),
         (("simulate", "-p", "bsp", "--lr", 0.1), "which protocol 'bsp' does not allow"),
+        (("simulate", SCRIPTS / "train.py", "-p", "asp", "--lr", 0.1), "a script has a rate of its own"),
+        (("simulate", "-p", "layerwise", "--mesh", "stage=4"), "a split model has none"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_a_sentence(
@@ -153,6 +155,11 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(
     ran = shell(*map(str, asked), "--park-slow", 1, *(("--", "sgd") if asked[0] == "train" else ()))
     assert ran.code == 2
     assert why in ran.error
+
+
+def test_a_rate_that_nothing_looks_at_is_refused(shell: Shell) -> None:
+    ran = shell("simulate", "-p", "asp", "--lr", 0.1)
+    assert (ran.code, "only looked at by --park-slow" in ran.error) == (2, True)
 
 
 def test_a_simulation_of_times_parks_too(shell: Shell) -> None:

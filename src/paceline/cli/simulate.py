@@ -127,6 +127,7 @@ def simulate(
         wanted = _wanted(named, parse_settings(set_ or []), balance, compress, ways)
         common = dials.asked()
         split = [each for each in wanted if is_split(each.name)]
+        _check_used(lr, common, script, bool(split) or mesh is not None)
         if split and script is not None:
             raise ConfigError(
                 f"protocol {split[0].name!r} with a script runs in real time only: use paceline train."
@@ -138,6 +139,22 @@ def simulate(
         else:
             done = _exact(script, tuple(args or ()), request, wanted, common, runs)
         _answer(done, report, json)
+
+
+def _check_used(lr: float | None, common: dict[str, Any], script: Path | None, split: bool) -> None:
+    """Refuse what this simulation would not look at."""
+    if lr is not None and script is not None:
+        raise ConfigError(
+            f"--lr {lr:g}: a script has a rate of its own. Give it one after --, if it takes one."
+        )
+    if lr is not None and common["park_slow"] is None:
+        raise ConfigError(f"--lr {lr:g} is only looked at by --park-slow. Leave it out.")
+    for name in ("trigger", "park_slow") if split else ():
+        if common[name] is not None:
+            flag = name.replace("_", "-")
+            raise ConfigError(
+                f"--{flag} is about pushes to a store, and a split model has none. Leave it out."
+            )
 
 
 def _wanted(named: str, settings: dict[str, Any], balance: bool, compress: str, correct: str) -> list[Wanted]:
