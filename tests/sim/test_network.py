@@ -47,9 +47,9 @@ def meet(costs: HostCosts, gathered: Gathered, now: float = 0.0) -> dict[int, fl
 def test_a_star_takes_all_other_vectors_in_and_as_many_out_over_the_first_hosts_link(count: int) -> None:
     spent = meet(HostCosts(cluster(alike(count)), Compression()), average(range(count)))
     assert spent[0] == pytest.approx((count - 1) * SIZE / RATE)
-    assert [spent[rank] for rank in range(1, count)] == pytest.approx(
-        [2 * (count - 1) * SIZE / RATE] * (count - 1)
-    )
+    ends = [spent[rank] for rank in range(1, count)]
+    assert ends == sorted(ends)
+    assert ends[-1] == pytest.approx(2 * (count - 1) * SIZE / RATE)
 
 
 @given(HOSTS)
@@ -69,7 +69,7 @@ def test_an_average_travels_to_a_host_once_whatever_its_number_of_workers(count:
 def test_compressed_summands_of_other_hosts_are_sent_if_they_are_less_than_the_average() -> None:
     for sent, answer in ((SIZE // 10, 2 * SIZE // 10), (SIZE // 2, SIZE)):
         costs = HostCosts(cluster(alike(3)), Compression())
-        assert meet(costs, average(range(3), sent))[1] == pytest.approx((2 * sent + 2 * answer) / RATE)
+        assert meet(costs, average(range(3), sent))[2] == pytest.approx((2 * sent + 2 * answer) / RATE)
 
 
 def test_what_travels_while_others_compute_is_not_waited_for() -> None:
@@ -116,7 +116,8 @@ def test_with_a_store_all_weights_leave_over_its_hosts_link_and_all_gradients_co
 ) -> None:
     ways = StoreWays(cluster(alike(count)))
     begins = ways.pull(range(count), 0.0, once=True)
-    assert begins == pytest.approx({0: 0.0} | dict.fromkeys(range(1, count), (count - 1) * SIZE / RATE))
+    assert begins[0] == 0.0
+    assert max(begins.values()) == pytest.approx((count - 1) * SIZE / RATE)
     arrivals = ways.push(range(count), 100.0)
     assert max(arrivals.values()) == pytest.approx(100.0 + (count - 1) * SIZE / RATE)
 
@@ -136,16 +137,31 @@ def test_a_store_lies_on_hosts_that_exist() -> None:
             Cluster(workers=2, model_bytes=SIZE, host=tuple(hosts), store_hosts=store_hosts)
 
 
-def test_workers_alike_that_push_at_the_same_moment_share_the_link_and_stay_in_step() -> None:
-    """Each of three takes 3 s there, 1 s of computing, 3 s back; the one beside the store, 1 s."""
+def test_workers_alike_come_to_use_a_shared_link_one_after_another() -> None:
+    """Each of three takes 1 s there, 1 s of computing, 1 s back: once they are out of step the link is free
+    when it is wanted. Beside the store an iteration is 1 s. In step for ever three would take 3 + 1 + 3 s."""
     result = simulate(ASP(), cluster(alike(4)), iterations=100, until_s=70.0).result()
-    assert result.iterations == pytest.approx(70 + 3 * 70 / 7, abs=4)
+    assert result.iterations == pytest.approx(70 + 3 * 70 / 3, abs=6)
+
+
+def test_lockstep_over_a_slow_first_link_takes_what_a_testbed_takes() -> None:
+    """`bench fidelity` measures 575 ms per iteration on four hosts with 150 ms of computing and 1 MB over 100
+    Mbit/s: less than 656 ms with links shared evenly, more than 487 ms if vectors went in turn."""
+    rate = 100e6 / 8 * 1448 / 1514
+    hosts = (Host(bandwidth_bytes_per_s=rate), *alike(3))
+    wide = tuple(msgspec.structs.replace(x, bandwidth_bytes_per_s=10 * rate) for x in hosts[1:])
+    bed = msgspec.structs.replace(cluster([*hosts[:1], *wide]), compute=Fixed(0.15), model_bytes=1_007_424)
+    for run in (
+        simulate(BSP(), bed, iterations=50),
+        simulate_peers(PEERS["allreduce"](), bed, iterations=50),
+    ):
+        assert run.result().seconds / 50 == pytest.approx(0.575, rel=0.1)
 
 
 def test_weights_travel_once_per_host_in_lockstep_and_once_per_worker_otherwise() -> None:
     for once, takes in ((True, 1.0), (False, 3.0)):
         ways = StoreWays(cluster([Host(), Host(workers=3, bandwidth_bytes_per_s=RATE)]))
-        assert ways.pull(range(4), 0.0, once=once)[3] == pytest.approx(takes * SIZE / RATE)
+        assert max(ways.pull(range(4), 0.0, once=once).values()) == pytest.approx(takes * SIZE / RATE)
 
 
 @pytest.mark.parametrize("fabric", ["star", "ring"])
