@@ -7,6 +7,7 @@ import hashlib
 import msgspec
 
 from paceline.sim.cluster import Stall
+from paceline.sim.network import pipes
 from paceline.sim.network.links import Fabric
 from paceline.testbed import HostSpec, Testbed
 
@@ -69,7 +70,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
         """The fingerprint, and in virtual time how hosts are simulated."""
         if not simulated:
             return self.fingerprint
-        models = self.cluster("star") + self.cluster("ring")
+        models = f"{self.cluster('star')}{self.cluster('ring')}{pipes.MODEL}"
         return self.fingerprint + "-" + hashlib.sha256(models.encode()).hexdigest()[:12]
 
     def takes_s(self, rank: int, samples: int) -> float:

@@ -27,6 +27,8 @@ TINY = 1e-9
 MANY, GRAIN = 64, 0.01
 """A pipe that remembers more stretches of time than so many joins those that differ by so little of its
 bandwidth. Else thousands of transfers at once, none of which it slows down, would each be looked through."""
+MODEL = 2
+"""Goes up when the same transfers take other times: results that were kept before are made again."""
 WEIGHTS = 8
 """So many different ones at most: thousands of transfers that begin together are as many groups."""
 
