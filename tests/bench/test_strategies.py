@@ -33,7 +33,7 @@ from paceline.bench.strategies.told.best import best_rows
 from paceline.bench.strategies.told.findings import FINDINGS, findings
 from paceline.bench.strategies.told.formulas import Loads, state_bytes
 from paceline.bench.strategies.told.plots import plots
-from paceline.bench.strategies.told.scoring import advice_rows, strategy_of
+from paceline.bench.strategies.told.scoring import accurate, advice_rows, strategy_of
 from paceline.bench.strategies.told.tables import T1, ResultGrid, tables
 from paceline.bench.strategies.waits import waits_of
 from paceline.errors import ConfigError, RunError
@@ -317,8 +317,10 @@ def test_pictures_are_whole_documents_with_a_bar_for_every_figure() -> None:
     [
         (Constraints(), {}, "allreduce"),
         (Constraints(memory_bytes=1_560_000), {}, "fsdp"),
+        (Constraints(hosts=4), {}, "bsp+store_hosts"),
         (Constraints(tolerance=5), {3: 4.0}, "asp"),
-        (Constraints(), {3: 4.0}, "dssp"),
+        (Constraints(), {3: 4.0}, "bsp+balance"),
+        (Constraints(preemptible=True), {}, "backup_bsp"),
     ],
 )
 def test_the_command_of_an_advice_is_one_of_the_roster(
@@ -338,16 +340,36 @@ def test_advice_is_right_if_it_is_nearly_the_fastest_of_what_is_accurate_enough(
     cell = Cell("vgg", 4, "throttled")
     seen = grid(
         measured(cell, "ddp", figures(90)),
-        measured(cell, "allreduce", figures(ours)),
+        measured(cell, "bsp+store_hosts", figures(ours)),
         measured(cell, "fsdp", figures(100)),
         measured(cell, "ps-async-sum", figures(900, accuracy=0.5)),
     )
     row, *_, total = advice_rows(seen)
-    assert (row.case["runs"], row.case["best"], row.case["right"]) == ("allreduce", "fsdp", right)
+    assert (row.case["runs"], row.case["best"], row.case["right"]) == ("bsp+store_hosts", "fsdp", right)
     assert row.value == pytest.approx(loses)
     assert total.value == (1.0 if right == "yes" else 0.0)
     [best] = best_rows(seen)
     assert best.value == pytest.approx(ours / 100)
+
+
+def test_what_makes_the_same_steps_loses_nothing_and_shows_what_is_chance() -> None:
+    """All-reduce is 3 points off DDP by rounding, so 3 points say nothing against asynchrony either."""
+    cell = Cell("vgg", 4, "native")
+    seen = grid(
+        measured(cell, "ddp", figures(90, accuracy=0.80)),
+        measured(cell, "allreduce", figures(95, accuracy=0.77)),
+        measured(cell, "asp", figures(200, accuracy=0.775)),
+        measured(cell, "ps-async", figures(300, accuracy=0.76)),
+    )
+    assert set(accurate(seen, cell, 0.0)) == {"ddp", "allreduce", "asp"}
+    assert set(accurate(seen, cell, 1.5)) == {"ddp", "allreduce", "asp", "ps-async"}
+
+
+def test_a_store_on_all_hosts_is_for_cells_that_have_so_many() -> None:
+    spread = STRATEGIES["bsp+store_hosts"]
+    cells = (Cell("vgg", 4, "throttled"), Cell("vgg", 4, "native"), Cell("vgg", 2, "throttled"))
+    assert [spread.takes(cell) for cell in cells] == [True, False, False]
+    assert spread.flags == ["--protocol", "bsp", "--store-hosts", "4"]
 
 
 @pytest.fixture(scope="module")

@@ -44,10 +44,12 @@ def load(
         (load(1, 1, 1, 1), {}, "ddp", 2),
         (load(1, 1.14), {}, "ddp", 2),
         (load(1, 1.16), {}, "ps-sync with backup workers", 3),
-        (load(1, 1.3), {}, "bounded staleness", 3),
-        (load(1, 2), {"tolerance": 3.9}, "bounded staleness", 3),
+        (load(1, 1.3), {}, "ps-sync with batches that follow speeds", 3),
+        (load(1, 2), {"tolerance": 3.9}, "ps-sync with batches that follow speeds", 3),
         (load(1, 2), {"tolerance": 4.0}, "ps-async", 3),
+        (load(1, 1), {"tolerance": 4.0}, "ddp", 2),
         (load(1, 1), {"preemptible": True}, "ps-sync with backup workers", 3),
+        (load(1, 1), {"preemptible": True, "tolerance": 4.0}, "ps-async", 3),
         (load(1, 1, parameters=0.4e9, memory=GIB), {}, "fsdp over 2 workers", 1),
         (
             load(1, 1, 1, 1, parameters=0.45e9, memory=GIB),
@@ -97,8 +99,18 @@ def test_fsdp_sends_three_bytes_where_ddp_sends_two_and_never_saves_more_than_it
 ) -> None:
     cluster = load(*speeds, parameters=parameters, state=state)
     assert sent_bytes("fsdp", cluster) == pytest.approx(1.5 * sent_bytes("ddp", cluster))
-    assert memory_bytes("fsdp", cluster) * len(speeds) >= memory_bytes("ddp", cluster) * (1 - 1e-9)
-    assert memory_bytes("single", cluster) == memory_bytes("ddp", cluster)
+    assert memory_bytes("fsdp", cluster) * len(speeds) >= memory_bytes("single", cluster) * (1 - 1e-9)
+    buckets = 0 if len(speeds) == 1 else parameters
+    assert memory_bytes("ddp", cluster) == pytest.approx(memory_bytes("single", cluster) + buckets)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "command"), [(1, "--protocol allreduce"), (3, "--store-hosts 3"), (9, "4")]
+)
+def test_over_several_hosts_the_store_lies_on_all_of_them(hosts: int, command: str) -> None:
+    assert advise(load(1, 1, 1, 1), Constraints(hosts=hosts)).command.endswith(command)
+    with pytest.raises(ConfigError, match="at least 1 host, got --hosts 0"):
+        Constraints(hosts=0)
 
 
 @given(speeds=speeds)

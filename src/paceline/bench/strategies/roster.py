@@ -41,9 +41,12 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
         return ["--protocol", self.protocol or "", *chosen, *dials]
 
     def takes(self, cell: Cell) -> bool:
-        """Whether it makes sense there. Memory is compared among those whose formulas differ."""
+        """Whether it makes sense there. Memory is compared among those whose formulas differ. A store lies on
+        as many hosts as there are."""
         if self.name == "single":
             return True
+        if "store-hosts" in self.dials:
+            return cell.link == "throttled" and cell.workers == self.dials["store-hosts"]
         return self.name in ("ddp", "fsdp", "ps-sync") if cell.kind == "memory" else True
 
 
@@ -65,6 +68,7 @@ STRATEGIES = {
             name="ps-async-mod", protocol="bounded_ps", settings={"staleness": 2, "resync": 10}, dials=PLAIN
         ),
         Strategy(name="allreduce", protocol="allreduce", ours=True),
+        Strategy(name="bsp+store_hosts", protocol="bsp", dials={"store-hosts": 4}, ours=True),
         Strategy(name="bsp+balance", protocol="bsp", dials={"balance": True}, ours=True),
         Strategy(name="backup_bsp", protocol="backup_bsp", dials=USUAL, ours=True),
         Strategy(name="dssp", protocol="dssp", dials=USUAL, ours=True),

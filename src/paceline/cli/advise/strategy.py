@@ -23,6 +23,7 @@ def strategy(
     memory: Annotated[
         str | None, typer.Option(help="Of a device, such as 8GiB. Default: the smallest device's.")
     ] = None,
+    hosts: Annotated[int, typer.Option(help="Machines that the workers are on.")] = 1,
     most_workers: Annotated[
         int | None, typer.Option(min=1, help="How many workers could be had. Default: the cluster's.")
     ] = None,
@@ -52,6 +53,7 @@ def strategy(
             preemptible=preemptible,
             tolerance=tolerance,
             memory_bytes=None if memory is None else parse_size(memory, "--memory"),
+            hosts=hosts,
             most_workers=most_workers,
             measured=dict(_measured(text) for text in measured or []),
         )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from paceline.bench.harness.record import BenchRow
 from paceline.bench.strategies.cells import Cell
 from paceline.bench.strategies.roster import STRATEGIES
-from paceline.bench.strategies.told.scoring import MARGIN, accurate
+from paceline.bench.strategies.told.scoring import accurate
 from paceline.bench.strategies.told.tables import ResultGrid, about, over
 
-TABLE = f"Best of ours, among those that lose at most {MARGIN:g} point against DDP"
+TABLE = "Best of ours, among those that lose no more than chance against DDP"
 
 
 def best_rows(grid: ResultGrid) -> list[BenchRow]:

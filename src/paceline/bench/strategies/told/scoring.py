@@ -1,7 +1,9 @@
 """Scores `paceline advise strategy`: what it would choose in every cell, against what was best there.
 
-The best is the fastest of those that lose no more accuracy against DDP than may be lost (and a margin for
-chance), and whose measured peak fits where memory is short. A choice is right if it is within 5 % of that.
+The best is the fastest of those that lose no more accuracy against DDP than may be lost (and what is chance),
+and whose measured peak fits where memory is short. A choice is right if it is within 5 % of that. Strategies
+that make the same steps, but for rounding, lose nothing by themselves: how far their accuracies lie apart in
+a cell is chance.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from paceline.plan.strategy.advice import FULL
 
 TABLE = "Advice against what was measured"
 MARGIN = 1.0
-"""Points of accuracy that are chance here."""
+"""Points of accuracy that are chance in any case."""
+SAME_STEPS = ("ddp", "fsdp", "ps-sync", "allreduce", "bsp+store_hosts", "bsp+balance")
+"""Strategies whose every step is made with the mean gradient of the same global batch."""
 NEAR = 0.05
 WISHES = (0.0, 5.0)
 """Points of accuracy that may be lost."""
@@ -38,7 +42,7 @@ class AdviceCase(NamedTuple):
     def choice(self) -> str | None:
         """The strategy that the advice's command runs; torch's DDP stands in for ours if that did not run."""
         named = strategy_of(self.advice.command)
-        return "ddp" if named == "allreduce" and named not in self.every else named
+        return "ddp" if self.advice.choice == "ddp" and named not in self.every else named
 
     @property
     def best(self) -> str:
@@ -62,8 +66,8 @@ def strategy_of(command: str) -> str | None:
     """What a command of the advice runs."""
     if "plan osdp" in command:
         return "fsdp"
-    found = re.search(r"--protocol (\S+)", command)
-    return found[1] if found else None
+    found = re.search(r"--protocol (\S+)(?: --(balance|store-hosts))?", command)
+    return "+".join(filter(None, found.groups())).replace("-", "_") if found else None
 
 
 def cases(grid: ResultGrid) -> list[AdviceCase]:
@@ -108,7 +112,8 @@ def _row(case: AdviceCase) -> BenchRow:
 
 
 def _timed(grid: ResultGrid, cell: Cell, tolerance: float) -> AdviceCase | None:
-    wanted = Constraints(preemptible=cell.straggler == "paused", tolerance=tolerance)
+    hosts = cell.workers if cell.link == "throttled" else 1
+    wanted = Constraints(preemptible=cell.straggler == "paused", tolerance=tolerance, hosts=hosts)
     advice = advise(grid.loads.of(cell, grid.alone_s(cell)), wanted)
     return AdviceCase(
         cell,
@@ -121,11 +126,14 @@ def _timed(grid: ResultGrid, cell: Cell, tolerance: float) -> AdviceCase | None:
 
 def accurate(grid: ResultGrid, cell: Cell, tolerance: float) -> dict[str, float]:
     """Samples per second of all that lose no more points than these, and chance, against DDP."""
-    base = grid.get(cell, "ddp")
+    base, speeds = grid.get(cell, "ddp"), _speeds(grid, cell)
+    lost = {name: points(base, grid.get(cell, name)) for name in speeds}
+    same = [0.0, *(each for name in SAME_STEPS if (each := lost.get(name)) is not None)]
+    chance = max(MARGIN, max(same) - min(same))
     return {
         name: speed
-        for name, speed in _speeds(grid, cell).items()
-        if (lost := points(base, grid.get(cell, name))) is not None and lost <= tolerance + MARGIN
+        for name, speed in speeds.items()
+        if (each := lost[name]) is not None and (name in SAME_STEPS or each <= tolerance + chance)
     }
 
 
