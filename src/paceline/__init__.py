@@ -42,4 +42,4 @@ def run(**recipe: Any) -> Any:
     """Train from a few functions: model, data, loss, optimizer, epochs (see `paceline.runtime.recipe`)."""
     from paceline.runtime.recipe import run
 
-    return run(**recipe)
+    return run(join, **recipe)

@@ -146,7 +146,7 @@ def test_evaluations_and_a_gather_at_the_end_find_everybody(lab: Lab, curvature:
         (("simulate", "-p", "asp"), "a simulation of times has none"),
         (("simulate", "-p", "bsp", "--lr", 0.1), "which protocol 'bsp' does not allow"),
         (("simulate", SCRIPTS / "train.py", "-p", "asp", "--lr", 0.1), "a script has a rate of its own"),
-        (("simulate", "-p", "layerwise", "--mesh", "stage=4"), "a split model has none"),
+        (("simulate", "-p", "layerwise", "--mesh", "stage=4"), "a split model does not look at --park-slow"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_a_sentence(

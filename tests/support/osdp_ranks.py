@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.config import RunConfig
+from paceline.errors import ConfigError
 from paceline.parallel.plans.clipping import stand_in_for_clipping
 from paceline.parallel.plans.planned_pace import OsdpPace
 from paceline.plan.osdp.plan import OsdpPlan
@@ -87,7 +88,14 @@ def trains(rank: int, size: int, request: Any) -> Any:
         held = sum(_local(p).numel() for p in model.parameters())
         apart = max(float((state[name] - whole[kind][name]).abs().max()) for name in whole[kind])
         answers.append({"names": sorted(state), "apart": apart, "held": held})
-    return {"answers": answers, "names": {kind: sorted(whole[kind]) for kind in KINDS}}
+    gathered = pace.gather(torch.tensor([float(rank)])).tolist()
+    try:
+        pace.leave()
+        left = ""
+    except ConfigError as error:
+        left = str(error)
+    names = {kind: sorted(whole[kind]) for kind in KINDS}
+    return {"answers": answers, "names": names, "gathered": gathered, "left": left}
 
 
 def _local(parameter: Tensor) -> Tensor:

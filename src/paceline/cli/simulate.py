@@ -127,7 +127,11 @@ def simulate(
         wanted = _wanted(named, parse_settings(set_ or []), balance, compress, ways)
         common = dials.asked()
         split = [each for each in wanted if is_split(each.name)]
-        _check_used(lr, common, script, bool(split) or mesh is not None)
+        _check_used(lr, common, script)
+        if split or mesh is not None:
+            _check_split(
+                dials, {"balance": balance, "compress": compress != "none", "correct": correct != "auto"}
+            )
         if split and script is not None:
             raise ConfigError(
                 f"protocol {split[0].name!r} with a script runs in real time only: use paceline train."
@@ -135,13 +139,14 @@ def simulate(
         if split or mesh is not None:
             done = simulate_split(request, wanted, mesh, iterations, dials["seed"], runs)
         elif script is None:
+            _tell_unused(dials, correct)
             done = _timing_only(request, wanted, iterations, common | {"lr": lr}, runs)
         else:
             done = _exact(script, tuple(args or ()), request, wanted, common, runs)
         _answer(done, report, json)
 
 
-def _check_used(lr: float | None, common: dict[str, Any], script: Path | None, split: bool) -> None:
+def _check_used(lr: float | None, common: dict[str, Any], script: Path | None) -> None:
     """Refuse what this simulation would not look at."""
     if lr is not None and script is not None:
         raise ConfigError(
@@ -149,12 +154,30 @@ def _check_used(lr: float | None, common: dict[str, Any], script: Path | None, s
         )
     if lr is not None and common["park_slow"] is None:
         raise ConfigError(f"--lr {lr:g} is only looked at by --park-slow. Leave it out.")
-    for name in ("trigger", "park_slow") if split else ():
-        if common[name] is not None:
-            flag = name.replace("_", "-")
-            raise ConfigError(
-                f"--{flag} is about pushes to a store, and a split model has none. Leave it out."
-            )
+
+
+def _check_split(dials: Dials, others: dict[str, bool]) -> None:
+    """A split model is simulated with its mesh, its cluster and a seed, and nothing else."""
+    given = [name for name in dials.changed() if name != "seed"]
+    for name in (*given, *(name for name, asked in others.items() if asked)):
+        raise ConfigError(
+            f"the simulation of a split model does not look at --{name.replace('_', '-')}. Leave it out."
+        )
+
+
+def _tell_unused(dials: Dials, correct: str) -> None:
+    """Say which flags change nothing where no gradient is computed."""
+    park_slow = dials["park_slow"] is not None
+    about = ("target", "damping", "lr_cap", *(() if park_slow else ("weighting",)))
+    unused = [name for name in about if name in dials.changed()] + ["correct"] * (correct != "auto")
+    if unused:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
+        told = "changes" if len(unused) == 1 else "change"
+        print(
+            f"note: {flags} {told} nothing: a simulation of times computes no gradients. Name a SCRIPT to "
+            "train in virtual time.",
+            file=sys.stderr,
+        )
 
 
 def _wanted(named: str, settings: dict[str, Any], balance: bool, compress: str, correct: str) -> list[Wanted]:

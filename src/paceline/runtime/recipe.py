@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from paceline.runtime.join import join
-from paceline.runtime.worker.pace import Metrics
+from paceline.runtime.worker.pace import Metrics, Pace
 
 
 def run(
+    join: Callable[..., Pace],
     *,
     model: Callable[[], nn.Module],
     data: Callable[[], DataLoader[Any]],
@@ -28,7 +28,8 @@ def run(
     protocol: str | None = None,
     **settings: Any,
 ) -> nn.Module:
-    """Train what the functions make, and return the model. `protocol` and settings as for `join`."""
+    """Train what the functions make, and return the model. `protocol` and settings as for `join`, which is
+    `paceline.join`: under torchrun it takes the seat."""
     pace = join(protocol, **settings)
     network: nn.Module = model()
     steps = optimizer(network.parameters())

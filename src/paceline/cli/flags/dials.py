@@ -52,6 +52,12 @@ class Dials:
     def __getitem__(self, flag: str) -> Any:
         return self._values[flag]
 
+    def changed(self) -> list[str]:
+        """The flags whose values are not their defaults."""
+        return [
+            flag for flag, value in self._values.items() if (value or None) != (dial_of(flag).default or None)
+        ]
+
     def asked(self) -> dict[str, Any]:
         """The same as the configuration has them: by field, and read where they are text."""
         asked = {}

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from paceline.config import RunConfig
 from paceline.errors import BadGradient, ConfigError
+from paceline.parallel.mesh import gather_bytes
 from paceline.parallel.plans.meter import Meter
 from paceline.parallel.plans.sharding import ShardedModel, average_replicated, global_norm, shard
 from paceline.parallel.plans.shared_loader import SharedLoader
@@ -152,6 +153,14 @@ class PlannedPace(Pace):
             "step_s": None if meter is None else meter.step_s,
             "peak_bytes": None if meter is None else meter.peak_bytes,
         }
+
+    def _swap(self, data: bytes, more: bool) -> dict[int, bytes]:
+        return dict(enumerate(gather_bytes(data, self.size)))
+
+    def _leave(self) -> None:
+        raise ConfigError(
+            "pace.leave() under a plan: the other workers cannot go on without this one's part. Leave it out."
+        )
 
     def _end_work(self, why: str) -> None:
         raise ConfigError(
