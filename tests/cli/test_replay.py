@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from safetensors.torch import load_file
 
+from paceline.config import RunConfig
 from support.runs import SCRIPTS
 from support.shell import Shell
 
@@ -107,7 +109,19 @@ def test_what_repeats_by_itself_needs_no_replay(shell: Shell) -> None:
     alone = shell("train", SCRIPT, "-n", 1, *ARGS)
     refused = shell("replay", alone.out.strip())
     assert refused.code == 2
-    assert "run anything else again" in refused.err
+    assert "run anything else" in refused.err
+
+
+def test_a_split_model_needs_none_either(shell: Shell, tmp_path: Path) -> None:
+    split = RunConfig(
+        run="x", folder="x", script=str(SCRIPT), workers=2, protocol="layerwise", mesh={"stage": 2}
+    )
+    planned = RunConfig(run="x", folder="x", script=str(SCRIPT), workers=2, plan="plan.json")
+    for config in (split, planned):
+        (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
+        refused = shell("replay", tmp_path)
+        assert refused.code == 2
+        assert "with the whole model each" in refused.err
 
 
 def test_a_simulated_lockstep_run_equals_the_real_one_bit_for_bit(shell: Shell) -> None:

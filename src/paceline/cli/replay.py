@@ -78,9 +78,11 @@ def _config(run: Path, until: int | None, runs: Path) -> RunConfig:
         raise TraceError(
             f"{file} is not a run's configuration: {error}. It is damaged; replay another run."
         ) from None
-    if old.workers == 1 or old.cluster is not None or old.script is None:
+    split = old.mesh is not None or old.plan is not None
+    if old.workers == 1 or old.cluster is not None or old.script is None or split:
         raise ConfigError(
-            "only a real run of several workers needs a replay; run anything else again, it repeats."
+            "only a real run of several workers, with the whole model each, needs a replay; run anything "
+            "else again, it repeats."
         )
     if not Path(old.script).is_file():
         raise ConfigError(
