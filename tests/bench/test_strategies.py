@@ -221,6 +221,16 @@ def test_all_try_equally_many_rates_and_keep_the_best() -> None:
     assert whole.lr(STRATEGIES["ps-async"], results) == 0.05
 
 
+def test_who_cannot_run_where_rates_are_tried_has_the_rate_of_one_that_makes_the_same_steps() -> None:
+    results = outcome.StrategyResults(None)
+    whole = of_series(chosen_strategies(["bsp+store_hosts"]), Setup())
+    for job in whole.tried(STRATEGIES["ps-sync"]):
+        results.add(StrategyOutcome(job=job, figures=figures(1.0, accuracy=0.9 if job.lr == 0.05 else 0.5)))
+    assert whole.tried(STRATEGIES["bsp+store_hosts"]) == []
+    assert whole.lr(STRATEGIES["bsp+store_hosts"], results) == 0.05
+    assert whole.total == 3 * 3 + 3, "three rates of the three others, and their second seed"
+
+
 def of_series(
     strategies: list[Strategy], setup: Setup, cells: tuple[str, ...] = ("vgg-4-native-none",)
 ) -> StrategySeries:

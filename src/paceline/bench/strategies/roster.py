@@ -30,6 +30,8 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any] = {}
     dials: dict[str, Any] = {}
     """Of the run, beside the protocol."""
+    rate_of: str = ""
+    """Whose learning rate it has; empty: it tries rates itself."""
     ours: bool = False
     """Whether it is one of those that Paceline would use instead of the paper's."""
 
@@ -45,13 +47,13 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
         as many hosts as there are."""
         if self.name == "single":
             return True
-        if "store-hosts" in self.dials:
-            return cell.link == "throttled" and cell.workers == self.dials["store-hosts"]
+        if "store_hosts" in self.dials:
+            return cell.link == "throttled" and cell.workers == self.dials["store_hosts"]
         return self.name in ("ddp", "fsdp", "ps-sync") if cell.kind == "memory" else True
 
 
 def _flag(key: str, value: Any) -> list[str]:
-    name = f"--{key}"
+    name = f"--{key.replace('_', '-')}"
     return [name] if value is True else [name, str(value)]
 
 
@@ -68,7 +70,9 @@ STRATEGIES = {
             name="ps-async-mod", protocol="bounded_ps", settings={"staleness": 2, "resync": 10}, dials=PLAIN
         ),
         Strategy(name="allreduce", protocol="allreduce", ours=True),
-        Strategy(name="bsp+store_hosts", protocol="bsp", dials={"store-hosts": 4}, ours=True),
+        Strategy(
+            name="bsp+store_hosts", protocol="bsp", dials={"store_hosts": 4}, rate_of="ps-sync", ours=True
+        ),
         Strategy(name="bsp+balance", protocol="bsp", dials={"balance": True}, ours=True),
         Strategy(name="backup_bsp", protocol="backup_bsp", dials=USUAL, ours=True),
         Strategy(name="dssp", protocol="dssp", dials=USUAL, ours=True),

@@ -24,7 +24,7 @@ from paceline.bench.strategies.outcome import (
     StrategyResults,
     figures_of,
 )
-from paceline.bench.strategies.roster import Strategy
+from paceline.bench.strategies.roster import STRATEGIES, Strategy
 from paceline.bench.strategies.runs.bed import Bed
 from paceline.bench.strategies.runs.places import Ran, run_here
 from paceline.bench.strategies.runs.request import StrategyRequest
@@ -59,12 +59,13 @@ class StrategySeries(msgspec.Struct, frozen=True, kw_only=True):
 
     def tried(self, strategy: Strategy) -> list[StrategyJob]:
         """With every learning rate; none where there is nothing to choose."""
-        if self.reference is None or len(self.setup.rates) == 1:
+        if self.reference is None or len(self.setup.rates) == 1 or strategy.rate_of:
             return []
         return [self.job(self.reference, strategy, lr, self.seeds[0]) for lr in self.setup.rates]
 
     def lr(self, strategy: Strategy, results: StrategyResults) -> float:
         """The one that got furthest; the first of equals, and as long as nothing is known."""
+        strategy = STRATEGIES[strategy.rate_of] if strategy.rate_of else strategy
         known = [(job.lr, results.get(job)) for job in self.tried(strategy)]
         scores = {lr: out.figures.accuracy or 0.0 for lr, out in known if out is not None and out.figures}
         return max(scores, key=lambda lr: scores[lr]) if scores else self.setup.rates[0]
@@ -96,7 +97,8 @@ class StrategySeries(msgspec.Struct, frozen=True, kw_only=True):
     def total(self) -> int:
         """How many runs it takes, known ones included."""
         rates = {job for strategy in self.strategies for job in self.tried(strategy)}
-        known = sum(cell == self.reference for cell in self.cells) * len(self.strategies) if rates else 0
+        tried = sum(not strategy.rate_of for strategy in self.strategies)
+        known = sum(cell == self.reference for cell in self.cells) * tried if rates else 0
         jobs = {
             self.job(cell, strategy, 0.0, seed)
             for cell in self.cells
@@ -117,8 +119,9 @@ class Runner:
         """What is missing, cell after cell."""
         series = self._series
         with tempfile.TemporaryDirectory(prefix="paceline-bench-", ignore_cleanup_errors=True) as made:
-            for jobs in zip(*(series.tried(each) for each in series.strategies), strict=True):
-                for strategy, job in zip(series.strategies, jobs, strict=True):
+            trying = [each for each in series.strategies if not each.rate_of]
+            for jobs in zip(*map(series.tried, trying), strict=True):
+                for strategy, job in zip(trying, jobs, strict=True):
                     assert series.reference is not None
                     self._one(job, series.reference, strategy, run_here, Path(made))
             for cell in series.cells:
