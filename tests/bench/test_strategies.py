@@ -327,7 +327,7 @@ def test_pictures_are_whole_documents_with_a_bar_for_every_figure() -> None:
     [
         (Constraints(), {}, "allreduce"),
         (Constraints(memory_bytes=1_560_000), {}, "fsdp"),
-        (Constraints(hosts=4), {}, "bsp+store_hosts"),
+        (Constraints(hosts=4), {}, "ddp"),
         (Constraints(tolerance=5), {3: 4.0}, "asp"),
         (Constraints(), {3: 4.0}, "bsp+balance"),
         (Constraints(preemptible=True), {}, "backup_bsp"),
@@ -349,17 +349,17 @@ def test_advice_is_right_if_it_is_nearly_the_fastest_of_what_is_accurate_enough(
 ) -> None:
     cell = Cell("vgg", 4, "throttled")
     seen = grid(
-        measured(cell, "ddp", figures(90)),
-        measured(cell, "bsp+store_hosts", figures(ours)),
+        measured(cell, "ddp", figures(ours)),
+        measured(cell, "allreduce", figures(70)),
         measured(cell, "fsdp", figures(100)),
         measured(cell, "ps-async-sum", figures(900, accuracy=0.5)),
     )
     row, *_, total = advice_rows(seen)
-    assert (row.case["runs"], row.case["best"], row.case["right"]) == ("bsp+store_hosts", "fsdp", right)
+    assert (row.case["runs"], row.case["best"], row.case["right"]) == ("ddp", "fsdp", right)
     assert row.value == pytest.approx(loses)
     assert total.value == (1.0 if right == "yes" else 0.0)
     [best] = best_rows(seen)
-    assert best.value == pytest.approx(ours / 100)
+    assert best.value == pytest.approx(70 / 100)
 
 
 def test_what_makes_the_same_steps_loses_nothing_and_shows_what_is_chance() -> None:

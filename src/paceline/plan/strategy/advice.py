@@ -96,7 +96,7 @@ def advise(load: Load, wanted: Constraints) -> StrategyAdvice:
     rows = _rows(load, wanted, capacity)
     decided = _memory(load, wanted, capacity) or _lockstep(load, wanted) or _store(load, wanted, rows)
     choice, command, rule, because = decided
-    hints = tuple(hint for hint in (_link(load), _modified(rows)) if hint)
+    hints = tuple(hint for hint in (_state_elsewhere(rule, rows), _link(load), _modified(rows)) if hint)
     return StrategyAdvice(choice=choice, command=command, rule=rule, because=because, hints=hints, rows=rows)
 
 
@@ -143,16 +143,25 @@ def _memory(load: Load, wanted: Constraints, capacity: float) -> Decided | None:
     )
 
 
+def _state_elsewhere(rule: int, rows: tuple[StrategyRow, ...]) -> str | None:
+    """Beside rule 1: a store keeps the optimizer's state, which may be all that does not fit."""
+    if rule != 1 or not any(row.fits for row in rows if row.strategy == "ps-sync"):
+        return None
+    return (
+        "rule 1: a worker of a store (--protocol bsp) fits as well, if the store's host has room for the "
+        "optimizer's state."
+    )
+
+
 def _lockstep(load: Load, wanted: Constraints) -> Decided | None:
     """Rule 2: equal workers that start together run in lockstep."""
     if wanted.preemptible or load.unequal >= EQUAL:
         return None
     why = f"the slowest worker takes {load.unequal:.2f} times as long as the fastest, below {EQUAL}"
-    hosts = min(wanted.hosts, load.workers)
-    if hosts == 1:
+    if wanted.hosts == 1:
         return "ddp", f"paceline train SCRIPT --protocol {PROTOCOL['ddp']}", 2, why
-    why += "; with a portion of the store on every host a link carries what it does in DDP's ring"
-    return "ddp", f"paceline train SCRIPT --protocol bsp --store-hosts {hosts}", 2, why
+    why += "; over several hosts Paceline's allreduce goes through the first one's link, torch's does not"
+    return "ddp", f"torchrun --nnodes {wanted.hosts} SCRIPT, with torch's DistributedDataParallel", 2, why
 
 
 def _store(load: Load, wanted: Constraints, rows: tuple[StrategyRow, ...]) -> Decided:

@@ -66,6 +66,8 @@ def strategy_of(command: str) -> str | None:
     """What a command of the advice runs."""
     if "plan osdp" in command:
         return "fsdp"
+    if command.startswith("torchrun"):
+        return "ddp"
     found = re.search(r"--protocol (\S+)(?: --(balance|store-hosts))?", command)
     return "+".join(filter(None, found.groups())).replace("-", "_") if found else None
 
