@@ -18,7 +18,7 @@ from paceline.config import RunConfig
 from paceline.errors import BadGradient, ConfigError
 from paceline.parallel.mesh import gather_bytes
 from paceline.parallel.plans.meter import Meter
-from paceline.parallel.plans.sharding import ShardedModel, average_replicated, global_norm, shard
+from paceline.parallel.plans.sharding import ShardedModel, global_norm, shard
 from paceline.parallel.plans.shared_loader import SharedLoader
 from paceline.plan.osdp.plan import OsdpPlan
 from paceline.runtime.worker.optimizer.replacing import replace_step
@@ -195,7 +195,7 @@ class OsdpPace(PlannedPace):
 
     def _average(self) -> None:
         assert self._sharded is not None
-        average_replicated(self._sharded.model)
+        self._sharded.average()
 
     def _norm(self, parameters: list[Tensor]) -> float:
         return global_norm(parameters)

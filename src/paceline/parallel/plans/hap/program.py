@@ -23,7 +23,7 @@ from paceline.parallel.plans.hap.uneven import (
     Slice,
     UnevenAllReduce,
     UnevenAllToAll,
-    add_up,
+    add_up_gradients,
     cut,
     gather_pieces,
 )
@@ -201,11 +201,7 @@ class HapProgram:
 
     def add_up(self) -> None:
         """Make the gradients of replicated parameters whole: every rank has a summand."""
-        trained = [p for p in self.replicated() if p.requires_grad]
-        for parameter in trained:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        add_up([parameter.grad for parameter in trained if parameter.grad is not None])
+        add_up_gradients([p for p in self.replicated() if p.requires_grad])
 
     def norm(self, parameters: Iterable[Tensor] | None = None) -> float:
         """Of the whole gradient: cut parameters added up over ranks, replicated ones counted once."""

@@ -1,0 +1,54 @@
+"""What scripts do in their loops comes out under a plan as in one process, or is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from paceline.parallel.plans.capture import Captured
+from paceline.parallel.plans.measure_model import measure_model
+from paceline.parallel.plans.processes import run_ranks
+from paceline.plan.osdp.plan import OsdpPlan
+from paceline.plan.osdp.scheduler import plan_osdp
+from paceline.plan.profile import ClusterProfile, Device, TransferCost
+from support import plan_ranks
+
+TESTS = str(Path(__file__).parents[1])
+RANKS = 2
+CLUSTER = ClusterProfile(
+    devices=(Device(name="d", flops_per_s=1e10, memory_bytes=2**40),) * RANKS,
+    link=TransferCost(latency_s=1e-5, bytes_per_s=1e9),
+    overhead_bytes=0,
+)
+
+
+def osdp_plan(kind: type[torch.nn.Module], *inputs: Any, mode: str = "dp") -> OsdpPlan:
+    model, optimizer = plan_ranks.begun(kind)
+    captured = Captured(model, optimizer, inputs, batch=plan_ranks.BATCH)
+    plan = plan_osdp(measure_model(captured, "test"), CLUSTER, None, batch=plan_ranks.BATCH)
+    ways = {"mode": mode, "sharded": int(mode != "dp")}
+    operators = tuple(
+        msgspec.structs.replace(op, **ways) if op.parameter_bytes else op for op in plan.operators
+    )
+    return msgspec.structs.replace(plan, operators=operators)
+
+
+def branches(mode: str) -> OsdpPlan:
+    return osdp_plan(plan_ranks.Branches, torch.randn(2, 4), "first", "left", "right", mode=mode)
+
+
+def run(task: str, request: Any) -> list[Any]:
+    return run_ranks(f"support.plan_ranks:{task}", RANKS, request, timeout_s=60, paths=(TESTS,), forked=True)
+
+
+def test_a_parameter_without_a_gradient_is_left_alone_as_in_one_process() -> None:
+    for answer in run("some_without_gradient", [branches("dp"), branches("zdp")]):
+        assert max(answer) < 1e-6
+
+
+def test_ranks_that_use_different_sharded_layers_are_refused() -> None:
+    for told in run("mixed_up", branches("zdp")):
+        assert "ranks used sharded layers differently in one step" in told
