@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import torch
 
 from paceline.parallel.plans.capture import Captured
 from paceline.parallel.plans.measure_model import measure_model
 from paceline.parallel.plans.processes import run_ranks
+from paceline.plan.hap.plan import HapPlan, plan_hap
+from paceline.plan.hap.trace import trace
 from paceline.plan.osdp.plan import OsdpPlan
 from paceline.plan.osdp.scheduler import plan_osdp
 from paceline.plan.profile import ClusterProfile, Device, TransferCost
@@ -52,3 +55,28 @@ def test_a_parameter_without_a_gradient_is_left_alone_as_in_one_process() -> Non
 def test_ranks_that_use_different_sharded_layers_are_refused() -> None:
     for told in run("mixed_up", branches("zdp")):
         assert "ranks used sharded layers differently in one step" in told
+
+
+def hap_plan() -> HapPlan:
+    x, y = torch.randn(4, 4), torch.randn(4, 1)
+    graph = trace(plan_ranks.begun(plan_ranks.Straight)[0], (x, y)).graph
+    return plan_hap(graph, CLUSTER, "test", plan_ranks.BATCH * RANKS)
+
+
+def test_loops_train_as_in_one_process_or_are_refused() -> None:
+    osdp = osdp_plan(plan_ranks.Straight, torch.randn(2, 4), torch.randn(2, 1))
+    for answer in run("loops", {"osdp": osdp, "hap": hap_plan()}):
+        for name, told in answer.items():
+            assert told["closure"] < 1e-6, name
+            assert "generator does not stand at the same place on ranks 0 and 1" in told["order"]
+            assert told["figures"] == [{"loss": 2.0}, pytest.approx(0.01)], "the lead's, for all"
+            assert max(told["later"]) < 1e-6, name
+            assert "evaluates the loss several times per step" in told["closures"]
+            assert "a plan trains with one optimizer, prepare got 2" in told["several"]
+
+
+def test_parameters_that_are_not_the_model_s_are_refused() -> None:
+    plan = osdp_plan(plan_ranks.Straight, torch.randn(2, 4), torch.randn(2, 1), mode="zdp")
+    for later, before in run("strangers", plan):
+        assert "the optimizer got parameters after prepare that are not the model's" in later
+        assert "trains parameters that are not the model's, so no plan has them" in before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -127,3 +128,126 @@ def mixed_up(rank: int, size: int, plan: Any) -> Any:
     model, optimizer, batches = pace.prepare(model, optimizer, loader(BATCH))
     model(next(iter(batches))[0], "left" if rank else "right").backward()
     return refused(optimizer.step)
+
+
+# -- loops of all kinds -----------------------------------------------------------------------
+
+
+def loops(rank: int, size: int, request: Any) -> Any:
+    """Everything that both kinds of plans have to do, or to refuse, in turn."""
+    kinds = {"osdp": (osdp, BATCH), "hap": (hap, BATCH * size)}
+    cases = (closure, order, figures, later, closures, several)
+    answers: dict[str, Any] = {}
+    for name, plan in request.items():
+        kind, batch = kinds[name]
+        make = partial(kind, rank, size, plan)
+        answers[name] = {case.__name__: case(rank, make, batch) for case in cases}
+    return answers
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+    optimizer.zero_grad()
+    model(x, y).backward()
+    optimizer.step()
+
+
+def _steps(optimizer: torch.optim.Optimizer, model: nn.Module, batches: Any) -> list[float]:
+    """With closures; the losses that steps return."""
+    losses = []
+    for x, y in batches:
+
+        def computed(x: Tensor = x, y: Tensor = y) -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = model(x, y)
+            loss.backward()
+            return loss
+
+        losses.append(float(optimizer.step(computed).detach()))  # type: ignore[arg-type,union-attr]
+    return losses
+
+
+def closure(rank: int, make: Callable[[], PlannedPace], batch: int) -> Any:
+    """How far it is from one process."""
+    alone, plain = begun(Straight)
+    expected = _steps(plain, alone, loader(4))
+    pace = make()
+    model, optimizer = begun(Straight)
+    model, optimizer, batches = pace.prepare(model, optimizer, loader(batch))
+    told = pace.gather(torch.tensor([_steps(optimizer, model, batches)])).mean(0).tolist()
+    return max(apart(pace, alone), *(abs(a - b) for a, b in zip(told, expected, strict=True)))
+
+
+def order(rank: int, make: Callable[[], PlannedPace], batch: int) -> str:
+    """A loader whose order is another one on every rank."""
+    return refused(lambda: make().prepare(*begun(Straight), loader(batch, seed=5 + rank)))
+
+
+def figures(rank: int, make: Callable[[], PlannedPace], batch: int) -> Any:
+    """The rate that a scheduler has set that looks at the figures, and what a rank was told."""
+    pace = make()
+    model, optimizer = begun(Straight)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    model, optimizer, _ = pace.prepare(model, optimizer, loader(batch))
+    for _ in range(2):
+        found = pace.evaluate(lambda: {"loss": 2.0 + rank})
+        if found:
+            plateau.step(found["loss"])
+    return [found, optimizer.param_groups[0]["lr"]]
+
+
+def later(rank: int, make: Callable[[], PlannedPace], batch: int) -> list[float]:
+    """A layer that is unfrozen, or given to the optimizer, after a while: how far it is from one process."""
+    return [_later(make, batch, by) for by in (_unfreeze, _add)]
+
+
+def _later(make: Callable[[], PlannedPace], batch: int, by: Callable[..., None]) -> float:
+    pace, made = make(), []
+    for batches in (loader(4), loader(batch)):
+        model, optimizer = begun(Straight)
+        if by is _unfreeze:
+            model.get_submodule("up").requires_grad_(False)
+        else:
+            del optimizer.param_groups[0]["params"][:2]
+        made.append(model)
+        given: Any = batches
+        if len(made) == 2:
+            model, optimizer, given = pace.prepare(model, optimizer, batches)
+        for place, (x, y) in enumerate(given):
+            if place == 2:
+                by(model, optimizer)
+            _step(model, optimizer, x, y)
+    return apart(pace, made[0])
+
+
+def _unfreeze(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model.get_submodule("up").requires_grad_()
+
+
+def _add(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.add_param_group({"params": list(model.get_submodule("up").parameters())})
+
+
+def strangers(rank: int, size: int, plan: Any) -> list[str]:
+    """Parameters that were a sharded model's before prepare, and one that never was a model's."""
+    model = Straight()
+    before = list(model.up.parameters())
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.down.parameters())
+    prepared, optimizer, batches = osdp(rank, size, plan).prepare(model, optimizer, loader(BATCH))
+    optimizer.add_param_group({"params": before})
+    told = refused(lambda: _step(prepared, optimizer, *next(iter(batches))))
+    model = Straight()
+    optimizer = torch.optim.AdamW([*model.parameters(), nn.Parameter(torch.ones(1))])
+    return [told, refused(lambda: osdp(rank, size, plan).prepare(model, optimizer, loader(BATCH)))]
+
+
+def closures(rank: int, make: Callable[[], PlannedPace], batch: int) -> str:
+    """An optimizer that computes the loss several times."""
+    model = Straight()
+    return refused(lambda: make().prepare(model, torch.optim.LBFGS(model.parameters()), loader(batch)))
+
+
+def several(rank: int, make: Callable[[], PlannedPace], batch: int) -> str:
+    """Two optimizers."""
+    model = Straight()
+    two = [torch.optim.AdamW(part.parameters()) for part in (model.up, model.down)]
+    return refused(lambda: make().prepare(model, *two, loader(batch)))

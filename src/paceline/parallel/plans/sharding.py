@@ -154,6 +154,11 @@ def _hand_over(
         )
     old = {id(parameter): name for name, parameter in before}
     new = dict(model.named_parameters())
+    if any(id(p) not in old for group in optimizer.param_groups for p in group["params"]):
+        raise ConfigError(
+            "the optimizer trains parameters that are not the model's, so no plan has them. Make them part "
+            "of the model, and plan again."
+        )
     for group in optimizer.param_groups:
         group["params"] = [new[name] for p in group["params"] for name in names[old[id(p)]]]
 
