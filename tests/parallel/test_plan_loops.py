@@ -80,3 +80,18 @@ def test_parameters_that_are_not_the_model_s_are_refused() -> None:
     for later, before in run("strangers", plan):
         assert "the optimizer got parameters after prepare that are not the model's" in later
         assert "trains parameters that are not the model's, so no plan has them" in before
+
+
+def test_under_hap_all_ranks_draw_the_same_numbers() -> None:
+    first, second = run("noise", hap_plan())
+    assert max(first["apart"], second["apart"]) < 1e-6
+    assert first["drawn"] == second["drawn"]
+
+
+def test_batches_that_differ_under_hap_are_refused() -> None:
+    for told in run("other_noise", hap_plan()):
+        assert "ranks 0 and 1 gave the model different batches" in told
+
+
+def test_under_hap_a_removed_gradient_stays_away() -> None:
+    assert max(run("without_gradient", hap_plan())) < 1e-6

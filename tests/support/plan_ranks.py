@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -251,3 +253,46 @@ def several(rank: int, make: Callable[[], PlannedPace], batch: int) -> str:
     model = Straight()
     two = [torch.optim.AdamW(part.parameters()) for part in (model.up, model.down)]
     return refused(lambda: make().prepare(model, *two, loader(batch)))
+
+
+# -- under HAP --------------------------------------------------------------------------------
+
+
+def noise(rank: int, size: int, plan: Any) -> Any:
+    """Noise that the script adds: how far it is from one process, and other numbers that are drawn."""
+    alone, plain = begun(Straight)
+    torch.manual_seed(100)
+    for x, y in loader(BATCH * size):
+        _step(alone, plain, x + torch.randn_like(x), y)
+    pace = hap(rank, size, plan)
+    model, optimizer = begun(Straight)
+    for seed in (torch.manual_seed, random.seed, np.random.seed):
+        seed(100 + rank)
+    model, optimizer, batches = pace.prepare(model, optimizer, loader(BATCH * size))
+    for x, y in batches:
+        _step(model, optimizer, x + torch.randn_like(x), y)
+    return {"apart": apart(pace, alone), "drawn": [random.random(), np.random.rand()]}
+
+
+def other_noise(rank: int, size: int, plan: Any) -> str:
+    """Noise that the script insists on being every rank's own."""
+    pace = hap(rank, size, plan)
+    model, _, batches = pace.prepare(*begun(Straight), loader(BATCH * size))
+    torch.manual_seed(rank)
+    x, y = next(iter(batches))
+    return refused(lambda: model(x + torch.randn_like(x), y))
+
+
+def without_gradient(rank: int, size: int, plan: Any) -> float:
+    """A layer whose gradients the script removes, to train the other one first."""
+    alone, plain = begun(Straight)
+    pace = hap(rank, size, plan)
+    model, optimizer = begun(Straight)
+    model, optimizer, batches = pace.prepare(model, optimizer, loader(BATCH * size))
+    for of, steps, given in ((alone, plain, loader(BATCH * size)), (model, optimizer, batches)):
+        for x, y in given:
+            of(x, y).backward()
+            of.get_submodule("up").zero_grad()
+            steps.step()
+            steps.zero_grad()
+    return apart(pace, alone)

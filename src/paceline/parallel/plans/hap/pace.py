@@ -4,8 +4,10 @@ output."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -13,12 +15,14 @@ from torch.utils.data import DataLoader
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
+from paceline.parallel.mesh import gather_bytes
 from paceline.parallel.plans.hap.emulated_device import EmulatedDevice
 from paceline.parallel.plans.hap.program import HapProgram
 from paceline.parallel.plans.planned_pace import PlannedPace
 from paceline.parallel.plans.shared_loader import SharedLoader
 from paceline.plan.hap.plan import HapPlan
 from paceline.plan.hap.trace import by_position, trace
+from paceline.runtime.checkpoints.random_state import RandomState
 from paceline.runtime.worker.pace import Metrics
 
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "ASGD")
@@ -51,6 +55,7 @@ class HapPace(PlannedPace):
         with torch.no_grad():
             for tensor in [*model.parameters(), *model.buffers()]:
                 dist.broadcast(tensor, 0)
+        same_random_numbers(self.size)
         self._forward = model.forward
         model.forward = self._first
         return SharedLoader(loader, self._hap.batch, 0, 1, self._config.seed)
@@ -58,6 +63,7 @@ class HapPace(PlannedPace):
     def _first(self, *args: Any, **kwargs: Any) -> Any:
         """The first call shows the shapes that a program needs; from then on the program is the model."""
         assert self._model is not None
+        check_same_batch(args, kwargs, self.size)
         self._model.forward = self._forward
         traced = trace(self._model, by_position(self._forward, args, kwargs))
         config, work = self._config, sum(node.flops for node in traced.graph.nodes)
@@ -99,3 +105,24 @@ class HapPace(PlannedPace):
         if self._program is None:
             return {n: p.detach().clone() for n, p in self._model.named_parameters()} | buffers
         return self._program.whole({n: p.data for n, p in self._program.parameters.items()}) | buffers
+
+
+def same_random_numbers(size: int) -> None:
+    """From here on all ranks draw what rank 0 draws: what a script adds to a batch is the same for all."""
+    told = gather_bytes(msgspec.msgpack.encode(RandomState.now()), size)
+    msgspec.msgpack.decode(told[0], type=RandomState).restore()
+
+
+def check_same_batch(args: tuple[Any, ...], kwargs: dict[str, Any], size: int) -> None:
+    """Refuse inputs that differ: every rank computes its part of one and the same batch."""
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    mine = sha256()
+    for tensor in tensors:
+        mine.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    told = gather_bytes(mine.digest(), size)
+    other = next((rank for rank, batch in enumerate(told) if batch != told[0]), None)
+    if other is not None:
+        raise ConfigError(
+            f"ranks 0 and {other} gave the model different batches, but under HAP all work on the same one. "
+            "Make data alike on all ranks, and seed random numbers after prepare, if at all, with one number."
+        )
