@@ -275,12 +275,14 @@ def noise(rank: int, size: int, plan: Any) -> Any:
 
 
 def other_noise(rank: int, size: int, plan: Any) -> str:
-    """Noise that the script insists on being every rank's own."""
+    """One worker draws a number more than the others, between its steps."""
     pace = hap(rank, size, plan)
-    model, _, batches = pace.prepare(*begun(Straight), loader(BATCH * size))
-    torch.manual_seed(rank)
-    x, y = next(iter(batches))
-    return refused(lambda: model(x + torch.randn_like(x), y))
+    model, optimizer, batches = pace.prepare(*begun(Straight), loader(BATCH * size))
+    (x, y), (again, _), *_ = batches
+    _step(model, optimizer, x + torch.randn_like(x), y)
+    if pace.lead:
+        torch.randn(1)
+    return refused(lambda: _step(model, optimizer, again + torch.randn_like(x), y))
 
 
 def without_gradient(rank: int, size: int, plan: Any) -> float:

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError
-from paceline.parallel.plans.hap.uneven import add_up_gradients
+from paceline.parallel.plans.hap.uneven import add_up_gradients, same_on_all
 from paceline.parallel.plans.measure_model import held_by, operators_of
 from paceline.parallel.plans.split import SplitLinear
 from paceline.plan.osdp.plan import OsdpPlan
@@ -46,12 +46,10 @@ class ShardedModel:
     def average(self) -> None:
         """Gradients become those of the whole batch. FSDP2's collectives are matched by their order alone, so
         ranks that use sharded layers in different ways have mixed them up."""
-        used = torch.tensor([self._used(), -self._used()])
-        work = dist.all_reduce(used, dist.ReduceOp.MAX, async_op=True)
+        used_alike = same_on_all(self._used())
         average_replicated(self.model)
-        work.wait()
         self.called.clear()
-        if used[0] != -used[1]:
+        if not used_alike():
             raise ConfigError(
                 "ranks used sharded layers differently in one step: others, in another order, or with a "
                 "gradient on some ranks only, which mixes their weights up. Call all layers alike on all "

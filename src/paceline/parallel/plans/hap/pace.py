@@ -4,7 +4,6 @@ output."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -63,7 +62,6 @@ class HapPace(PlannedPace):
     def _first(self, *args: Any, **kwargs: Any) -> Any:
         """The first call shows the shapes that a program needs; from then on the program is the model."""
         assert self._model is not None
-        check_same_batch(args, kwargs, self.size)
         self._model.forward = self._forward
         traced = trace(self._model, by_position(self._forward, args, kwargs))
         config, work = self._config, sum(node.flops for node in traced.graph.nodes)
@@ -111,18 +109,3 @@ def same_random_numbers(size: int) -> None:
     """From here on all ranks draw what rank 0 draws: what a script adds to a batch is the same for all."""
     told = gather_bytes(msgspec.msgpack.encode(RandomState.now()), size)
     msgspec.msgpack.decode(told[0], type=RandomState).restore()
-
-
-def check_same_batch(args: tuple[Any, ...], kwargs: dict[str, Any], size: int) -> None:
-    """Refuse inputs that differ: every rank computes its part of one and the same batch."""
-    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    mine = sha256()
-    for tensor in tensors:
-        mine.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    told = gather_bytes(mine.digest(), size)
-    other = next((rank for rank, batch in enumerate(told) if batch != told[0]), None)
-    if other is not None:
-        raise ConfigError(
-            f"ranks 0 and {other} gave the model different batches, but under HAP all work on the same one. "
-            "Make data alike on all ranks, and seed random numbers after prepare, if at all, with one number."
-        )

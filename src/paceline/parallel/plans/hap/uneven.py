@@ -114,6 +114,18 @@ def add_up_gradients(parameters: Sequence[Tensor]) -> None:
             parameter.grad = None
 
 
+def same_on_all(number: int) -> Callable[[], bool]:
+    """Whether all ranks have this number. Starts; what is returned ends it, and tells."""
+    told = torch.tensor([number, -number])
+    work = dist.all_reduce(told, dist.ReduceOp.MAX, async_op=True)
+
+    def finish() -> bool:
+        work.wait()
+        return bool(told[0] == -told[1])
+
+    return finish
+
+
 def _add_up(bucket: list[Tensor]) -> Callable[[], None]:
     """Starts; what is returned ends it."""
     alone = len(bucket) == 1 and bucket[0].is_contiguous()
