@@ -68,6 +68,7 @@ def test_loops_train_as_in_one_process_or_are_refused() -> None:
     for answer in run("loops", {"osdp": osdp, "hap": hap_plan()}):
         for name, told in answer.items():
             assert told["closure"] < 1e-6, name
+            assert told["scaler"] == [pytest.approx(0.0, abs=1e-6), 4.0], name
             assert "generator does not stand at the same place on ranks 0 and 1" in told["order"]
             assert told["figures"] == [{"loss": 2.0}, pytest.approx(0.01)], "the lead's, for all"
             assert max(told["later"]) < 1e-6, name

@@ -138,7 +138,7 @@ def mixed_up(rank: int, size: int, plan: Any) -> Any:
 def loops(rank: int, size: int, request: Any) -> Any:
     """Everything that both kinds of plans have to do, or to refuse, in turn."""
     kinds = {"osdp": (osdp, BATCH), "hap": (hap, BATCH * size)}
-    cases = (closure, order, figures, later, closures, several)
+    cases = (closure, scaler, order, figures, later, closures, several)
     answers: dict[str, Any] = {}
     for name, plan in request.items():
         kind, batch = kinds[name]
@@ -177,6 +177,27 @@ def closure(rank: int, make: Callable[[], PlannedPace], batch: int) -> Any:
     model, optimizer, batches = pace.prepare(model, optimizer, loader(batch))
     told = pace.gather(torch.tensor([_steps(optimizer, model, batches)])).mean(0).tolist()
     return max(apart(pace, alone), *(abs(a - b) for a, b in zip(told, expected, strict=True)))
+
+
+def scaler(rank: int, make: Callable[[], PlannedPace], batch: int) -> list[float]:
+    """Half of a batch overflows: how far it is from one process, and the scale afterwards."""
+    pace, made, scale = make(), [], 0.0
+    for batches in (loader(4), loader(batch)):
+        model, optimizer = begun(Straight)
+        made.append(model)
+        given: Any = batches
+        if len(made) == 2:
+            model, optimizer, given = pace.prepare(model, optimizer, batches)
+        scaled = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for place, (x, y) in enumerate(given):
+            if place == 1 and (len(y) == 4 or rank):
+                y[-2:] = float("inf")
+            optimizer.zero_grad()
+            scaled.scale(model(x, y)).backward()
+            scaled.step(optimizer)
+            scaled.update()
+        scale = scaled.get_scale()
+    return [apart(pace, made[0]), scale]
 
 
 def order(rank: int, make: Callable[[], PlannedPace], batch: int) -> str:

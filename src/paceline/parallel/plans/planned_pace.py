@@ -23,6 +23,7 @@ from paceline.parallel.plans.sharding import ShardedModel, global_norm, shard
 from paceline.parallel.plans.shared_loader import SharedLoader, check_same_order
 from paceline.plan.osdp.plan import OsdpPlan
 from paceline.runtime.worker.optimizer.replacing import replace_step
+from paceline.runtime.worker.optimizer.scaling import taken_from, tell_scaler, welcome_scalers
 from paceline.runtime.worker.pace import Metrics, Pace
 from paceline.store.optimizers import check_suited
 from paceline.store.together import Together
@@ -83,6 +84,7 @@ class PlannedPace(Pace):
             self._warn(
                 f"{made.left_over} of {made.samples} samples of every epoch are too few for a step: unused"
             )
+        welcome_scalers(optimizer)
         replace_step(optimizer, lambda *a, plain=optimizer.step, **k: self._step(plain, *a, **k))
         self._sizes = self._group_sizes()
         self._global_batch = made.batch_size * (self.size if self._own_batches else 1)
@@ -117,9 +119,7 @@ class PlannedPace(Pace):
         self.make_whole()
         norm = self._norm(parameters)
         if norm > most:
-            for parameter in parameters:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(most / (norm + 1e-6))
+            _multiply(parameters, most / (norm + 1e-6))
         return torch.tensor(norm)
 
     def _trained(self) -> list[Tensor]:
@@ -162,18 +162,35 @@ class PlannedPace(Pace):
 
     def _step_whole(self, plain: Callable[[], Any]) -> Any:
         assert self.meter is not None
-        trained = self._trained()
+        assert self._optimizer is not None
+        trained, scaled = self._trained(), taken_from(self._optimizer)
+        if scaled is not None and scaled.scale is not None:
+            _multiply(trained, 1.0 / scaled.scale)
         if self._config.clip_norm is not None:
             self.clip_these(trained, self._config.clip_norm)
-        if not all(bool(torch.isfinite(_local(p.grad)).all()) for p in trained if p.grad is not None):
+        finite = all(bool(torch.isfinite(_local(p.grad)).all()) for p in trained if p.grad is not None)
+        if not finite and scaled is None:
             raise BadGradient(f"NaN or infinity in a gradient of rank {self.rank} at step {self.steps}.")
-        made = plain()
+        made = plain() if scaled is None or self._all_usable(finite and not scaled.found_inf) else None
         self._is_whole = False
         self.steps += 1
         self.samples += self._global_batch
         self.loss = (self._reported() or {}).get("loss", self.loss)
         self.meter.step()
         return made
+
+    def _all_usable(self, mine: bool) -> bool:
+        """Under a scaler: whether no rank has an overflow. If one has, all skip the step, and all scales
+        fall."""
+        assert self._optimizer is not None
+        overflowed = torch.tensor(float(not mine))
+        dist.all_reduce(overflowed)
+        if overflowed and not tell_scaler(self._optimizer):
+            raise ConfigError(
+                "gradients overflowed, and what called optimizer.step() is no scaler that could be told. Use "
+                "torch.amp.GradScaler, or bfloat16, which needs none."
+            )
+        return not overflowed
 
     def evaluate(self, fn: Callable[..., Metrics]) -> Mapping[str, float] | None:
         """As ever, but all ranks compute it: none of them has the whole model. So all have the figures, the
@@ -259,6 +276,12 @@ def same_for_all(digest: str) -> None:
         raise ConfigError(
             f"rank {other} holds another plan than rank {dist.get_rank()}. Give all the same file."
         )
+
+
+def _multiply(parameters: list[Tensor], factor: float) -> None:
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
 
 
 def _local(gradient: Tensor) -> Tensor:
