@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -18,11 +19,14 @@ from paceline.config import RunConfig
 from paceline.errors import BadGradient, ConfigError
 from paceline.parallel.mesh import gather_bytes
 from paceline.parallel.plans.meter import Meter
-from paceline.parallel.plans.sharding import ShardedModel, average_replicated, global_norm, shard
-from paceline.parallel.plans.shared_loader import SharedLoader
+from paceline.parallel.plans.sharding import ShardedModel, global_norm, shard
+from paceline.parallel.plans.shared_loader import SharedLoader, check_same_order
 from paceline.plan.osdp.plan import OsdpPlan
 from paceline.runtime.worker.optimizer.replacing import replace_step
+from paceline.runtime.worker.optimizer.scaling import taken_from, tell_scaler, welcome_scalers
 from paceline.runtime.worker.pace import Metrics, Pace
+from paceline.store.optimizers import check_suited
+from paceline.store.together import Together
 
 
 class PlannedPace(Pace):
@@ -61,6 +65,12 @@ class PlannedPace(Pace):
             raise ConfigError(
                 "a plan needs the training loader: call pace.prepare(model, optimizer, loader)."
             )
+        check_suited(optimizer)
+        if isinstance(optimizer, Together):
+            raise ConfigError(
+                f"a plan trains with one optimizer, prepare got {len(optimizer.optimizers)}. Give it one "
+                "with a parameter group for each, or train without a plan."
+            )
         if any(p.device.type != "cpu" for p in model.parameters()):
             raise ConfigError(
                 "plans run on CPU workers so far; the model is on another device. Leave it on the CPU."
@@ -68,12 +78,15 @@ class PlannedPace(Pace):
         model.register_forward_pre_hook(self._begin)
         size = sum(p.numel() * p.element_size() for p in model.parameters())
         self.meter = Meter(size)
+        check_same_order(loader, self.size)
         made = self._place(model, optimizer, loader)
         if made.left_over and self.lead:
             self._warn(
                 f"{made.left_over} of {made.samples} samples of every epoch are too few for a step: unused"
             )
+        welcome_scalers(optimizer)
         replace_step(optimizer, lambda *a, plain=optimizer.step, **k: self._step(plain, *a, **k))
+        self._sizes = self._group_sizes()
         self._global_batch = made.batch_size * (self.size if self._own_batches else 1)
         self._began = time.perf_counter()
         self.meter.begin()
@@ -106,9 +119,7 @@ class PlannedPace(Pace):
         self.make_whole()
         norm = self._norm(parameters)
         if norm > most:
-            for parameter in parameters:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(most / (norm + 1e-6))
+            _multiply(parameters, most / (norm + 1e-6))
         return torch.tensor(norm)
 
     def _trained(self) -> list[Tensor]:
@@ -118,28 +129,77 @@ class PlannedPace(Pace):
     def _clip(self, max_norm: float) -> Tensor:
         return self.clip_these(self._trained(), max_norm)
 
-    def _step(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        assert self.meter is not None
+    def _group_sizes(self) -> list[int]:
+        assert self._optimizer is not None
+        return [len(group["params"]) for group in self._optimizer.param_groups]
+
+    def _check_trained(self) -> None:
+        """Refuse parameters that the optimizer was given later and that are not the model's as it is now."""
+        assert self._model is not None
+        if (sizes := self._group_sizes()) == self._sizes:
+            return
+        mine = {id(p) for p in self._model.parameters()}
+        if any(id(p) not in mine for p in self._trained()):
+            raise ConfigError(
+                "the optimizer got parameters after prepare that are not the model's: a plan puts others in "
+                "the place of those that it had. Add them before, or take them from the prepared model."
+            )
+        self._sizes = sizes
+
+    def _step(
+        self, plain: Callable[..., Any], closure: Callable[[], Any] | None = None, **others: Any
+    ) -> Any:
+        """A closure comes first: the gradients that it computes are this rank's, and are made whole as others
+        are."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_trained()
         self.make_whole()
-        trained = self._trained()
+        made = self._step_whole(lambda: plain(**others))
+        return made if closure is None else loss
+
+    def _step_whole(self, plain: Callable[[], Any]) -> Any:
+        assert self.meter is not None
+        assert self._optimizer is not None
+        trained, scaled = self._trained(), taken_from(self._optimizer)
+        if scaled is not None and scaled.scale is not None:
+            _multiply(trained, 1.0 / scaled.scale)
         if self._config.clip_norm is not None:
             self.clip_these(trained, self._config.clip_norm)
-        if not all(bool(torch.isfinite(_local(p.grad)).all()) for p in trained if p.grad is not None):
+        finite = all(bool(torch.isfinite(_local(p.grad)).all()) for p in trained if p.grad is not None)
+        if not finite and scaled is None:
             raise BadGradient(f"NaN or infinity in a gradient of rank {self.rank} at step {self.steps}.")
-        result = plain(*args, **kwargs)
+        made = plain() if scaled is None or self._all_usable(finite and not scaled.found_inf) else None
         self._is_whole = False
         self.steps += 1
         self.samples += self._global_batch
         self.loss = (self._reported() or {}).get("loss", self.loss)
         self.meter.step()
-        return result
+        return made
+
+    def _all_usable(self, mine: bool) -> bool:
+        """Under a scaler: whether no rank has an overflow. If one has, all skip the step, and all scales
+        fall."""
+        assert self._optimizer is not None
+        overflowed = torch.tensor(float(not mine))
+        dist.all_reduce(overflowed)
+        if overflowed and not tell_scaler(self._optimizer):
+            raise ConfigError(
+                "gradients overflowed, and what called optimizer.step() is no scaler that could be told. Use "
+                "torch.amp.GradScaler, or bfloat16, which needs none."
+            )
+        return not overflowed
 
     def evaluate(self, fn: Callable[..., Metrics]) -> Mapping[str, float] | None:
-        """As ever, but all ranks compute it: none of them has the whole model."""
+        """As ever, but all ranks compute it: none of them has the whole model. So all have the figures, the
+        lead's: schedulers that look at them have to do the same everywhere."""
         assert self.meter is not None
         self.meter.pause()
-        self.figures = self._measure(fn)
-        return self.figures if self.lead else None
+        told = gather_bytes(msgspec.msgpack.encode(self._measure(fn)), self.size)
+        self.figures = msgspec.msgpack.decode(told[0], type=dict[str, float])
+        return self.figures
 
     def summary(self) -> dict[str, Any]:
         """What this rank has seen."""
@@ -195,7 +255,7 @@ class OsdpPace(PlannedPace):
 
     def _average(self) -> None:
         assert self._sharded is not None
-        average_replicated(self._sharded.model)
+        self._sharded.average()
 
     def _norm(self, parameters: list[Tensor]) -> float:
         return global_norm(parameters)
@@ -216,6 +276,12 @@ def same_for_all(digest: str) -> None:
         raise ConfigError(
             f"rank {other} holds another plan than rank {dist.get_rank()}. Give all the same file."
         )
+
+
+def _multiply(parameters: list[Tensor], factor: float) -> None:
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
 
 
 def _local(gradient: Tensor) -> Tensor:

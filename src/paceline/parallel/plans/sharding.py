@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError
-from paceline.parallel.plans.hap.uneven import add_up
+from paceline.parallel.plans.hap.uneven import add_up_gradients, same_on_all
 from paceline.parallel.plans.measure_model import held_by, operators_of
 from paceline.parallel.plans.split import SplitLinear
 from paceline.plan.osdp.plan import OsdpPlan
@@ -33,6 +34,32 @@ class ShardedModel:
     model: nn.Module
     names: dict[str, list[str]]
     """Of every parameter as the script knows it: the names it has now, several if it was split."""
+    called: list[int] = field(default_factory=list)
+    """The sharded layers that were called since the last step, in order."""
+
+    def __post_init__(self) -> None:
+        layers = [part for part in self.model.modules() if isinstance(part, FSDPModule)]
+        for place, layer in enumerate(layers):
+            assert isinstance(layer, nn.Module)
+            layer.register_forward_pre_hook(lambda *_, place=place: self.called.append(place))
+
+    def average(self) -> None:
+        """Gradients become those of the whole batch. FSDP2's collectives are matched by their order alone, so
+        ranks that use sharded layers in different ways have mixed them up."""
+        used_alike = same_on_all(self._used())
+        average_replicated(self.model)
+        self.called.clear()
+        if not used_alike():
+            raise ConfigError(
+                "ranks used sharded layers differently in one step: others, in another order, or with a "
+                "gradient on some ranks only, which mixes their weights up. Call all layers alike on all "
+                "ranks, or plan with `paceline plan osdp --modes dp`."
+            )
+
+    def _used(self) -> int:
+        """A number that tells apart how sharded layers were used since the last step."""
+        sharded = [p for p in self.model.parameters() if isinstance(p, DTensor)]
+        return crc32(repr((self.called, [p.grad is None for p in sharded])).encode())
 
     def whole_state(self) -> dict[str, Tensor]:
         """All parameters and buffers, whole, under the script's own names. All ranks have to call it."""
@@ -125,6 +152,11 @@ def _hand_over(
         )
     old = {id(parameter): name for name, parameter in before}
     new = dict(model.named_parameters())
+    if any(id(p) not in old for group in optimizer.param_groups for p in group["params"]):
+        raise ConfigError(
+            "the optimizer trains parameters that are not the model's, so no plan has them. Make them part "
+            "of the model, and plan again."
+        )
     for group in optimizer.param_groups:
         group["params"] = [new[name] for p in group["params"] for name in names[old[id(p)]]]
 
@@ -134,15 +166,11 @@ def _hand_over(
 
 def average_replicated(model: nn.Module) -> None:
     """Replace the gradients of replicated parameters by their mean over all ranks."""
-    gradients = []
-    for parameter in model.parameters():
-        if not isinstance(parameter, DTensor) and parameter.requires_grad:
-            if parameter.grad is None:  # somebody else may have one
-                parameter.grad = torch.zeros_like(parameter)
-            gradients.append(parameter.grad)
-    add_up(gradients)
-    for gradient in gradients:
-        gradient.div_(dist.get_world_size())
+    replicated = [p for p in model.parameters() if not isinstance(p, DTensor) and p.requires_grad]
+    add_up_gradients(replicated)
+    for parameter in replicated:
+        if parameter.grad is not None:
+            parameter.grad.div_(dist.get_world_size())
 
 
 def global_norm(parameters: Iterable[Tensor]) -> float:

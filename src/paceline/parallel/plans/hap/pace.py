@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -13,12 +14,14 @@ from torch.utils.data import DataLoader
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
+from paceline.parallel.mesh import gather_bytes
 from paceline.parallel.plans.hap.emulated_device import EmulatedDevice
 from paceline.parallel.plans.hap.program import HapProgram
 from paceline.parallel.plans.planned_pace import PlannedPace
 from paceline.parallel.plans.shared_loader import SharedLoader
 from paceline.plan.hap.plan import HapPlan
 from paceline.plan.hap.trace import by_position, trace
+from paceline.runtime.checkpoints.random_state import RandomState
 from paceline.runtime.worker.pace import Metrics
 
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "ASGD")
@@ -51,6 +54,7 @@ class HapPace(PlannedPace):
         with torch.no_grad():
             for tensor in [*model.parameters(), *model.buffers()]:
                 dist.broadcast(tensor, 0)
+        same_random_numbers(self.size)
         self._forward = model.forward
         model.forward = self._first
         return SharedLoader(loader, self._hap.batch, 0, 1, self._config.seed)
@@ -99,3 +103,9 @@ class HapPace(PlannedPace):
         if self._program is None:
             return {n: p.detach().clone() for n, p in self._model.named_parameters()} | buffers
         return self._program.whole({n: p.data for n, p in self._program.parameters.items()}) | buffers
+
+
+def same_random_numbers(size: int) -> None:
+    """From here on all ranks draw what rank 0 draws: what a script adds to a batch is the same for all."""
+    told = gather_bytes(msgspec.msgpack.encode(RandomState.now()), size)
+    msgspec.msgpack.decode(told[0], type=RandomState).restore()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -23,9 +24,10 @@ from paceline.parallel.plans.hap.uneven import (
     Slice,
     UnevenAllReduce,
     UnevenAllToAll,
-    add_up,
+    add_up_gradients,
     cut,
     gather_pieces,
+    same_on_all,
 )
 from paceline.plan.hap.graph import Node
 from paceline.plan.hap.plan import HapPlan
@@ -53,6 +55,8 @@ class HapProgram:
         self.nodes, self.sizes = self.graph.by_name(), granules(self.graph)
         self.parameters = dict(model.named_parameters())
         self.computing = HapComputing(model, traced, self.nodes, self.local_shape, seed)
+        self._batches = 0
+        """A number that tells apart what was computed so far."""
         self._device, self._forward = device, model.forward
         self._inputs = [node for node in self.graph.nodes if node.op == "input"]
         self._segments = {name: node.segment for node in reversed(self.graph.nodes) for name in node.inputs}
@@ -84,7 +88,10 @@ class HapProgram:
                 "the planned model was called in eval mode. Give pace.evaluate() a function instead; it sees "
                 "whole weights."
             )
-        made = self._run(self._tensors(by_position(self._forward, args, kwargs)))
+        inputs = self._tensors(by_position(self._forward, args, kwargs))
+        for value in inputs:
+            self._batches = crc32(_bytes(value), self._batches)
+        made = self._run(inputs)
         place, others = self.traced.place, self.traced.others
         return made if place is None else (*others[:place], made, *others[place + 1 :])
 
@@ -200,12 +207,14 @@ class HapProgram:
         return [self.parameters[name] for name in placed if placed[name] == "I"]
 
     def add_up(self) -> None:
-        """Make the gradients of replicated parameters whole: every rank has a summand."""
-        trained = [p for p in self.replicated() if p.requires_grad]
-        for parameter in trained:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        add_up([parameter.grad for parameter in trained if parameter.grad is not None])
+        """Make the gradients of replicated parameters whole: every rank has a summand, of the same batch."""
+        batches_alike = same_on_all(self._batches)
+        add_up_gradients([p for p in self.replicated() if p.requires_grad])
+        if not batches_alike():
+            raise ConfigError(
+                "workers gave the model different batches, but under HAP all compute one together. Make "
+                "data, and numbers drawn after prepare, alike on all: seed by no rank, draw on none alone."
+            )
 
     def norm(self, parameters: Iterable[Tensor] | None = None) -> float:
         """Of the whole gradient: cut parameters added up over ranks, replicated ones counted once."""
@@ -234,6 +243,10 @@ class HapProgram:
 
 def _apply(function: Any, *args: Any) -> Any:
     return function.apply(*args)
+
+
+def _bytes(value: Tensor) -> Any:
+    return value.detach().contiguous().view(-1).view(torch.uint8).numpy()
 
 
 def _square(parameter: nn.Parameter) -> float:

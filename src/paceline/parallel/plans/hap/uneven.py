@@ -97,6 +97,35 @@ def add_up(tensors: Sequence[Tensor]) -> None:
             finish()
 
 
+def add_up_gradients(parameters: Sequence[Tensor]) -> None:
+    """The same for gradients. Where nobody has one there is none afterwards: zeros would be stepped with,
+    and momentum and weight decay would move what one process leaves alone."""
+    if not parameters:
+        return
+    told = [float(parameter.grad is not None) for parameter in parameters]
+    for parameter in parameters:
+        if parameter.grad is None:  # somebody else may have one
+            parameter.grad = torch.zeros_like(parameter)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    there = torch.tensor(told, dtype=gradients[-1].dtype)  # so that both travel together
+    add_up([*gradients, there])
+    for parameter, ranks in zip(parameters, there.tolist(), strict=True):
+        if not ranks:
+            parameter.grad = None
+
+
+def same_on_all(number: int) -> Callable[[], bool]:
+    """Whether all ranks have this number. Starts; what is returned ends it, and tells."""
+    told = torch.tensor([number, -number])
+    work = dist.all_reduce(told, dist.ReduceOp.MAX, async_op=True)
+
+    def finish() -> bool:
+        work.wait()
+        return bool(told[0] == -told[1])
+
+    return finish
+
+
 def _add_up(bucket: list[Tensor]) -> Callable[[], None]:
     """Starts; what is returned ends it."""
     alone = len(bucket) == 1 and bucket[0].is_contiguous()
