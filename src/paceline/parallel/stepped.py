@@ -123,7 +123,7 @@ class Stepped:
         self._along = Along(
             along_of(pace.protocol, pace.settings, len(loader)),
             mesh,
-            self._named,
+            list(model.named_parameters()),
             list(model.buffers()),
             optimizer,
             seed=config.seed,
