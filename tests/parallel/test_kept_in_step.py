@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from torch.testing import assert_close
 
+from paceline.trace.events import Note
 from support.runs import Lab, Run
 
 SCRIPT = """
 import sys
+from itertools import islice
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -47,12 +49,14 @@ plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, fact
 loader = DataLoader(data, 4 if pace.size == 1 else 2)
 model, optimizer, loader = pace.prepare(model, optimizer, loader)
 scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=what == "scaled")
-for epoch in pace.epochs(3):
+seen = []
+for epoch in pace.epochs(2 if what == "broken off" else 3):
     if what == "unfrozen" and epoch == 1:
         model.b.requires_grad_(True)
     if what == "grouped" and epoch == 1:
         optimizer.add_param_group({"params": [factor]})
-    for number, (x, y) in enumerate(loader):
+    for number, (x, y) in enumerate(islice(loader, 2) if what == "broken off" else loader):
+        seen += x[:, 0].tolist()
         if what == "scaled" and pace.rank == 1 and not number:
             x = x * float("inf")
         optimizer.zero_grad()
@@ -74,9 +78,10 @@ rates = pace.gather(torch.tensor([optimizer.param_groups[0]["lr"]]))
 sums = pace.gather(torch.stack([p.detach().double().sum() for p in model.parameters()])[None])
 first = sums[torch.arange(pace.size) % (pace.size // mesh.size("data"))]
 pace.print("rates", rates.tolist(), "apart", (sums - first).abs().max().item())
+print(len(seen), "samples, of them different", len(set(seen)))
 """
 
-TRAINED = ("missing", "plateau")
+TRAINED = ("missing", "broken off", "plateau")
 
 
 def ran(lab: Lab, what: str, **axes: int) -> Run:
@@ -121,3 +126,11 @@ def test_it_is_stepped_so_on_a_grid_too(lab: Lab) -> None:
 )
 def test_what_is_unfrozen_later_is_refused(lab: Lab, what: str, said: str) -> None:
     refused(ran(lab, what, data=2), said)
+
+
+def test_a_pass_that_was_broken_off_is_gone_on_with_and_a_note_says_so(lab: Lab) -> None:
+    run = ran(lab, "broken off", data=2)
+    assert all("8 samples, of them different 8" in run.log(f"rank{rank}") for rank in range(2))
+    assert [
+        note.text for note in run.of(Note) if "broke off a pass over the loader after 2 of 4" in note.text
+    ]

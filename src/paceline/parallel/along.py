@@ -109,8 +109,9 @@ class Along:
         thawed = next((name for name, p in self._frozen if p.requires_grad), None)
         if thawed is not None:
             raise ConfigError(
-                f"a parameter that was frozen when the model was prepared requires a gradient now: {thawed!r}. "
-                "Prepare it unfrozen: as long as it has no gradient it is not moved, and not decayed."
+                "a parameter that was frozen when the model was prepared requires a gradient now: "
+                f"{thawed!r}. Prepare it unfrozen: as long as it has no gradient it is not moved, and not "
+                "decayed."
             )
         if _group_sizes(self._optimizer) != self._sizes:
             raise ConfigError("the optimizer got further parameters after prepare. Add them before.")

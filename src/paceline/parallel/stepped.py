@@ -75,6 +75,7 @@ def prepare(
         share.begin()
     stepped = Stepped(pace, mesh, model, optimizer, dealt, feeding, pieces)
     dealt.about_to = stepped.begin
+    dealt.say = pace.warn if pace.lead else dealt.say
     return stepped, dealt
 
 

@@ -85,6 +85,7 @@ def _cut(
     check_suited(optimizer)
     check_blocks(len(blocks), stages)
     dealt = Pairs(loader, mesh.index("data"), mesh.size("data"), config.seed, loads=index == 0)
+    dealt.say = pace.warn if pace.lead else dealt.say
     check_same_order(loader, mesh)
     pace.ready(blocks, dealt.per_epoch, len(dealt) * mesh.size("data"))
     cuts = _agreed_cuts(pace, blocks, loader, schedule, given, stages)
