@@ -45,7 +45,7 @@ if what == "beside":
 if "model=2" in axes:
     model = parallelize(model, mesh)
 optimizer = torch.optim.SGD(given, lr=0.05, momentum=0.9, weight_decay=0.1)
-plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.1, threshold=10.0)
+plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.1)
 loader = DataLoader(data, 4 if pace.size == 1 else 2)
 model, optimizer, loader = pace.prepare(model, optimizer, loader)
 scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=what == "scaled")
@@ -72,8 +72,10 @@ for epoch in pace.epochs(2 if what == "broken off" else 3):
         scaler.update()
     if what == "plateau":
         told = pace.evaluate(lambda model: {"loss": 1.0})
-        if told:
+        if told and told["loss"] == 1.0:
             plateau.step(told["loss"])
+    if what == "stopped" and pace.evaluate(lambda model: {"loss": 1.0}):
+        pace.stop("enough")
 rates = pace.gather(torch.tensor([optimizer.param_groups[0]["lr"]]))
 sums = pace.gather(torch.stack([p.detach().double().sum() for p in model.parameters()])[None])
 first = sums[torch.arange(pace.size) % (pace.size // mesh.size("data"))]
@@ -81,7 +83,7 @@ pace.print("rates", rates.tolist(), "apart", (sums - first).abs().max().item())
 print(len(seen), "samples, of them different", len(set(seen)))
 """
 
-TRAINED = ("missing", "broken off", "plateau")
+TRAINED = ("missing", "broken off", "plateau", "stopped")
 
 
 def ran(lab: Lab, what: str, **axes: int) -> Run:
@@ -121,10 +123,12 @@ def test_it_is_stepped_so_on_a_grid_too(lab: Lab) -> None:
     ("what", "said"),
     [
         ("unfrozen", "requires a gradient now: 'b.weight'. Prepare it unfrozen"),
+        ("beside", "a parameter of shape (1,) that is not in the model"),
+        ("scaled", "a GradScaler on a mesh: it skips steps by what one worker has seen"),
         ("grouped", "the optimizer got further parameters after prepare. Add them before."),
     ],
 )
-def test_what_is_unfrozen_later_is_refused(lab: Lab, what: str, said: str) -> None:
+def test_what_would_part_the_copies_is_refused(lab: Lab, what: str, said: str) -> None:
     refused(ran(lab, what, data=2), said)
 
 
