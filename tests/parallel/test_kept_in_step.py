@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch.testing import assert_close
 
-from paceline.trace.events import Note
+from paceline.trace.events import Evaluated, Note, WorkEnded
 from support.runs import Lab, Run
 
 SCRIPT = """
@@ -138,3 +138,17 @@ def test_a_pass_that_was_broken_off_is_gone_on_with_and_a_note_says_so(lab: Lab)
     assert [
         note.text for note in run.of(Note) if "broke off a pass over the loader after 2 of 4" in note.text
     ]
+
+
+def test_everybody_gets_the_figures_and_can_lower_a_rate_by_them(lab: Lab) -> None:
+    run = ran(lab, "plateau", data=2)
+    rates = run.log().split("rates [")[1].split("]")[0].split(", ")
+    assert [float(rate) for rate in rates] == pytest.approx([0.0005] * 2)
+    assert "apart 0.0" in run.log()
+    assert len(run.of(Evaluated)) == 3
+
+
+def test_a_run_that_all_workers_end_ends_once(lab: Lab) -> None:
+    run = ran(lab, "stopped", data=2)
+    assert 4 <= run.result.updates < 12
+    assert len(run.of(WorkEnded)) == 1
