@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import combinations, islice, pairwise
 
 import pytest
 from hypothesis import given
@@ -63,3 +63,41 @@ def test_a_meshs_loader_has_as_many_batches_as_it_says(n: int, size: int, copies
     batches = list(dealt)
     assert len(dealt) == len(batches) == expected
     assert not drop or all(len(batch) == size for batch in batches)
+
+
+def test_a_pass_goes_on_where_the_last_was_broken_off() -> None:
+    said: list[str] = []
+    dealt = MeshLoader(DataLoader(range(24), 3), 1, 2, 0)  # type: ignore[arg-type]
+    dealt.say = said.append
+    first = [batch.tolist() for batch in islice(dealt, 2)]
+    second = [batch.tolist() for batch in dealt]
+    assert first + second == [[3, 4, 5], [9, 10, 11], [15, 16, 17], [21, 22, 23]]
+    assert [batch.tolist() for batch in dealt] == first + second
+    assert len(said) == 1
+    assert "broke off a pass over the loader after 2 of 4 batches" in said[0]
+
+
+def test_after_the_last_batch_of_an_epoch_comes_the_next_epoch() -> None:
+    said: list[str] = []
+    dealt = MeshLoader(DataLoader(range(8), 2), 0, 2, 0)  # type: ignore[arg-type]
+    dealt.say = said.append
+    for _ in range(3):
+        assert [batch.tolist() for batch in islice(dealt, 2)] == [[0, 1], [4, 5]]
+    assert dealt.epoch == 2
+    assert not said
+
+
+def test_a_resumed_script_goes_on_within_the_epoch_whatever_it_breaks_off() -> None:
+    dealt = MeshLoader(DataLoader(range(8), 1), 0, 2, 0)  # type: ignore[arg-type]
+    dealt.resume(1, 2)
+    assert list(dealt) == []
+    assert [next(iter(dealt)).tolist() for _ in range(3)] == [[4], [6], [0]]
+
+
+def test_two_passes_at_once_are_refused() -> None:
+    dealt = MeshLoader(DataLoader(range(8), 1), 0, 2, 0)  # type: ignore[arg-type]
+    outer = iter(dealt)
+    next(outer)
+    next(iter(dealt))
+    with pytest.raises(ConfigError, match="goes on with a pass over the loader after it has begun another"):
+        next(outer)

@@ -13,6 +13,8 @@ from torch import Tensor
 from paceline.trace.events import Decided, Evaluated, Kept, WorkerLeft
 from support.runs import Lab, Run, wait_until
 
+TWO = {"workers": 2, "mesh": {"stage": 2}, "protocol": "bp"}
+
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
@@ -165,6 +167,11 @@ def test_training_that_the_lead_ends_ends_for_all_before_the_same_iteration(lab:
         (("--fault", "late"), {}, "a learning-rate scheduler that the pipeline was not given"),
         (("--fault", "tuple"), {}, "block '1' (LSTM) returned a tuple"),
         (("--fault", "whole"), {}, "is on another stage: this worker cannot call the whole model"),
+        (("--fault", "forward"), TWO, "has a forward of its own, and a pipeline computes the blocks only"),
+        (("--fault", "hooks"), TWO, "has hooks, and a pipeline computes the blocks only"),
+        (("--fault", "tensors"), TWO, "has a tensor 'mean' of its own, and a pipeline computes the blocks"),
+        (("--fault", "beside"), TWO, "a parameter of shape (7,) that is not in the model"),
+        (("--fault", "unfrozen"), TWO, "requires a gradient now: '0.0.weight'. Prepare it unfrozen"),
         ((), {"mesh": {"stage": 5}, "workers": 5}, "4 blocks, and the mesh 5 stages"),
         ((), {"protocol": "ssp"}, "a store in the middle"),
         (

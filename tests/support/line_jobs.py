@@ -181,6 +181,14 @@ def loss_on_parts(line: Line, shape: list[int]) -> dict[str, float]:
     return {"loss": _apart(found, expected), "gradients": max(_apart(b.grad, a.grad) for a, b in pairs)}
 
 
+def averaged_in_part(line: Line) -> list[list[float] | None]:
+    """Three parameters of one size: each worker has a gradient of one, and nobody of the last."""
+    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    parameters[line.rank % 2].grad = torch.full((2,), 1.0 + line.rank)
+    average_gradients(parameters, line)
+    return [None if p.grad is None else p.grad.tolist() for p in parameters]
+
+
 def dropped(line: Line, steps: int) -> dict[str, Any]:
     """Which tokens dropout inside and outside the split region leaves, and where the generators stand."""
     torch.manual_seed(11)

@@ -67,6 +67,8 @@ class Along:
     ) -> None:
         """`norm`: of gradients, where this worker has a part of them only."""
         self._named = [(name, p) for name, p in named if p.requires_grad]
+        self._frozen = [(name, p) for name, p in named if not p.requires_grad]
+        self._sizes = _group_sizes(optimizer)
         self._parameters = [p for _, p in self._named]
         self._optimizer, self.clip_norm, self._sent = optimizer, clip_norm, sent
         self._take_step, self._norm = optimizer.step, norm  # before anybody replaces it
@@ -92,6 +94,7 @@ class Along:
 
     def update(self, samples: int) -> None:
         """The gradients are complete: do what the protocol says, up to where the next ones are needed."""
+        self._check_same()
         missing = frozenset(i for i, p in enumerate(self._parameters) if p.grad is None)
         for p in self._parameters:
             if p.grad is None:
@@ -100,6 +103,18 @@ class Along:
         self._advance(FlatVector([_flat(p.grad) for p in self._parameters if p.grad is not None], missing))
         for p in self._parameters:
             p.grad = None
+
+    def _check_same(self) -> None:
+        """Refuse what is trained only since the copies were made: nobody averages it."""
+        thawed = next((name for name, p in self._frozen if p.requires_grad), None)
+        if thawed is not None:
+            raise ConfigError(
+                "a parameter that was frozen when the model was prepared requires a gradient now: "
+                f"{thawed!r}. Prepare it unfrozen: as long as it has no gradient it is not moved, and not "
+                "decayed."
+            )
+        if _group_sizes(self._optimizer) != self._sizes:
+            raise ConfigError("the optimizer got further parameters after prepare. Add them before.")
 
     @property
     def agrees(self) -> bool:
@@ -110,7 +125,7 @@ class Along:
         """The mean of all copies' tensors; each copy gets it."""
         if self._size == 1:
             return [tensor.clone() for tensor in tensors]
-        made = self._reduced([_flat(tensor) for tensor in tensors], 1.0)
+        made, _ = self._reduced([_flat(tensor) for tensor in tensors], 1.0)
         return [flat.view_as(tensor) for flat, tensor in zip(made, tensors, strict=True)]
 
     # -- carrying out -------------------------------------------------------------------------
@@ -183,19 +198,29 @@ class Along:
         assert isinstance(vector, FlatVector)
         if self._size == 1:
             return vector
-        return FlatVector(self._reduced(vector.parts, operation.weight), vector.missing)
+        return FlatVector(*self._reduced(vector.parts, operation.weight, vector.missing))
 
-    def _reduced(self, parts: Sequence[Tensor], weight: float) -> list[Tensor]:
-        """The weighted mean over the axis. The weights travel along, as the last number."""
-        scaled = torch.cat([*(part * weight for part in parts), torch.tensor([weight], dtype=parts[0].dtype)])
+    def _reduced(
+        self, parts: Sequence[Tensor], weight: float, missing: frozenset[int] = frozenset()
+    ) -> tuple[list[Tensor], frozenset[int]]:
+        """The weighted mean over the axis, and which parts are nobody's.
+
+        The weights travel along, and behind them one number per part: whether it is there. What some copies
+        have all of them step with; else those that have it would drift away from the others.
+        """
         if len({part.dtype for part in parts}) > 1:
             raise ConfigError("a worker's part of the model has parameters of several types. Use one type.")
+        there = [float(i not in missing) for i in range(len(parts))]
+        told = torch.tensor([weight, *there], dtype=parts[0].dtype)
+        scaled = torch.cat([*(part * weight for part in parts), told])
         dist.all_reduce(scaled, group=self._group)
         self._sent(scaled.numel() * scaled.element_size())
-        total = float(scaled[-1])
+        *sums, told = torch.split(scaled, [*(part.numel() for part in parts), len(told)])
+        total, *known = told.tolist()
         if total == 0.0:
-            return self._reduced(parts, 1.0)
-        return list(torch.split(scaled[:-1] / total, [part.numel() for part in parts]))
+            return self._reduced(parts, 1.0, missing)
+        nobodys = frozenset(i for i, number in enumerate(known) if not number)
+        return [summed / total for summed in sums], nobodys
 
     def _mix(self, operation: Mix) -> FlatVector:
         vector = operation.vector
@@ -244,6 +269,10 @@ def as_one(model: nn.Module, along: Along) -> Iterator[None]:
         with torch.no_grad():
             for tensor, own in zip(changed, kept, strict=True):
                 tensor.copy_(own)
+
+
+def _group_sizes(optimizer: torch.optim.Optimizer) -> list[int]:
+    return [len(group["params"]) for group in optimizer.param_groups]
 
 
 def _flat(tensor: Tensor) -> Tensor:

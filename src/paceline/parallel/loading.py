@@ -4,6 +4,7 @@ The order of an epoch is drawn from the user's own sampler under a seed of run a
 it; a loader with a `generator` of its own keeps the order it has alone. Copies take batches in turn; the
 samples of a last, incomplete round are spread over all copies, so that every sample is used by exactly one of
 them. Fewer samples than copies are left out of that epoch, and so is an incomplete round under `drop_last`.
+A pass that a script breaks off is not lost: the next one goes on with what is left of the epoch.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def deal(batches: Sequence[Indices], copies: int, drop_last: bool = False) -> li
 
 
 class MeshLoader:
-    """A mesh's loader. One pass over it is one epoch.
+    """A mesh's loader. One pass over it is one epoch, or what a pass that was broken off has left of it.
 
     Where batches are not loaded (later stages of a pipeline), None stands in the place of each.
     """
@@ -45,10 +46,14 @@ class MeshLoader:
         self._loader, self._copy, self._copies, self._loads = loader, copy, copies, loads
         self.about_to: Callable[[], bool] = lambda: True
         """Asked before every batch; False: training was ended for all."""
+        self.say: Callable[[str], None] = lambda text: None
+        """Told once if the script does not do what it may seem to."""
         self._open(loader, seed)
         self.epoch, self.rounds = 0, 0
         """Where it stands: rounds of the epoch that were handed out."""
         self._skip = (0, 0)
+        self._passes = 0
+        self._told_broken_off = False
         self.repeats = False
         """Whether a resumed script only repeats what was done before."""
         self.samples = 0
@@ -87,17 +92,12 @@ class MeshLoader:
         self._skip, self.repeats = (epoch, rounds), True
 
     def __iter__(self) -> Iterator[Any]:
-        if self.over:
+        if self.over or not self._begin_pass():
             return
-        epoch, done = self.epoch, 0
-        if epoch < self._skip[0]:
-            self.epoch += 1
-            return
-        if epoch == self._skip[0]:
-            done = self._skip[1]
-        self.rounds = done
+        epoch, done, number = self.epoch, self.rounds, self._passes
         rounds = self._rounds(epoch)
         for dealt, batch in zip(rounds[done:], self._loaded(rounds[done:]), strict=True):
+            self._check_alone(number)
             self.repeats = False
             if not self.about_to():
                 self.over = True
@@ -108,7 +108,38 @@ class MeshLoader:
             yield batch
             if self.over:
                 return
+        self._check_alone(number)
         self.epoch, self.rounds = epoch + 1, 0
+
+    def _begin_pass(self) -> bool:
+        """Find the place that a pass begins at. False: a resumed script repeats what is behind it."""
+        self._passes += 1
+        self._mention_broken_off()
+        if self.rounds >= self._turns:  # broken off after the last batch: nothing is left of the epoch
+            self.epoch, self.rounds = self.epoch + 1, 0
+        if self.epoch < self._skip[0]:
+            self.epoch += 1
+            return False
+        if self.epoch == self._skip[0]:
+            self.rounds = max(self.rounds, self._skip[1])
+        return True
+
+    def _mention_broken_off(self) -> None:
+        if 0 < self.rounds < self._turns and not self._told_broken_off:
+            self._told_broken_off = True
+            self.say(
+                f"the script broke off a pass over the loader after {self.rounds} of {self._turns} batches, "
+                "and begins another. It goes on with what is left of the epoch, where plain PyTorch would "
+                "begin it anew; --resume counts whole epochs only"
+            )
+
+    def _check_alone(self, number: int) -> None:
+        """Refuse a pass that goes on after another one has begun: both would take the same batches."""
+        if number != self._passes:
+            raise ConfigError(
+                "the script goes on with a pass over the loader after it has begun another. A mesh deals an "
+                "epoch out once: end one pass before the next, or use a second loader that is not prepared."
+            )
 
     def _rounds(self, epoch: int) -> list[list[Indices]]:
         """What each copy gets, round by round."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
@@ -208,7 +209,8 @@ class MeshPace(Pace):
     def evaluate(self, fn: Callable[..., Metrics]) -> Mapping[str, float] | None:
         """Have the lead call `fn` with the whole model, whose parts the other workers compute.
 
-        All workers have to call it: what was under way is brought to an end first.
+        All workers have to call it: what was under way is brought to an end first. All get the figures, so
+        that they can do the same with them: lower a learning rate, or end.
         """
         if self._split is None:
             raise ConfigError("pace.evaluate() before the model was split: there is nothing to evaluate.")
@@ -222,10 +224,12 @@ class MeshPace(Pace):
             return self._measure(fn)
 
         measured = self._split.evaluate(measure)
-        if measured is None:
-            return None
-        self._channel.send(measured)
-        return measured.values
+        if measured is not None:
+            self._channel.send(measured)
+        values = {} if measured is None else measured.values
+        told, *_ = gather_bytes(msgspec.msgpack.encode(values), self.size)  # the lead's
+        found: dict[str, float] = msgspec.msgpack.decode(told, type=dict[str, float])
+        return found
 
     # -- the end ------------------------------------------------------------------------------
 

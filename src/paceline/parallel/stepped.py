@@ -23,6 +23,7 @@ from paceline.parallel import messages as m
 from paceline.parallel.along import Along, as_one
 from paceline.parallel.loading import MeshLoader, check_same_order
 from paceline.parallel.mesh import Mesh, mean_along
+from paceline.parallel.optimizers import check_elementwise, check_known, refuse_scaler
 from paceline.parallel.pace import MeshPace
 from paceline.parallel.padding import Padding
 from paceline.parallel.parts import (
@@ -40,12 +41,10 @@ from paceline.protocols.grid import Grid
 from paceline.runtime.worker.data.partition import Partition
 from paceline.runtime.worker.optimizer.clipping import Watch
 from paceline.runtime.worker.optimizer.replacing import replace_step
+from paceline.runtime.worker.optimizer.scaling import welcome_scalers
 from paceline.store.disk.checkpoint import other_model
 from paceline.store.optimizers import check_suited
 from paceline.store.together import Together
-
-WHOLE_MATRICES = ("Adafactor", "Muon")
-"""Optimizers whose step for a number depends on others of its matrix: a piece of one would step otherwise."""
 
 
 def prepare(
@@ -75,6 +74,7 @@ def prepare(
         share.begin()
     stepped = Stepped(pace, mesh, model, optimizer, dealt, feeding, pieces)
     dealt.about_to = stepped.begin
+    dealt.say = pace.warn if pace.lead else dealt.say
     return stepped, dealt
 
 
@@ -123,7 +123,7 @@ class Stepped:
         self._along = Along(
             along_of(pace.protocol, pace.settings, len(loader)),
             mesh,
-            self._named,
+            list(model.named_parameters()),
             list(model.buffers()),
             optimizer,
             seed=config.seed,
@@ -137,6 +137,7 @@ class Stepped:
                 "or keep them equal (allreduce)."
             )
         replace_step(optimizer, self.step)
+        welcome_scalers(optimizer)  # who would call none of our steps else
 
     # -- training -----------------------------------------------------------------------------
 
@@ -150,6 +151,7 @@ class Stepped:
 
     def step(self, closure: Callable[[], float] | None = None) -> None:
         """What `optimizer.step()` does: the gradients of all workers, one update."""
+        refuse_scaler(self._optimizer)
         if closure is not None:
             raise ConfigError(
                 "optimizer.step(closure) on a mesh: compute the gradients before, step without."
@@ -320,19 +322,9 @@ def _check_optimizer(
 ) -> None:
     if isinstance(optimizer, Together):
         raise ConfigError("a mesh takes one model and one optimizer. Give it groups of parameters instead.")
-    name = type(optimizer).__name__
-    if pieces and name in WHOLE_MATRICES:
-        raise ConfigError(
-            f"optimizer {name} looks at whole matrices, and this model's lie in pieces on several workers. "
-            "Use one that steps every number by itself, such as SGD or AdamW."
-        )
-    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in known]
-    if missing:
-        raise ConfigError(
-            f"the optimizer does not have parameter {missing[0]!r} of the model. Make it of its parameters() "
-            "after the model's last change."
-        )
+    check_known(optimizer, model)
+    if any(name in pieces for name, p in model.named_parameters() if p.requires_grad):
+        check_elementwise(optimizer)
 
 
 def _equal_copies(mesh: Mesh, model: nn.Module) -> None:

@@ -49,7 +49,21 @@ def network() -> nn.Sequential:
         rows[2] = rows[0]
     if options.fault == "tuple":
         rows[1] = nn.LSTM(6, 6)
-    return nn.Sequential(*rows)
+    if options.fault == "forward":
+        return Tripled(*rows)
+    whole = nn.Sequential(*rows)
+    if options.fault == "hooks":
+        whole.register_forward_hook(lambda module, x, out: out * 3.0)
+    if options.fault == "tensors":
+        whole.register_buffer("mean", torch.zeros(3))
+    if options.fault == "unfrozen":
+        rows[0].requires_grad_(False)
+    return whole
+
+
+class Tripled(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x * 3.0)
 
 
 torch.set_num_threads(1)  # as stages have: sums over threads may differ in the last bit
@@ -62,7 +76,10 @@ data = TensorDataset(
 )
 model = network()
 kind = getattr(torch.optim, options.optimizer)
-optimizer = kind(model.parameters(), lr=0.05, **({"momentum": 0.9} if options.optimizer == "SGD" else {}))
+beside = [nn.Parameter(torch.ones(7))] if options.fault == "beside" else []
+optimizer = kind(
+    [*model.parameters(), *beside], lr=0.05, **({"momentum": 0.9} if options.optimizer == "SGD" else {})
+)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5) if options.schedule else None
 shuffled = torch.Generator().manual_seed(7 + (pace.rank if options.shuffle == "apart" else 0))
 loader = DataLoader(
@@ -97,6 +114,8 @@ for epoch in pace.epochs(options.epochs):
         if options.fault == "whole":
             model(torch.zeros(4, 6))
         pause()
+        if options.fault == "unfrozen":
+            model[0].requires_grad_(True)
         pipe.step(x, y)
         if scheduler is not None:
             scheduler.step()

@@ -127,6 +127,10 @@ def test_what_is_computed_once_more_draws_the_same_and_its_switches_are_counted(
         assert (answer["forward"], answer["all"]) == (1, 3)  # once, once more, and back
 
 
+def test_a_gradient_that_some_workers_have_is_averaged_with_zeros_and_with_no_other(line: Lines) -> None:
+    assert line("averaged_in_part", 2) == [[[0.5, 0.5], [1.0, 1.0], None]] * 2
+
+
 def test_workers_of_a_line_that_are_given_different_samples_are_told(line: Lines) -> None:
     assert line("feeds", 3, odd=None) == ["", "", ""]
     for said in line("feeds", 3, odd=2):

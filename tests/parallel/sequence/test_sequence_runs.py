@@ -47,7 +47,7 @@ def expected_bytes(weights: dict[str, Tensor]) -> int:
     part = 2 * 7 * 8 * 8 * 3  # a worker's part of one sample, padded to two frames, to three others
     gathers = 8 * 4 * part * 2 + 2 * 16 * part  # the last gather, and the first split's way back
     size = sum(each.numel() for each in weights.values()) * 8
-    gradients = 8 * (2 * size * 3 // 4)
+    gradients = 8 * (2 * (size + len(weights) * 8) * 3 // 4)  # and whether each is there
     sums = (8 + 2) * 8 * 3  # of samples that are compared
     begin = (size + torch.get_rng_state().numel()) * 3  # the first worker tells the others
     return 4 * (switches + evaluated + gathers + gradients + sums) + begin

@@ -85,7 +85,7 @@ class Conductor:
         self._parts, self._taken = config.path / PARTS, config.path / f"{PARTS}.taken"
         self._troubles: list[Trouble] = []
         self._decide_at: float | None = None
-        self._stopping = False
+        self._stopping = self._ending = False
         self._calls: list[Action] = []
         """What is to be called for, one after another."""
         self._saving = False
@@ -166,8 +166,7 @@ class Conductor:
             case m.PartSaved():
                 self._saved(worker, message)
             case m.EndWork():
-                self.books.end_work(worker.rank, message.why)
-                self._calls.append(Action.END)
+                self._end_work(worker, message)
             case Failed():
                 self._trouble(1, worker.rank, message.text, message.kind == "config")
             case m.ExchangeTorn():
@@ -178,6 +177,13 @@ class Conductor:
                 self.books.left(worker.rank, "stopped" if message.stopped else "finished")
             case _:
                 self.books.take(worker.rank, message)
+
+    def _end_work(self, worker: MeshWorker, message: m.EndWork) -> None:
+        """Once: all workers may have found the same reason."""
+        if not self._ending:
+            self._ending = True
+            self.books.end_work(worker.rank, message.why)
+            self._calls.append(Action.END)
 
     def _welcome(self, worker: MeshWorker, hello: Hello) -> None:
         self.books.joined(worker.rank, hello)

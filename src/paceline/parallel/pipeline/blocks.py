@@ -41,6 +41,24 @@ def as_blocks(model: nn.Module | Sequence[nn.Module]) -> nn.Sequential:
     return nn.Sequential(*model)
 
 
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def check_only_blocks(blocks: nn.Sequential) -> None:
+    """Refuse what an nn.Sequential does besides its blocks: no stage would."""
+    held = [*blocks.named_parameters(recurse=False), *blocks.named_buffers(recurse=False)]
+    own = [f"a tensor {name!r} of its own" for name, _ in held]
+    if type(blocks).forward is not nn.Sequential.forward or "forward" in vars(blocks):
+        own.append("a forward of its own")
+    if any(getattr(blocks, hooks) for hooks in HOOKS):
+        own.append("hooks")
+    if own:
+        raise ConfigError(
+            f"the model ({type(blocks).__name__}) has {own[0]}, and a pipeline computes the blocks only. Put "
+            "what forward does beside them into a block."
+        )
+
+
 class Row(nn.Sequential):
     """The blocks of one stage, under the names they have in the whole; each is held to return one tensor."""
 

@@ -16,10 +16,19 @@ from paceline.errors import ConfigError
 from paceline.parallel.along import Along
 from paceline.parallel.loading import check_same_order
 from paceline.parallel.mesh import Mesh
+from paceline.parallel.optimizers import check_known
 from paceline.parallel.pace import MeshPace
 from paceline.parallel.parts import CheckpointPart, import_optimizer, read_mesh_checkpoint
 from paceline.parallel.pieces import in_order
-from paceline.parallel.pipeline.blocks import Cost, Row, as_blocks, check_apart, measure, stage_of
+from paceline.parallel.pipeline.blocks import (
+    Cost,
+    Row,
+    as_blocks,
+    check_apart,
+    check_only_blocks,
+    measure,
+    stage_of,
+)
 from paceline.parallel.pipeline.computing import Computing, ahead_of
 from paceline.parallel.pipeline.engine import Schedule
 from paceline.parallel.pipeline.loading import Pairs, pair
@@ -84,7 +93,10 @@ def _cut(
     schedule = chosen.schedule(stages)
     check_suited(optimizer)
     check_blocks(len(blocks), stages)
+    check_only_blocks(blocks)
+    check_known(optimizer, blocks)
     dealt = Pairs(loader, mesh.index("data"), mesh.size("data"), config.seed, loads=index == 0)
+    dealt.say = pace.warn if pace.lead else dealt.say
     check_same_order(loader, mesh)
     pace.ready(blocks, dealt.per_epoch, len(dealt) * mesh.size("data"))
     cuts = _agreed_cuts(pace, blocks, loader, schedule, given, stages)
@@ -182,13 +194,6 @@ def _told(blocks: nn.Sequential, costs: list[Cost], cuts: Sequence[int], schedul
 def _narrow(optimizer: torch.optim.Optimizer, blocks: nn.Sequential, row: Row) -> None:
     """Let the optimizer have this stage's parameters alone, and give back the memory of the others."""
     mine = {id(p) for p in row.parameters()}
-    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    missing = [name for name, p in row.named_parameters() if p.requires_grad and id(p) not in known]
-    if missing:
-        raise ConfigError(
-            f"the optimizer does not have parameter {missing[0]!r} of the model. Make it of its parameters() "
-            "after the model's last change."
-        )
     for group in optimizer.param_groups:
         group["params"] = [p for p in group["params"] if id(p) in mine]
     own = {id(module) for module in row.modules()}

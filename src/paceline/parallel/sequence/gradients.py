@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,13 +17,21 @@ def average_gradients(parameters: Iterable[Tensor], line: Line, alone: Iterable[
     own = {id(p) for p in alone}
     shared: dict[torch.dtype, list[Tensor]] = {}
     for p in parameters:
-        if p.grad is not None and id(p) in own:
+        if id(p) not in own and p.requires_grad:
+            shared.setdefault(p.dtype, []).append(p)
+        elif id(p) in own and p.grad is not None:
             p.grad.div_(line.size)
-        elif p.grad is not None:
-            shared.setdefault(p.grad.dtype, []).append(p.grad)
-    for gradients in shared.values():
-        flat = line.all_reduce(torch.cat([each.reshape(-1) for each in gradients])).div_(line.size)
-        pieces = torch.split(flat, [each.numel() for each in gradients])
-        torch._foreach_copy_(
-            gradients, [piece.view_as(each) for piece, each in zip(pieces, gradients, strict=True)]
-        )
+    for alike in shared.values():
+        _average(alike, line)
+
+
+def _average(parameters: Sequence[Tensor], line: Line) -> None:
+    """Of one type. Who has no gradient counts as zero; one that nobody has stays none."""
+    there = torch.tensor([float(p.grad is not None) for p in parameters], dtype=parameters[0].dtype)
+    given = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    flat = line.all_reduce(torch.cat([*(each.reshape(-1) for each in given), there.to(given[0].device)]))
+    *sums, told = torch.split(flat, [*(p.numel() for p in parameters), len(there)])
+    for p, own, summed, known in zip(parameters, given, sums, told.tolist(), strict=True):
+        if known:
+            own.copy_(summed.div_(line.size).view_as(own))
+            p.grad = own
