@@ -273,7 +273,9 @@ class Binding:
         return next(slot.name for slot, (p, v), then, now in named if now != then or _moved(p, v))
 
     def adopt_weights(self) -> None:
-        """Take over what the script has put in the place of parameters (`p.data = ...`)."""
+        """Take over what somebody has put in the place of parameters (`p.data = ...`)."""
+        if not self._displaced():
+            return  # as nearly always
         named = zip(self.layout.parameters, self._parameters, self._weight_views, strict=True)
         for slot, parameter, view in named:
             if _moved(parameter, view):

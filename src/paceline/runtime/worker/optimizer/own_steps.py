@@ -30,8 +30,9 @@ class OwnSteps:
         binding.show_gradients(None)
 
     def take(self) -> None:
-        """Step with the gradients that are shown."""
+        """Step with the gradients that are shown. Weights that the optimizer has put elsewhere come back."""
         self._plain[self._trainer.which]()
+        self._trainer.binding.adopt_weights()
 
     def clip(self, max_norm: float) -> None:
         """Clip the gradients that are shown, as torch does."""
