@@ -31,6 +31,7 @@ from paceline.runtime.worker.optimizer.schedules import PreparedSchedulers, misf
 from paceline.runtime.worker.optimizer.store_state import Elsewhere
 from paceline.runtime.worker.optimizer.trigger import Trigger
 from paceline.runtime.worker.saving_notice import notice_saving
+from paceline.runtime.worker.writing import Writing
 from paceline.store.disk.tensor_files import check_can_be_saved
 from paceline.store.optimizers import GroupSettings, OptimizerSpec, describe_optimizer, group_settings
 from paceline.store.together import parts_of
@@ -71,8 +72,6 @@ class Trainer:
         """Optimizers whose gradients the script has cleared since their last step."""
         self._spent: set[int] = set()
         """Those whose had been cleared before that step, so that a mean may have taken their place."""
-        self._written = False
-        """Whether it was said that the script writes to parameters."""
         self._complete = False
         """Whether its model is the one that the run evaluates and saves."""
         self._told_incomplete = False
@@ -94,6 +93,8 @@ class Trainer:
             )
         check_can_be_saved(model)
         self.binding, self.optimizer = Binding(model, optimizer), optimizer
+        increments = self._steps_here and not self._peer
+        self._writing = Writing(self.binding, self.link.rank, increments, self.link.say)
         self._sizes = self._group_sizes()
         self.begun = True
 
@@ -250,23 +251,9 @@ class Trainer:
         """Take over what the script has put in the place of tensors of its model."""
         self.binding.adopt_buffers()
         if not self._peer or self.shared:
-            self._mention_written()
+            self._writing.look()
         if self._steps_here and not self.shared:
             self.binding.adopt_weights()
-
-    def _mention_written(self) -> None:
-        """Say once that what the script wrote into parameters is lost with the run's next weights."""
-        name = None if self._written else self.binding.written()
-        if name is not None:
-            self._written = True
-            wrote = f"rank {self.link.rank} wrote to parameters by itself ({name!r}, say): that "
-            fate = "becomes part of its next increment, and so of everybody's weights"
-            if not self._steps_here:
-                fate = "lasts until the next optimizer.step(), which brings the run's weights"
-            self.link.say(
-                f"{wrote}{fate}. Write before prepare, or train with a protocol that has no store, such as "
-                "local_sgd"
-            )
 
     def _group_sizes(self) -> list[int]:
         return [len(group["params"]) for group in self.optimizer.param_groups]
