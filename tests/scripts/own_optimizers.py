@@ -1,4 +1,4 @@
-"""Optimizers of the script's own, as tutorials write them: `--optimizer` names one. Alone it is plain PyTorch."""
+"""Optimizers that a script has written itself, as tutorials do: `--optimizer` names one."""
 
 from __future__ import annotations
 

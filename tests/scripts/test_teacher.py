@@ -1,4 +1,4 @@
-"""A teacher that is written by hand under `--apply increments`: it follows its student, or the run says no."""
+"""A teacher written by hand under `--apply increments`: it follows its student, or the run says no."""
 
 from __future__ import annotations
 
