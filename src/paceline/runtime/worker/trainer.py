@@ -25,6 +25,7 @@ from paceline.runtime.worker.data.intake import Intake
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
 from paceline.runtime.worker.optimizer.clipping import Watch
+from paceline.runtime.worker.optimizer.plateau import Unshared
 from paceline.runtime.worker.optimizer.replacing import replace_step
 from paceline.runtime.worker.optimizer.scaling import taken_from, tell_scaler, welcome_scalers
 from paceline.runtime.worker.optimizer.schedules import PreparedSchedulers, misfit
@@ -49,6 +50,8 @@ class Trainer:
         """Whether the script's optimizer steps here, unless one steps for all."""
         self.intake = Intake(link, device)
         self.schedulers = PreparedSchedulers()
+        self.figure = Unshared(link.say)
+        """What was evaluated here."""
         self.which = 0
         """Which of several optimizers steps."""
         self.shared = False
@@ -147,6 +150,8 @@ class Trainer:
     def begin(self, ready: Ready, models: list[nn.Module], saving: Callable[[], None]) -> Any:
         """Training begins: the loader that the script is to have. `saving` is told when it saves a model."""
         notice_saving(models, saving)
+        if self._lead and self.link.config.workers > 1 and not self.shared:
+            self.figure.watch(parts_of(self.optimizer))
         seed_apart(self.link.config.seed, self.link.rank)
         return self.intake.begin(ready)
 
@@ -336,6 +341,7 @@ class Trainer:
         """Give bytes to all, and get theirs."""
         if not self.begun:
             raise ConfigError("pace.gather() before pace.prepare(): the run has not begun. Prepare first.")
+        self.figure.shared()
         return self.link.exchange(data, more)
 
     def end_work(self, why: str) -> None:
