@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +12,9 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "e2e" / "scripts"))
+from pause import Pause, add_pause
 
 
 class Assigning(torch.optim.Optimizer):
@@ -49,7 +54,9 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=OPTIMIZERS, required=True)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--plain", help="train without Paceline, and save here")
+    add_pause(parser)
     options = parser.parse_args()
+    pause = Pause.asked(options, 0)
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     model: Any = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -64,6 +71,7 @@ def main() -> None:
         for x, y in loader:
             optimizer.zero_grad()
             F.mse_loss(model(x), y).backward()
+            pause()
             optimizer.step()
     if options.plain:
         save_file(model.state_dict(), options.plain)

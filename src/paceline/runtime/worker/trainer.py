@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.errors import ConfigError
 from paceline.runtime.checkpoints.optimizer_state import in_order, state_of
 from paceline.runtime.checkpoints.random_state import RandomState, seed_apart
+from paceline.runtime.checkpoints.step_settings import StepSettings
 from paceline.runtime.checkpoints.worker_state import WorkerState
 from paceline.runtime.messages.workers import Push, Ready
 from paceline.runtime.worker.binding import Binding
@@ -52,6 +53,8 @@ class Trainer:
         self.schedulers = PreparedSchedulers()
         self.figure = Unshared(link.say)
         """What was evaluated here."""
+        self.step_settings = StepSettings(link.say)
+        """What the optimizer remembers in its groups."""
         self.which = 0
         """Which of several optimizers steps."""
         self.shared = False
