@@ -18,8 +18,8 @@ class Unshared:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._holds = False
-        """Whether it has figures that the others do not have."""
+        self._told = self._holds = False
+        """Whether this was said; and whether it has figures that the others do not have."""
 
     def evaluated(self) -> None:
         """Here they are."""
@@ -37,14 +37,15 @@ class Unshared:
             before = _rates(scheduler.optimizer)
             plain(scheduler, *args, **kwargs)
             after = _rates(scheduler.optimizer)
-            if self._holds and after != before and any(scheduler.optimizer is each for each in optimizers):
+            mine = any(scheduler.optimizer is each for each in optimizers)
+            if mine and after != before and self._holds and not self._told:
                 self._mention(before, after)
 
         ReduceLROnPlateau.step = step  # type: ignore[assignment, method-assign]
 
     def _mention(self, before: list[float], after: list[float]) -> None:
         was, now = next((a, b) for a, b in zip(before, after, strict=True) if a != b)
-        self._holds = False
+        self._told = True
         self._say(
             f"rank 0 lowers its learning rate from {was:g} to {now:g} by a figure of pace.evaluate() that "
             "only it has, and the other workers go on with theirs. Share the figure "
