@@ -14,8 +14,11 @@ SCRIPT = Path(__file__).parent / "plateau.py"
 APART: list[dict[str, Any]] = [
     {"protocol": "asp"},
     {"protocol": "asp", "apply": "increments"},
-    {"protocol": "allreduce", "private_weights": True},
     {"protocol": "local_sgd"},
+]
+EQUAL: list[dict[str, Any]] = [
+    {"protocol": "allreduce", "private_weights": True},
+    {"protocol": "allreduce", "fabric": "gloo"},
 ]
 SAYS = "rank 0 lowers its learning rate from 0.1 to 0.01 by a figure of pace.evaluate() that only it has"
 
@@ -32,7 +35,14 @@ def test_a_figure_that_only_rank_0_has_is_noticed_where_every_worker_has_a_rate(
     assert SAYS in notes(run)[0]
 
 
-@pytest.mark.parametrize("dials", APART)
+@pytest.mark.parametrize("dials", EQUAL)
+def test_it_ends_the_run_where_replicas_are_to_stay_equal(lab: Lab, dials: dict[str, Any]) -> None:
+    run = lab.run(SCRIPT, workers=2, **dials)
+    assert run.result.status == "failed"
+    assert "rank 0 steps with a learning rate of 0.01, rank 1 with 0.1 in the same round" in run.end.detail
+
+
+@pytest.mark.parametrize("dials", [*APART, *EQUAL])
 def test_a_figure_that_is_shared_lowers_all_rates(lab: Lab, dials: dict[str, Any]) -> None:
     run = lab.trained(SCRIPT, "--shared", workers=2, **dials)
     first, second = run.log().split("rates ")[1].split()[:2]
