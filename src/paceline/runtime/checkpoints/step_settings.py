@@ -73,8 +73,16 @@ class StepSettings:
         return rest
 
 
-class _Other(int):
-    """Stands for a value that cannot be kept: equal as long as it is the same object."""
+class _Other:
+    """Stands for a value that cannot be kept: equal as long as it is the same object, not written to."""
+
+    def __init__(self, value: Any) -> None:
+        self._value, self._version = value, getattr(value, "_version", 0)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Other) and self._value is other._value and self._version == other._version
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _kept(group: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +94,7 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.item()
-    return list(value) if _all_plain(value) else _Other(id(value))
+    return list(value) if _all_plain(value) else _Other(value)
 
 
 def _all_plain(value: Any) -> bool:
