@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -125,6 +125,18 @@ def test_in_lockstep_who_comes_late_owes_no_draws_and_is_owed_none() -> None:
         assert budget.draw(rank).count == 2
     drawn = [budget.draw(rank) for rank in (2, 0, 1, 2)]
     assert drawn == [Batch(0, 14, 2), Batch(1, 0, 2), Batch(1, 2, 2), Batch(1, 4, 2)]
+
+
+@pytest.mark.parametrize("shards", ["shared", "equal"])
+def test_in_lockstep_who_asks_first_at_the_end_of_an_epoch_waits_for_its_last_round_too(shards: Any) -> None:
+    """Workers that accumulate gradients ask for several batches between two rounds."""
+    budget = Budget(Source(7, 1), 2, shards, level=True)
+    for rank in (0, 1, 0, 1, 0, 1, 0):
+        assert budget.draw(rank).count == 1
+    assert budget.draw(1) == Batch(0, 0, 0)
+    budget = Budget(Source(7, 1), 2, "equal", level=True)
+    drawn = [budget.draw(rank) for rank in (0, 1, 0, 1, 0, 1, 1, 0, 1, 0)]
+    assert drawn[6:] == [Batch(0, 0, 0), Batch(0, 6, 1), Batch(1, 1, 1), Batch(1, 0, 1)]
 
 
 @pytest.mark.parametrize(

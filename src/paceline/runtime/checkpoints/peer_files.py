@@ -18,6 +18,7 @@ from paceline.errors import ConfigError
 from paceline.protocols.core.parts import Part
 from paceline.protocols.core.peer import Me
 from paceline.runtime.checkpoints.random_state import RandomState
+from paceline.runtime.checkpoints.step_settings import StepSettings
 from paceline.runtime.checkpoints.worker_state import WorkerState
 from paceline.store.disk.checkpoint import check_optimizer, read_files
 from paceline.store.disk.tensor_files import save_tensors
@@ -44,11 +45,17 @@ class SavedPeerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def save_peer(
-    folder: Path, me: Me, optimizer: torch.optim.Optimizer | None, buffers: list[Tensor], stand: WorkerState
+    folder: Path,
+    me: Me,
+    optimizer: torch.optim.Optimizer | None,
+    buffers: list[Tensor],
+    stand: WorkerState,
+    settings: StepSettings,
 ) -> None:
     """Write a worker's files, at the end of an iteration and with nothing under way.
 
     Without an optimizer where the run has one model for all, and saves that and its optimizer itself.
+    `settings`: what the optimizer remembers in its groups.
     """
     tensors: dict[str, Tensor] = {}
     memory = {
@@ -58,6 +65,7 @@ def save_peer(
     tensors |= {f"buffers.{i}": buffer.clone() for i, buffer in enumerate(buffers)}
     moments, values = ({}, {}) if optimizer is None else export_state(optimizer)
     if optimizer is not None:
+        values |= settings.of(optimizer)
         _put(tensors, "parameters", me.parameters)
     folder.mkdir(parents=True, exist_ok=True)
     save_tensors(tensors, folder / f"rank{me.rank}.safetensors")
@@ -75,7 +83,11 @@ def save_peer(
 
 
 def load_peer(
-    folder: Path, me: Me, optimizer: torch.optim.Optimizer | None, buffers: list[Tensor]
+    folder: Path,
+    me: Me,
+    optimizer: torch.optim.Optimizer | None,
+    buffers: list[Tensor],
+    settings: StepSettings,
 ) -> WorkerState:
     """Put everything back, once the protocol has started; where the worker itself stood."""
     state, tensors, moments = read_files(folder, f"rank{me.rank}", SavedPeerState)
@@ -83,7 +95,7 @@ def load_peer(
     if optimizer is not None:
         check_optimizer(folder, state.stepped_by, title(optimizer), moments)
         me.parameters[:] = _get(tensors, "parameters")
-        import_state(optimizer, moments, state.optimizer)
+        import_state(optimizer, moments, settings.give(optimizer, state.optimizer))
     for i, buffer in enumerate(buffers):
         buffer.copy_(tensors[f"buffers.{i}"])
     for kind, space in _namespaces(me).items():

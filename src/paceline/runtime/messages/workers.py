@@ -91,6 +91,8 @@ class Push(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """How many more calls of `optimizer.step()` its gradient is the sum of, which were not pushed then."""
     forced: bool = False
     """Whether it is pushed though it has not come to the share that triggers."""
+    rates: tuple[float, ...] = ()
+    """The learning rates I step with, where replicas that step by themselves are to stay equal."""
 
 
 class BarrierPassed(msgspec.Struct, frozen=True, tag="Passed"):

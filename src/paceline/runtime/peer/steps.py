@@ -185,6 +185,7 @@ def _forgetting(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Whatever it remembers in here is dropped: it works on copies of its state."""
     moving = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     kept: dict[Tensor, Any] = {p: optimizer.state[p] for p in moving if p in optimizer.state}
+    settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     for p, state in kept.items():
         optimizer.state[p] = copy.deepcopy(state)
     try:
@@ -193,3 +194,5 @@ def _forgetting(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         for p in moving:
             optimizer.state.pop(p, None)
         optimizer.state.update(kept)
+        for group, old in zip(optimizer.param_groups, settings, strict=True):
+            group.update(old)

@@ -68,7 +68,8 @@ class PeerEnding:
     def _save(self) -> None:
         peer = self._peer
         folder = partial_of(self._link.config.path / "checkpoint")
-        save_peer(folder, peer.me, self._own_optimizer(), peer.buffers(), peer.trainer.standing())
+        optimizer, buffers, trainer = self._own_optimizer(), peer.buffers(), peer.trainer
+        save_peer(folder, peer.me, optimizer, buffers, trainer.standing(), trainer.step_settings)
 
     def _save_and_wait(self) -> None:
         """A checkpoint on the way: go on once all have saved theirs, or somebody could not."""
@@ -83,7 +84,8 @@ class PeerEnding:
         """Begin where a stopped run ended."""
         peer, folder = self._peer, self._link.config.resume
         if folder is not None:
-            peer.trainer.go_on(load_peer(Path(folder), peer.me, self._own_optimizer(), peer.buffers()))
+            optimizer, buffers, trainer = self._own_optimizer(), peer.buffers(), peer.trainer
+            trainer.go_on(load_peer(Path(folder), peer.me, optimizer, buffers, trainer.step_settings))
             peer.before = peer.trainer.schedulers.position = peer.me.count
 
     def _own_optimizer(self) -> Any:

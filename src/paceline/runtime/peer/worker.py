@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 import torch
+from msgspec import structs
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
@@ -145,7 +146,9 @@ class PeerWorker(Worker):
         told, me.told = me.told, {}
         self._values |= told
         settings = trainer.changed() if trainer.shared else None
-        self._peer.record = trainer.push(compute_s, (), self._reported(), settings)
+        record = trainer.push(compute_s, (), self._reported(), settings)
+        equal = self._protocol.in_unison and not trainer.shared
+        self._peer.record = structs.replace(record, rates=me.rates) if equal else record
         me.samples = 0 if gradient.norm == 0.0 else trainer.intake.weigh(trainer.which)
         self._advance(gradient)
 

@@ -35,6 +35,8 @@ class Member:
         """Its own copy of the weights; None when all read one buffer."""
         self.gradients: Gradients | None = None
         self.settings: list[GroupSettings] = []
+        self.rates: tuple[float, ...] = ()
+        """The learning rates it steps with, where all have to step with the same."""
         self.samples = 0
         """Samples behind the gradient in its segment."""
         self.finite = False
@@ -96,6 +98,7 @@ class Member:
         self.scaled, self.clip, self.which = push.scaled, push.clip, push.which
         self.spent = push.spent
         self.again += push.again
+        self.rates = push.rates
 
     @property
     def near(self) -> Channel:

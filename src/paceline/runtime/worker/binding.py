@@ -263,19 +263,26 @@ class Binding:
             for region in self.layout.regions
         )
 
-    def written(self) -> str | None:
-        """A parameter that the script wrote to since this was last asked, as far as torch counts that."""
+    def written(self) -> list[str]:
+        """Parameters that the script wrote to since this was last asked, as far as torch counts that."""
         before, self._written = self._written, [p._version for p in self._parameters]
         if before == self._written and not self._displaced():
-            return None  # as nearly always
+            return []  # as nearly always
         tensors = zip(self._parameters, self._weight_views, strict=True)
         named = zip(self.layout.parameters, tensors, before, self._written, strict=True)
-        return next(slot.name for slot, (p, v), then, now in named if now != then or _moved(p, v))
+        return [slot.name for slot, (p, v), then, now in named if now != then or _moved(p, v)]
+
+    def untrained(self, names: list[str]) -> str | None:
+        """One of these that is not trained, and is not what the run's weights have of it."""
+        assert self._weights is not None
+        run, own = self._weights.bytes, zip(self.layout.parameters, self._parameters, strict=True)
+        found = ((s, p) for s, p in own if s.gradient is None and s.name in names)
+        return next((s.name for s, p in found if not torch.equal(p, s.view(run, s.offset))), None)
 
     def adopt_weights(self) -> None:
-        """Take over what the script has put in the place of parameters (`p.data = ...`)."""
+        """Take over what somebody has put in the place of parameters (`p.data = ...`)."""
         named = zip(self.layout.parameters, self._parameters, self._weight_views, strict=True)
-        for slot, parameter, view in named:
+        for slot, parameter, view in named if self._displaced() else ():
             if _moved(parameter, view):
                 _check_alike(f"parameter {slot.name!r}", parameter, view)
                 view.copy_(parameter.data)

@@ -37,7 +37,9 @@ class IncrementWorker(PacedWorker):
         """In a run that goes on: what this worker's optimizer remembered."""
         if self._link.config.resume is not None and self._link.reaches_state:
             optimizer = self._trainer.optimizer
-            give_state(optimizer, self._trained(optimizer), self._link.recall(own=True))
+            tensors, values = self._link.recall(own=True)
+            values = self._trainer.step_settings.give(optimizer, values)
+            give_state(optimizer, self._trained(optimizer), (tensors, values))
 
     def _iterate(self, compute_s: float, missing: tuple[int, ...]) -> None:
         """Step, and push what came of it; gradients that are not finite are pushed instead, to be refused."""
@@ -66,7 +68,9 @@ class IncrementWorker(PacedWorker):
         """What the optimizer remembers, for the run's checkpoint; `ahead` of the push of its last step."""
         if self._link.reaches_state:
             optimizer = self._trainer.optimizer
-            self._link.restore(state_of(optimizer, self._trained(optimizer)), own=True, ahead=ahead)
+            tensors, values = state_of(optimizer, self._trained(optimizer))
+            state = tensors, values | self._trainer.step_settings.of(optimizer)
+            self._link.restore(state, own=True, ahead=ahead)
 
     def _state_now(self) -> tuple[dict[str, Tensor], State]:
         """The store's weights, and what this worker's optimizer remembers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,6 +80,8 @@ class PacedWorker(Worker):
         intake, gradients, withheld = self._trainer.intake, self._trainer.binding.flats, trigger.withheld
         norm = norm_of(gradients)
         trigger.saw(norm)
+        if withheld.steps and not math.isfinite(norm):  # it must not spoil what was kept
+            self._push_sum(withheld, wants=False, forced=True)
         if not withheld.steps and trigger.fires(norm):  # as if there were no trigger
             self._exchange(self._described(compute_s, missing))
             return
@@ -113,6 +116,7 @@ class PacedWorker(Worker):
         withheld.clear()
         self._exchange(push)
         _write(binding.flats, own)
+        binding.show()
 
     # -- evaluating and saving ----------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.errors import ConfigError
 from paceline.runtime.checkpoints.optimizer_state import in_order, state_of
 from paceline.runtime.checkpoints.random_state import RandomState, seed_apart
+from paceline.runtime.checkpoints.step_settings import StepSettings
 from paceline.runtime.checkpoints.worker_state import WorkerState
 from paceline.runtime.messages.workers import Push, Ready
 from paceline.runtime.worker.binding import Binding
@@ -25,12 +26,14 @@ from paceline.runtime.worker.data.intake import Intake
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
 from paceline.runtime.worker.optimizer.clipping import Watch
+from paceline.runtime.worker.optimizer.plateau import Unshared
 from paceline.runtime.worker.optimizer.replacing import replace_step
 from paceline.runtime.worker.optimizer.scaling import taken_from, tell_scaler, welcome_scalers
 from paceline.runtime.worker.optimizer.schedules import PreparedSchedulers, misfit
 from paceline.runtime.worker.optimizer.store_state import Elsewhere
 from paceline.runtime.worker.optimizer.trigger import Trigger
 from paceline.runtime.worker.saving_notice import notice_saving
+from paceline.runtime.worker.writing import Writing
 from paceline.store.disk.tensor_files import check_can_be_saved
 from paceline.store.optimizers import GroupSettings, OptimizerSpec, describe_optimizer, group_settings
 from paceline.store.together import parts_of
@@ -48,6 +51,10 @@ class Trainer:
         """Whether the script's optimizer steps here, unless one steps for all."""
         self.intake = Intake(link, device)
         self.schedulers = PreparedSchedulers()
+        self.figure = Unshared(link.say)
+        """What was evaluated here."""
+        self.step_settings = StepSettings(link.say)
+        """What the optimizer remembers in its groups."""
         self.which = 0
         """Which of several optimizers steps."""
         self.shared = False
@@ -71,8 +78,6 @@ class Trainer:
         """Optimizers whose gradients the script has cleared since their last step."""
         self._spent: set[int] = set()
         """Those whose had been cleared before that step, so that a mean may have taken their place."""
-        self._written = False
-        """Whether it was said that the script writes to parameters."""
         self._complete = False
         """Whether its model is the one that the run evaluates and saves."""
         self._told_incomplete = False
@@ -94,6 +99,8 @@ class Trainer:
             )
         check_can_be_saved(model)
         self.binding, self.optimizer = Binding(model, optimizer), optimizer
+        increments = self._steps_here and not self._peer
+        self._writing = Writing(self.binding, self.link.rank, increments, self.link.say)
         self._sizes = self._group_sizes()
         self.begun = True
 
@@ -146,6 +153,8 @@ class Trainer:
     def begin(self, ready: Ready, models: list[nn.Module], saving: Callable[[], None]) -> Any:
         """Training begins: the loader that the script is to have. `saving` is told when it saves a model."""
         notice_saving(models, saving)
+        if self._lead and self.link.config.workers > 1 and not self.shared:
+            self.figure.watch(parts_of(self.optimizer))
         seed_apart(self.link.config.seed, self.link.rank)
         return self.intake.begin(ready)
 
@@ -250,23 +259,9 @@ class Trainer:
         """Take over what the script has put in the place of tensors of its model."""
         self.binding.adopt_buffers()
         if not self._peer or self.shared:
-            self._mention_written()
+            self._writing.look()
         if self._steps_here and not self.shared:
             self.binding.adopt_weights()
-
-    def _mention_written(self) -> None:
-        """Say once that what the script wrote into parameters is lost with the run's next weights."""
-        name = None if self._written else self.binding.written()
-        if name is not None:
-            self._written = True
-            wrote = f"rank {self.link.rank} wrote to parameters by itself ({name!r}, say): that "
-            fate = "becomes part of its next increment, and so of everybody's weights"
-            if not self._steps_here:
-                fate = "lasts until the next optimizer.step(), which brings the run's weights"
-            self.link.say(
-                f"{wrote}{fate}. Write before prepare, or train with a protocol that has no store, such as "
-                "local_sgd"
-            )
 
     def _group_sizes(self) -> list[int]:
         return [len(group["params"]) for group in self.optimizer.param_groups]
@@ -349,6 +344,7 @@ class Trainer:
         """Give bytes to all, and get theirs."""
         if not self.begun:
             raise ConfigError("pace.gather() before pace.prepare(): the run has not begun. Prepare first.")
+        self.figure.shared()
         return self.link.exchange(data, more)
 
     def end_work(self, why: str) -> None:

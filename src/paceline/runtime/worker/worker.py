@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
-from paceline.runtime.worker.pace import Pace
+from paceline.runtime.worker.pace import Metrics, Pace
 from paceline.runtime.worker.trainer import Trainer
 
 
@@ -52,6 +52,12 @@ class Worker(Pace):
         super().report(**self._trainer.intake.counted(values))
 
     # -- the run ------------------------------------------------------------------------------
+
+    def evaluate(self, fn: Callable[..., Metrics]) -> Mapping[str, float] | None:
+        figures = super().evaluate(fn)
+        if figures is not None:
+            self._trainer.figure.evaluated()
+        return figures
 
     def _at(self) -> int:
         return self._trainer.schedulers.position

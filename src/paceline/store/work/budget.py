@@ -109,6 +109,8 @@ class Budget:
         self._level = level
         self._draws: dict[int, dict[int, int]] = {}
         """How often each worker has drawn, in the epochs that are not behind everybody."""
+        self._rounds: dict[int, int] = {}
+        """How often each has to at least: somebody may be ahead by batches that it has not stepped with."""
         self._equal = shards == "equal"
         self._live = dict.fromkeys(range(workers))
         self._opened = 0
@@ -207,17 +209,20 @@ class Budget:
             draws[worker] = draws.get(worker, 0) + 1
             for old in [e for e in self._draws if e < epoch - 1]:
                 del self._draws[old]
+                self._rounds.pop(old, None)
 
     def _behind(self, worker: int, epoch: int) -> int | None:
-        """The first epoch before this one in which the worker has drawn less often than another."""
+        """The first epoch before this one in which the worker has drawn less often than another does."""
         for old in sorted(e for e in self._draws if e < epoch):
             draws = self._draws[old]
-            if draws.get(worker, 0) < max(draws.values(), default=0):
+            most = max([self._rounds.get(old, 0), *draws.values()])
+            if draws.get(worker, 0) < most:
                 return old
         return None
 
     def _catch_up(self, worker: int) -> None:
-        """Somebody comes late: it need not draw what the others have."""
+        """Somebody comes late: it need not draw what the others have, and they have less to do."""
+        self._rounds.clear()
         for draws in self._draws.values():
             draws[worker] = max(max(draws.values(), default=0) - 1, 0)
 
@@ -241,6 +246,7 @@ class Budget:
         if epoch >= self._opened:
             self._queues[epoch] = self._deal()
             self._opened = epoch + 1
+            self._rounds[epoch] = -(-self.source.batches // len(self._live)) if self._level else 0
         return self._queues.get(epoch, {}).get(key)
 
     def _deal(self) -> dict[int, deque[int]]:

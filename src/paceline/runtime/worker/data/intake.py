@@ -15,6 +15,7 @@ from paceline.runtime.worker.data.loader import Dispensed, StridedLoader, paced_
 from paceline.runtime.worker.data.partition import Partition
 from paceline.runtime.worker.data.sample_order import SampleOrders
 from paceline.runtime.worker.data.second_pass import SecondPass
+from paceline.runtime.worker.data.void import Void
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
 from paceline.store.together import parts_of
@@ -56,6 +57,7 @@ class Intake:
         self._sampler: Any = None
         self._whole_batches = False
         self._injection: Injection | None = None
+        self._void = Void(())
         self._counted = False
         """Whether a loader tells how many samples there are."""
         self._in_pass = 0
@@ -70,6 +72,7 @@ class Intake:
     def offer(self, loader: Any, optimizer: torch.optim.Optimizer) -> Source | None:
         """What the loader offers to the run."""
         self._loader, self._since = loader, [0] * len(parts_of(optimizer))
+        self._void = Void(p for group in optimizer.param_groups for p in group["params"])
         self._check_several()
         if loader is not None:
             self._source, self._sampler, self._whole_batches = source_of(loader)
@@ -113,6 +116,7 @@ class Intake:
                 return self._link.enough
 
             def ends() -> None:
+                self._void.end()
                 self.on_end()
 
             return StridedLoader(loader, rank, size, self.arrived, self.repeats, enough, ready.agrees, ends)
@@ -169,6 +173,9 @@ class Intake:
 
     def arrived(self, samples: int, batch: Batch | None = None) -> None:
         """A batch reached the script."""
+        self._void.end()
+        if not samples:
+            self._void.begin()
         self._fed = True
         self._in_pass += 1
         self.samples += samples
@@ -193,6 +200,7 @@ class Intake:
 
     def passed(self) -> None:
         """The loader has come to an end."""
+        self._void.end()
         self.on_end()
         length, batches, self._in_pass = self.lengths[1], self._in_pass, 0
         stepped, self._stepped = self._stepped, False
@@ -230,6 +238,8 @@ class Intake:
 
     def stepped(self, which: int) -> None:
         """An optimizer has stepped; what comes now is counted anew."""
+        if not self.several:
+            self._void.end()
         if not self._fed or self.several:
             self.device.begin()  # no prepared loader, or another step to come: compute begins now
         self._since[which] = 0

@@ -43,6 +43,11 @@ class SampleOrders:
             order = self._continued(epoch) if self._own else self._listed(epoch)
         finally:
             kept.restore(self._sampler)
+        if len(order) > self._units:
+            raise ConfigError(
+                f"the loader's sampler gave {len(order)} in epoch {epoch}, and has {self._units} by its "
+                "length: the rest would never be trained on. Let its __len__ tell the truth, rounded up."
+            )
         if len(order) < self._units:
             raise ConfigError(
                 f"the loader's sampler gave {len(order)} of the {self._units} it has by its length, in epoch "

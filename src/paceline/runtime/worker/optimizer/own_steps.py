@@ -30,8 +30,11 @@ class OwnSteps:
         binding.show_gradients(None)
 
     def take(self) -> None:
-        """Step with the gradients that are shown."""
-        self._plain[self._trainer.which]()
+        """Step with the gradients that are shown. Weights that the optimizer has put elsewhere come back."""
+        which, trainer = self._trainer.which, self._trainer
+        with trainer.step_settings.watched(parts_of(trainer.optimizer)[which]):
+            self._plain[which]()
+        self._trainer.binding.adopt_weights()
 
     def clip(self, max_norm: float) -> None:
         """Clip the gradients that are shown, as torch does."""
