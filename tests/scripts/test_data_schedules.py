@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, OneCycleLR, SequentialLR
 
-from paceline.runtime.worker.optimizer.schedules import misfit
+from paceline.runtime.worker.optimizer.schedules import follow, misfit
 from paceline.trace.events import Note, Reported
 from support.runs import Lab, Run
 
@@ -67,6 +67,23 @@ def test_a_schedule_of_the_length_before_is_told_what_to_write_instead(lab: Lab)
     assert "total_steps=124" in text
     assert "2 epochs would end at step 42 of 124" in text
     assert "total_steps=2 * len(loader), which is 42" in text
+
+
+def test_a_schedule_that_is_a_few_steps_too_short_stays_at_its_last_rate_and_says_so() -> None:
+    """As with gradients accumulated over two batches on three workers: 17 updates, reckoned with were 16."""
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    scheduler, told = OneCycleLR(optimizer, 0.1, total_steps=16), list[str]()
+    follow(scheduler, lambda: 1, told.append)
+    rates = []
+    for _ in range(18):
+        optimizer.step()
+        scheduler.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates[17] == rates[16] == rates[15]
+    assert len(told) == 1
+    assert "made for 16 steps" in told[0]
+    with pytest.raises(ValueError, match="Tried to step 17 times"):
+        scheduler.step()  # so many more are no rounding
 
 
 def test_alone_both_are_the_same_and_nobody_is_told(lab: Lab) -> None:

@@ -50,7 +50,7 @@ class Trainer:
         self._steps_here = peer or link.config.apply == "increments"
         """Whether the script's optimizer steps here, unless one steps for all."""
         self.intake = Intake(link, device)
-        self.schedulers = PreparedSchedulers()
+        self.schedulers = PreparedSchedulers(link.say)
         self.figure = Unshared(link.say)
         """What was evaluated here."""
         self.step_settings = StepSettings(link.say)

@@ -62,16 +62,34 @@ def steps_of(scheduler: LRScheduler) -> int:
     return int(getattr(scheduler, "last_epoch", 0))
 
 
-def follow(scheduler: LRScheduler, missed: Callable[[], int]) -> None:
-    """Let each step be as many as were missed.
+SLACK = 0.05
+"""Of a schedule's length: how many steps more a run may turn out to have, by rounding epochs up to rounds."""
+
+
+def follow(
+    scheduler: LRScheduler, missed: Callable[[], int], say: Callable[[str], None] | None = None
+) -> None:
+    """Let each step be as many as were missed. Where the schedule is over a little too soon its last rate
+    stays, and `say` is told; without it that is torch's error.
 
     By a class of its own: an attribute would be in its `state_dict()`, and could not be pickled.
     """
-    kind = type(scheduler)
+    kind, total = type(scheduler), getattr(scheduler, "total_steps", None)
+    allowed = 0 if total is None or say is None else 2 + int(SLACK * total)
+    held = 0
 
     def step(self: LRScheduler, epoch: int | None = None) -> None:
+        nonlocal held
         for _ in range(missed()):
-            kind.step(self)
+            if total is None or say is None or self.last_epoch < total or held == allowed:
+                kind.step(self)  # if it is over, torch says so
+                continue
+            held += 1
+            if held == 1:
+                say(
+                    f"{kind.__name__} was made for {total} steps, and the run takes a few more: epochs are "
+                    "rounded up to rounds of all workers. It stays at its last learning rate"
+                )
 
     named = {"step": step, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     scheduler.__class__ = type(kind.__name__, (kind,), named)
@@ -80,7 +98,8 @@ def follow(scheduler: LRScheduler, missed: Callable[[], int]) -> None:
 class PreparedSchedulers:
     """The schedulers that a script steps once per iteration: each stands where the run says."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
         self.position = 0
         """Where they are to stand: the run's samples (or updates), whoever processed them."""
         self._began = 0
@@ -103,7 +122,7 @@ class PreparedSchedulers:
         catch_up(scheduler, done)
         number = len(self._steps)
         self._steps.append(done)
-        follow(scheduler, lambda: self._missed(number))
+        follow(scheduler, lambda: self._missed(number), self._say)
 
     def _missed(self, number: int) -> int:
         done = self._steps[number]
