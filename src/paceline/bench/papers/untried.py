@@ -11,8 +11,9 @@ UNTRIED = (
         claim="asynchronous: up to 28 % less time, 4 to 17 points lost; FSDP: a quarter to a sixth of the "
         "memory",
         source="abstract of the second version",
-        reason="needs real processes of every strategy on the same models",
-        takes="`bench strategies`, which compares them in real processes; about 15 minutes",
+        reason="it is compared in real processes, by a benchmark of its own: two of its six statements came "
+        "out in their range, on small models and emulated devices (benchmarks/2026-11-18-strategies.md)",
+        takes="`bench strategies`, about 25 minutes with three seeds",
     ),
     Open(
         name="osdp_large",
