@@ -1,9 +1,10 @@
-"""Writes docs/papers.md from the records of `paceline bench papers` in benchmarks/ and the list of recipes.
+"""Writes docs/papers.md and its picture from records in benchmarks/ and the list of recipes.
 
     paceline bench papers --record && .venv/bin/python scripts/papers_page.py
 
 Every recipe is shown as the newest record has it whose set-up and rule are still the recipe's; a record may
-hold some recipes only. Nothing in the page is written by hand but its opening.
+hold some recipes only. What another benchmark tries is shown from that one's newest record. Nothing in the
+page is written by hand but its opening.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from paceline.bench.harness.record import BenchRecord, BenchRow
 from paceline.bench.papers.papers import OPEN, TRIED
-from paceline.bench.papers.recipe import Recipe
+from paceline.bench.papers.plot import picture
+from paceline.bench.papers.recipe import Open, Recipe
+from paceline.bench.strategies.told.findings import TABLE as FINDINGS
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE, RECORDS = ROOT / "docs" / "papers.md", ROOT / "benchmarks"
+PAGE, PICTURE, RECORDS = ROOT / "docs" / "papers.md", ROOT / "docs" / "papers.svg", ROOT / "benchmarks"
 OPENING = """# The papers' claims, tried here
 
 Made by `scripts/papers_page.py` from the records of `paceline bench papers`, not written by hand. The command
@@ -31,6 +35,8 @@ of a hundred; 0.00x means that the accuracy was never reached. What is not tried
 what it would take.
 
 Verdicts: {verdicts}.
+
+![every judged figure beside the bands of its rule](papers.svg)
 
 ## All at a glance
 
@@ -50,14 +56,14 @@ Found = dict[str, tuple[Path, list[BenchRow]]]
 """By recipe: the record, and its rows there."""
 
 
-def in_order() -> list[Path]:
-    """All records of the benchmark: by date, then by number."""
+def in_order(benchmark: str = "papers") -> list[Path]:
+    """All records of a benchmark: by date, then by number."""
 
     def order(path: Path) -> tuple[str, int]:
-        date, number = re.fullmatch(r"(\d+-\d+-\d+)-papers(?:-(\d+))?", path.stem).groups()  # type: ignore[union-attr]
+        date, number = re.fullmatch(rf"(\d+-\d+-\d+)-{benchmark}(?:-(\d+))?", path.stem).groups()  # type: ignore[union-attr]
         return date, int(number or 1)
 
-    return sorted(RECORDS.glob("*-papers*.json"), key=order)
+    return sorted(RECORDS.glob(f"*-{benchmark}*.json"), key=order)
 
 
 def read(path: Path) -> BenchRecord:
@@ -81,28 +87,71 @@ def fits(recipe: Recipe, first: BenchRow) -> bool:
     return (first.notes["set-up"], first.notes["rule"]) == (recipe.setup, recipe.rule)
 
 
+class Elsewhere(NamedTuple):
+    """A claim that another benchmark tries."""
+
+    claim: Open
+    path: Path
+    """That benchmark's newest record."""
+    findings: list[BenchRow]
+
+    @property
+    def verdict(self) -> str:
+        """By the findings that are in their published range: all, some, none."""
+        inside = [row.case["published range"] == "in" for row in self.findings]
+        return "reproduced" if all(inside) else "partly" if any(inside) else "not"
+
+    @property
+    def counted(self) -> str:
+        """How many are."""
+        inside = sum(row.case["published range"] == "in" for row in self.findings)
+        return f"{inside} of {len(self.findings)} findings in the published range"
+
+
+def elsewhere() -> dict[str, Elsewhere]:
+    """By name."""
+    seen = {}
+    for name, claim in OPEN.items():
+        if claim.benchmark:
+            path = in_order(claim.benchmark)[-1]
+            rows = [row for row in read(path).rows if row.table == FINDINGS]
+            seen[name] = Elsewhere(claim, path, rows)
+    return seen
+
+
 def page() -> str:
     """The whole page."""
     records = {path: read(path) for path in in_order()}
-    tried = found(records)
+    tried, others = found(records), elsewhere()
     verdicts = Counter(rows[0].notes["verdict"] for _, rows in tried.values())
-    verdicts["not tried"] = len(OPEN) + len(TRIED) - len(tried)
-    used = [path for path in records if any(path == other for other, _ in tried.values())]
+    verdicts += Counter(other.verdict for other in others.values())
+    verdicts["not tried"] = len(OPEN) - len(others) + len(TRIED) - len(tried)
+    used = {path: records[path] for path in records if any(path == other for other, _ in tried.values())}
+    used |= {other.path: read(other.path) for other in others.values()}
     opening = OPENING.format(
         verdicts=", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items())),
-        summary="\n".join(summary(tried)),
-        records="\n".join(told(path, records[path]) for path in used),
+        summary="\n".join(summary(tried, others)),
+        records="\n".join(told(path, record) for path, record in used.items()),
     )
     sections = [section(name, *tried[name]) for name in TRIED if name in tried]
+    sections += [section_elsewhere(name, other) for name, other in others.items()]
     return "\n".join([opening, *sections, *_missing(tried), *_open(), ""])
 
 
-def summary(tried: Found) -> list[str]:
+def drawn() -> str:
+    """The picture of what the page shows."""
+    tried = found({path: read(path) for path in in_order()})
+    return picture([row for name in TRIED if name in tried for row in tried[name][1]], TRIED)
+
+
+def summary(tried: Found, others: dict[str, Elsewhere]) -> list[str]:
     """A table with a line for every claim, those of one paper together."""
     lines = [(recipe.paper, _line(name, tried)) for name, recipe in TRIED.items()]
+    lines += [(other.claim.paper, _line_elsewhere(name, other)) for name, other in others.items()]
     lines += [
         (claim.paper, f"{claim.paper} | {claim.claim} | | | | [cannot be judged here]({_anchor(OPEN_TITLE)})")
-        for claim in OPEN.values()
+        for name, claim in OPEN.items()
+        if name not in others
     ]
     papers = list(dict.fromkeys(paper for paper, _ in lines))
     ordered = sorted(lines, key=lambda line: papers.index(line[0]))
@@ -119,6 +168,11 @@ def _line(name: str, tried: Found) -> str:
     figure, published = row.case["claimed"], row.case["published"]
     link = f"[{verdict}]({_anchor(f'{name}: {verdict}')})"
     return f"{recipe.paper} | {recipe.claim} | {figure} | {published} | {row.shown} | {link}"
+
+
+def _line_elsewhere(name: str, other: Elsewhere) -> str:
+    link = f"[{other.verdict}]({_anchor(f'{name}: {other.verdict}')})"
+    return f"{other.claim.paper} | {other.claim.claim} | {other.counted} | | | {link}"
 
 
 def deciding(rows: list[BenchRow]) -> BenchRow:
@@ -153,6 +207,25 @@ def section(name: str, path: Path, rows: list[BenchRow]) -> str:
     return "\n".join([*lines, f"Rule: {notes['rule']}.", "", recipe.explained, "", f"From {path.stem}.", ""])
 
 
+def section_elsewhere(name: str, other: Elsewhere) -> str:
+    """What another benchmark found."""
+    claim = other.claim
+    lines = [
+        f"## {name}: {other.verdict}",
+        "",
+        f"{claim.paper}. {claim.claim[0].upper()}{claim.claim[1:]}.",
+        "",
+    ]
+    lines += ["| finding | published | here | published range |", "|---|---|---|---|"]
+    keys = ("finding", "published", "ours", "published range")
+    lines += [f"| {' | '.join(str(row.case[key]) for key in keys)} |" for row in other.findings]
+    lines += ["", f"*Measured in real processes, by {claim.takes}.* Published: {claim.source}.", ""]
+    lines += ["Rule: reproduced if all findings are in their range, partly if some are, not if none is.", ""]
+    return "\n".join(
+        [*lines, f"{claim.reason[0].upper()}{claim.reason[1:]}.", "", f"From {other.path.stem}.", ""]
+    )
+
+
 def _missing(tried: Found) -> list[str]:
     """Recipes that are written and were not run, or not as they are now."""
     missing = [recipe for name, recipe in TRIED.items() if name not in tried]
@@ -172,10 +245,12 @@ def _open() -> list[str]:
         f"| `{name}`: {claim.claim} | {claim.paper} | {claim.source} | {claim.reason}. It would take: "
         f"{claim.takes}. |"
         for name, claim in OPEN.items()
+        if not claim.benchmark
     ]
     return [*head, *lines]
 
 
 if __name__ == "__main__":
     PAGE.write_text(page())
-    print(f"wrote {PAGE.relative_to(ROOT)}")
+    PICTURE.write_text(drawn())
+    print(f"wrote {PAGE.relative_to(ROOT)} and {PICTURE.name}")

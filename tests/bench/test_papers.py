@@ -29,6 +29,8 @@ from paceline.bench.papers.recipe import (
 )
 from paceline.errors import ConfigError
 
+OVI = OPEN["ps_ddp_fsdp_eval"]
+
 
 def silent(text: str) -> None:
     pass
@@ -43,7 +45,8 @@ def test_every_recipe_runs_in_its_quick_form_and_gives_the_figures_of_its_rule(
     claimed = [(row.case["recipe"], row.case["claimed"]) for row in rows if row.value is not None]
     assert claimed == [(name, figure.name) for name in some for figure in TRIED[name].figures]
     assert {row.case["recipe"] for row in rows if row.value is None} == set(OPEN)
-    assert {row.case["verdict"] for row in rows} == {"not judged: quick", "cannot be judged here"}
+    verdicts = {str(row.case["verdict"]) for row in rows}
+    assert verdicts == {"not judged: quick", "cannot be judged here", f"tried by {OVI.takes}"}
 
 
 def test_what_is_exact_or_a_formula_is_reproduced() -> None:

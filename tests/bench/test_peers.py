@@ -261,6 +261,30 @@ def test_the_script_that_installs_rivals_wants_a_folder() -> None:
     assert (done.returncode, done.stderr) == (2, "usage: scripts/rivals DIR [NAME ...]\n")
 
 
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (
+            "  In file included from /tmp/x/all.h:1\n      /tmp/x/all.h:5:2: error: #error C++17 wanted\n"
+            "      /tmp/x/other.cc:9:1: error: later\n  ERROR: Could not build wheels for made\n",
+            "ERROR: Could not build wheels for made (all.h:5:2: error: #error C++17 wanted)",
+        ),
+        (
+            "  error: subprocess-exited-with-error\nERROR: No matching distribution | made\n",
+            "ERROR: No matching distribution / made",
+        ),
+    ],
+)
+def test_a_rival_that_does_not_install_tells_the_compilers_first_error(
+    tmp_path: Path, log: str, reason: str
+) -> None:
+    script = Path(__file__).resolve().parents[2] / "scripts" / "rivals"
+    (tmp_path / "made.log").write_text(log)
+    told = f"eval \"$(sed -n '/^reason()/,/^}}/p' {script})\"; reason made"
+    done = subprocess.run(["bash", "-c", told], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == reason
+
+
 class LonePace(OtherPace):
     """A world of one, that steps as the body does."""
 

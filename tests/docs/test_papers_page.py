@@ -15,6 +15,22 @@ import papers_page  # noqa: E402
 
 def test_the_page_is_what_records_and_recipes_give() -> None:
     assert papers_page.page() == papers_page.PAGE.read_text()
+    assert papers_page.drawn() == papers_page.PICTURE.read_text()
+
+
+def test_what_another_benchmark_tries_is_judged_by_its_newest_record() -> None:
+    other = papers_page.elsewhere()["ps_ddp_fsdp_eval"]
+    row = other.findings[0]
+    inside, outside = (
+        msgspec.structs.replace(row, case=row.case | {"published range": range_}) for range_ in ("in", "out")
+    )
+    verdicts = {
+        other._replace(findings=seen).verdict
+        for seen in ([inside, inside], [inside, outside], [outside, outside])
+    }
+    assert len(other.findings) == 6
+    assert verdicts == {"reproduced", "partly", "not"}
+    assert other._replace(findings=[inside, outside]).verdict == "partly"
 
 
 def test_a_record_of_another_set_up_or_rule_is_not_shown_as_the_recipes() -> None:

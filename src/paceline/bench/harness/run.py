@@ -28,7 +28,7 @@ from paceline.bench.micro.network import network
 from paceline.bench.micro.simulator import simulator
 from paceline.bench.micro.store import store
 from paceline.bench.micro.trace import trace
-from paceline.bench.papers.papers import check_recipes, papers
+from paceline.bench.papers.papers import check_recipes, papers, plots_of_papers
 from paceline.bench.pipelines.pipelines import pipelines
 from paceline.bench.plans.plans import plans
 from paceline.bench.rivals.peers import check_peers, peers
@@ -184,6 +184,7 @@ BENCHMARKS = {
         "--data, on CIFAR-10. Claims that nothing here can judge yet are listed with the reason.",
         papers,
         check_recipes,
+        plots_of_papers,
     ),
     "strategies": Benchmark(
         "DDP, FSDP2 and parameter servers (Ovi, arXiv 2505.12832), with the best of ours beside them: "

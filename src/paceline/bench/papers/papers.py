@@ -19,11 +19,12 @@ from paceline.bench.papers.measured import MEASURED_RECIPES
 from paceline.bench.papers.paced import PACED_RECIPES
 from paceline.bench.papers.peers import PEER_RECIPES
 from paceline.bench.papers.planned import PLANNED_RECIPES
+from paceline.bench.papers.plot import picture
 from paceline.bench.papers.recipe import Figure, Open, Recipe, Values
-from paceline.bench.papers.trained_local import TRAINED_LOCAL
-from paceline.bench.papers.trained_paced import TRAINED_PACED
-from paceline.bench.papers.trained_peers import TRAINED_PEERS
-from paceline.bench.papers.trained_split import TRAINED_SPLIT
+from paceline.bench.papers.trained.local import TRAINED_LOCAL
+from paceline.bench.papers.trained.paced import TRAINED_PACED
+from paceline.bench.papers.trained.peers import TRAINED_PEERS
+from paceline.bench.papers.trained.split import TRAINED_SPLIT
 from paceline.bench.papers.training import Trained, TrialTrainer
 from paceline.bench.papers.trial import SplitSide
 from paceline.bench.papers.untried import UNTRIED
@@ -76,8 +77,14 @@ def papers(plan: BenchPlan, say: Say) -> list[BenchRow]:
     return [
         *rows,
         *(_untried_row(TRIED[name], f"{why}.") for name, why in lacking.items()),
-        *(_untried_row(claim, f"{claim.reason}. It would take: {claim.takes}.") for claim in opened),
+        *map(_opened_row, opened),
     ]
+
+
+def plots_of_papers(rows: list[BenchRow]) -> dict[str, str]:
+    """Every judged figure beside the bands of its rule."""
+    drawn = picture(rows, TRIED)
+    return {"claims": drawn} if drawn else {}
 
 
 def _tried(chosen: list[Recipe], plan: BenchPlan, say: Say) -> dict[str, Values]:
@@ -166,7 +173,13 @@ def _row(recipe: Recipe, figure: Figure, values: list[float], quick: bool) -> Be
     return msgspec.structs.replace(row, case=case)
 
 
-def _untried_row(claim: Open | Recipe, remark: str) -> BenchRow:
+def _opened_row(claim: Open) -> BenchRow:
+    if claim.benchmark:
+        return _untried_row(claim, f"{claim.reason}.", f"tried by {claim.takes}")
+    return _untried_row(claim, f"{claim.reason}. It would take: {claim.takes}.")
+
+
+def _untried_row(claim: Open | Recipe, remark: str, verdict: str = CANNOT) -> BenchRow:
     case: dict[str, Value] = {"recipe": claim.name, "paper": claim.paper, "claimed": claim.claim}
-    case |= {"how": "not tried", "published": claim.source, "verdict": CANNOT}
+    case |= {"how": "not tried", "published": claim.source, "verdict": verdict}
     return BenchRow(case=case, measured={}, figure="ratio", value=None, remark=remark)

@@ -118,6 +118,8 @@ class Open(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     takes: str
     """What it would take."""
+    benchmark: str = ""
+    """Which other benchmark tries it; its findings say whether they are in the published range."""
 
 
 def close(name: str, published: float, unit: Unit = "ratio", shown: str = "") -> Figure:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.bench.papers.recipe import Recipe, as_good, better, beyond, close, shown_only
-from paceline.bench.papers.trained_paced import DIGITS, EXACT
-from paceline.bench.papers.trained_peers import linked
+from paceline.bench.papers.trained.paced import DIGITS, EXACT
+from paceline.bench.papers.trained.peers import linked
 from paceline.bench.papers.trial import Courses, Side, Trial, points
 
 RATES = (1.0, 2.0, 3.0)

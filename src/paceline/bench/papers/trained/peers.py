@@ -10,7 +10,7 @@ from paceline.bench.papers.recipe import (
     shown_only,
     up_to,
 )
-from paceline.bench.papers.trained_paced import BEHIND, DIGITS, EXACT
+from paceline.bench.papers.trained.paced import BEHIND, DIGITS, EXACT
 from paceline.bench.papers.trial import Course, Courses, Side, Trial, points, sooner
 
 SIZE = 64_000_000

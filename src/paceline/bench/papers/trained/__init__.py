@@ -1,0 +1,1 @@
+"""Recipes whose claims are tried by training."""
