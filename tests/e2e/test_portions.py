@@ -17,7 +17,7 @@ from e2e.scripts.cases import CASES
 from paceline.engines.local import LocalEngine
 from paceline.fabric.wire import TLS_MAGIC
 from paceline.store.disk.folders import saved_in
-from paceline.trace.events import Decided, Evaluated, Kept, WorkerJoined, WorkerLeft
+from paceline.trace.events import Decided, Evaluated, Kept, Note, WorkerJoined, WorkerLeft
 from support.runs import Lab, Run, children, once, wait_until
 from support.shell import Shell
 from support.spread import Spread
@@ -78,6 +78,7 @@ def assert_each_gradient_is_in_every_portion_once(run: Run, samples: int = SAMPL
         ("momentum", 3, (1, 1)),
         ("normed", 3, (2, 2)),
         ("zero_between", 3, (1, 1)),  # some parameters have no gradient
+        ("wide_adamw", 3, (1, 1)),  # one parameter lies on several hosts
         ("two_types", 3, (1, 1)),
         ("frozen", 2, (1, 1)),
         ("single", 3, (1, 1)),
@@ -253,13 +254,13 @@ def test_losing_a_holder_ends_the_run_and_names_it(
     assert not (run.folder / "checkpoint").exists()
 
 
-@pytest.mark.parametrize("spread_again", [False, True])
+@pytest.mark.parametrize(("case", "spread_again"), [("adamw", False), ("adamw", True), ("wide_adamw", True)])
 def test_a_spread_run_stopped_and_resumed_equals_one_uninterrupted_bit_for_bit(
-    lab: Lab, others: list[LocalEngine], spread_again: bool
+    lab: Lab, others: list[LocalEngine], case: str, spread_again: bool
 ) -> None:
     """Second moments of all portions are gathered into one checkpoint, which any run may go on from."""
     dials = {"workers": 3, "protocol": "bsp", "seed": 3}
-    args = ("train.py", "adamw", *SIZES)
+    args = ("train.py", case, *SIZES)
     pause = ("--pause", lab.root / "go on", "--before", 9)
     first = Spread(lab, others, *args, *pause, here=1, store_hosts=3, **dials)
     first.hosts(1, 1)
@@ -372,10 +373,10 @@ def test_a_gradient_that_is_not_finite_in_one_portion_is_applied_in_none(
         assert run.result.status == "finished", run.end.detail
 
 
-def test_more_hosts_than_came_or_than_there_are_parameters_are_refused(
+def test_more_hosts_than_came_or_than_the_model_is_large_enough_for_are_refused(
     lab: Lab, others: list[LocalEngine]
 ) -> None:
-    for wanted, text in ((3, "workers are on 2"), (2, "1 parameters are trained")):
+    for wanted, text in ((3, "workers are on 2"), (2, "what is trained is enough for 1 only")):
         case = "momentum" if wanted == 3 else "exact"
         spread = Spread(
             lab, others, "train.py", case, *SIZES, here=1, workers=2, protocol="ssp", store_hosts=wanted
@@ -393,3 +394,27 @@ def test_a_peer_protocol_has_no_store_to_spread(lab: Lab, others: list[LocalEngi
     run = spread.finish()
     assert run.end.user_mistake
     assert "has no store to lie on several hosts" in run.end.detail
+
+
+@pytest.mark.parametrize(
+    ("dials", "text"),
+    [
+        ({"protocol": "bsp"}, "; --store-hosts 3 shares that"),
+        (
+            {"protocol": "allreduce"},
+            "; --protocol bsp --store-hosts 3 shares that among the links of all with",
+        ),
+        ({"protocol": "bsp", "store_hosts": 3}, None),
+        ({"protocol": "local_sgd"}, None),
+    ],
+    ids=["bsp", "allreduce", "shared", "local_sgd"],
+)
+def test_a_run_on_three_hosts_says_that_one_link_carries_all_and_what_shares_it(
+    lab: Lab, others: list[LocalEngine], dials: dict[str, Any], text: str | None
+) -> None:
+    spread = Spread(lab, others, "train.py", "momentum", *SIZES, here=1, workers=3, **dials)
+    spread.hosts(1, 1)
+    run = spread.finish()
+    assert run.result.status == "finished", run.end.detail
+    told = [note.text for note in run.of(Note) if "the link of one of the 3 hosts" in note.text]
+    assert [text in each for each in told] == ([] if text is None else [True])

@@ -183,7 +183,7 @@ def test_two_portions_of_equal_layers_are_equal() -> None:
 
 def test_more_portions_than_parameters_are_refused() -> None:
     layout, _, _ = build("SGD")
-    with pytest.raises(ConfigError, match=r"on 9 hosts, but 8 parameters are trained.*--store-hosts 8"):
+    with pytest.raises(ConfigError, match=r"on 9 hosts, but .* enough for 8 only.*--store-hosts 8"):
         cut(layout, 9)
 
 

@@ -28,6 +28,10 @@ _ROOM = socket.CMSG_LEN(FDS * array("i").itemsize)
 class WorkerLine(Protocol):
     """The way to a worker, wherever it is."""
 
+    @property
+    def host_number(self) -> int | None:
+        """Which host that is; None: this one."""
+
     def send(self, message: msgspec.Struct, fds: tuple[int, ...] = ()) -> None:
         """Send one message, with descriptors if any."""
 
@@ -37,6 +41,8 @@ class WorkerLine(Protocol):
 
 class Channel:
     """One end of a conversation."""
+
+    host_number = None
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock

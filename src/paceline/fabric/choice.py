@@ -58,7 +58,7 @@ def check_store_hosts(hosts: int, name: str, protocol: object) -> None:
     if hosts > 1 and isinstance(protocol, Peer):
         raise ConfigError(
             f"protocol {name!r} is of the peer family, which has no store to lie on several hosts. "
-            "Leave --store-hosts out, or use a paced protocol (ssp, dssp, ...)."
+            "Leave --store-hosts out, or use a paced protocol (bsp has the steps of allreduce; ssp, ...)."
         )
 
 

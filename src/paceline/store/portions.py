@@ -2,8 +2,8 @@
 
 A portion is a row of neighbouring trained parameters, with their gradients and optimizer state. It
 keeps the places they have in the whole model's memory, so a portion's own layout is the model's with
-everything else left out, and one class of store serves a portion and a whole. Parameters are
-not cut in two: so every optimizer works whose state belongs to single parameters.
+everything else left out, and one class of store serves a portion and a whole. Large parameters are cut in
+slices before (`slices.py`), if the optimizer allows it; the others are whole.
 
 The first portion is the coordinator's. Its store writes down what is done to it (`StepOrder`,
 `KeepGradient`, `SumOrder`), in words that name gradients by who pushed them;
@@ -111,12 +111,12 @@ Deed = StepOrder | StepEach | KeepGradient | Mend | Forget | Awake
 
 
 def cut(layout: Layout, count: int) -> tuple[Portion, ...]:
-    """Portions of about equal bytes, cut between parameters."""
+    """Portions of about equal bytes, cut between parameters (or slices, if the layout is of those)."""
     trained = layout.trained
     if count > len(trained):
         raise ConfigError(
-            f"the store is to lie on {count} hosts, but {len(trained)} parameters are trained, and a "
-            f"parameter is not cut in two. Use --store-hosts {max(1, len(trained))} or less."
+            f"the store is to lie on {count} hosts, but what is trained is enough for {len(trained)} only. "
+            f"Use --store-hosts {max(1, len(trained))} or less."
         )
     begins = [slot.offset for slot in trained] + [_trained_end(layout)]
     bounds = [0]

@@ -69,6 +69,11 @@ class RemoteWorker:
         """Whether pieces of what it pushed may never arrive."""
         self.closed = False
 
+    @property
+    def host_number(self) -> int | None:
+        """Which host that is."""
+        return self.host.number
+
     def send(self, message: msgspec.Struct, fds: tuple[int, ...] = ()) -> None:
         """Send a message, after the memory it speaks of."""
         shared = self._shared and isinstance(message, m.Release)

@@ -8,13 +8,15 @@ is decided is a numbered `PortionOrder`, carried out in turn.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from paceline.store.layout import Layout
 from paceline.store.optimizers import OptimizerSpec
-from paceline.store.portions import Deed, Portion, SumOrder, used_of
+from paceline.store.portions import Deed, Portion, SumOrder, own_missing, used_of
+from paceline.store.slices import slices_of
 
 COORDINATOR = 0
 """Its number among the hosts; others count from 1."""
@@ -47,6 +49,12 @@ class PortionPlan(msgspec.Struct, frozen=True, tag="Plan"):
     """To which the norm of every step's gradient is clipped, over all portions."""
     correct: str = "none"
     """How stale gradients are corrected."""
+    origins: tuple[int, ...] = ()
+    """If layout and optimizer are those of slices: which parameter of the model each is of."""
+
+    def missing_in(self, portion: Portion, missing: Sequence[int]) -> tuple[int, ...]:
+        """What of a portion lacks a gradient, if these parameters of the model do."""
+        return own_missing(slices_of(missing, self.origins), portion)
 
     def portion_of(self, number: int) -> Portion | None:
         """What a host holds."""

@@ -242,7 +242,8 @@ class Holder:
         if order.number != self._orders + 1:
             raise RunError(f"order {order.number} came after order {self._orders}.")
         self._orders = order.number
-        for deed in order.deeds:
+        wakes = [deed for deed in order.deeds if isinstance(deed, p.Wake)]
+        for deed in [*(x for x in order.deeds if not isinstance(x, p.Wake)), *self._in_turn(wakes)]:
             match deed:
                 case StepOrder():
                     self._step(deed)
@@ -260,6 +261,12 @@ class Holder:
                     self._tell(p.Summed(order.number, self._add_up(deed)))
                 case p.Wake():
                     self._wake(deed)
+
+    def _in_turn(self, wakes: list[p.Wake]) -> list[p.Wake]:
+        """Every holder begins with another host, and comes to its own last."""
+        own = self.plan.number
+        hosts = 1 + max([own, *(wake.host for wake in wakes)])
+        return sorted(wakes, key=lambda wake: (wake.host - own - 1) % hosts)
 
     def _add_up(self, wanted: SumOrder) -> list[float]:
         """Make what the next step is made with; the squares of its norm."""

@@ -45,6 +45,7 @@ from paceline.runtime.run.run import Run
 from paceline.store.disk.folders import saved_in
 from paceline.store.parameters import Gradients, ParameterStore
 from paceline.store.portions import FirstPortion, KeepGradient, Pushed, SumOrder, cut, of_whole, to_whole
+from paceline.store.slices import Slices, slice_evenly, slices_of
 
 Place = tuple[int, int]
 """Host and lane of a worker."""
@@ -82,6 +83,7 @@ class PortionOwner(Owner):
         super().__init__(config, now)
         self._coordinator = coordinator
         self._plan_: PortionPlan | None = None
+        self._slices: Slices | None = None
         self._store: FirstPortion | None = None
         self._parted: PortionRun | None = None
         self._places: dict[Member, Place] = {}
@@ -149,12 +151,14 @@ class PortionOwner(Owner):
         holders = self._choose_holders()
         registered = self.living[0].registered
         assert registered is not None
-        portions = cut(registered.layout, self.config.store_hosts)
+        clip, count = self.config.clip_norm, self.config.store_hosts
+        model = slice_evenly(registered.layout, registered.optimizer, count, by_chunks=clip is not None)
+        portions = cut(model.layout, count)
         shared = protocol.lockstep and not self.config.private_weights
         self._gathering.portion = portions[0]
-        model = registered.layout, registered.optimizer
-        clip, correct = self.config.clip_norm, self._gathering.correction(self.living[0]).name
-        self._plan_ = PortionPlan(COORDINATOR, shared, *model, portions, tuple(holders), clip, correct)
+        correct = self._gathering.correction(self.living[0]).name
+        self._slices, parts = model, (portions, tuple(holders), clip, correct, model.origins)
+        self._plan_ = PortionPlan(COORDINATOR, shared, model.layout, model.optimizer, *parts)
         super()._begin()
 
     def _choose_holders(self) -> list[HolderPlace]:
@@ -178,10 +182,11 @@ class PortionOwner(Owner):
 
     def _split(self, run: Run, members: list[Member]) -> None:
         """Keep the first portion of a store that is whole, and give the others away."""
-        plan = self._plan_
+        plan, slices = self._plan_, self._slices
         assert plan is not None
+        assert slices is not None
         whole, first = run.store, plan.portions[0]
-        state = whole.export()
+        state = slices.of_whole(*whole.export())
         own = FirstPortion(plan.layout, plan.optimizer, first, run.weights.bytes)
         own.correct(plan.correct)
         tensors, values = (of_whole(plan.optimizer, first, part) for part in state)
@@ -191,7 +196,7 @@ class PortionOwner(Owner):
             own.norm_by_parameter()
             own.others_add_up = self._others_add_up
         self._store = own
-        self._run = self._parted = PortionRun(run, own, plan, self._coordinator.arrived)
+        self._run = self._parted = PortionRun(run, own, plan, slices, self._coordinator.arrived)
         self._run.held = PortionHeldGradients(own)
         for member in members:
             assert member.segment is not None
@@ -255,6 +260,8 @@ class PortionOwner(Owner):
                 f"rank {member.rank} pushed a gradient with NaN or infinity in {bad[0]!r}; nothing was "
                 "applied. Lower the learning rate, clip (--clip-norm), or use --bad-gradient skip."
             )
+        assert self._plan_ is not None
+        push = msgspec.structs.replace(push, missing=slices_of(push.missing, self._plan_.origins))
         member.asks, gradients = True, member.pushed
         store.pushed[gradients] = pushed
         squares = [square for each in staged for square in each.squares]
@@ -333,15 +340,15 @@ class PortionOwner(Owner):
 
     def _gather(self, plan: PortionPlan, run: Run) -> None:
         """Make the store whole again."""
-        own = self._store
-        if own is None:
+        own, slices = self._store, self._slices
+        if own is None or slices is None:
             return
         parts = [*zip(own.export(), self._coordinator.gather(run.weights), strict=True)]
-        whole = ParameterStore(plan.layout, plan.optimizer, run.weights.bytes)
+        whole = ParameterStore(slices.whole, slices.spec, run.weights.bytes)
         whole.correct(plan.correct)
         first = plan.portions[0]
         tensors, values = (to_whole(plan.optimizer, first, mine) | theirs for mine, theirs in parts)
-        whole.load(tensors, values)
+        whole.load(*slices.to_whole(tensors, values))
         whole.adjusted = own.adjusted
         run.store, self._whole = whole, True
 

@@ -10,7 +10,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import msgspec
 
@@ -22,6 +22,7 @@ from paceline.fabric.tls import Trust
 from paceline.runtime.messages.memories import SEGMENT, WEIGHTS
 from paceline.runtime.messages.portions import (
     ASIDE,
+    COORDINATOR,
     STATE,
     FromHolder,
     GradientPiece,
@@ -29,7 +30,7 @@ from paceline.runtime.messages.portions import (
     PortionPlan,
     from_holder,
 )
-from paceline.store.portions import Portion, own_missing
+from paceline.store.portions import Portion
 
 encoder = msgspec.msgpack.Encoder()
 
@@ -134,12 +135,32 @@ class PortionRoutes:
         self._numbers[lane] = self._numbers.get(lane, 0) + 1
         return self._numbers[lane]
 
-    def push(self, lane: int, number: int, segment: memoryview, missing: Sequence[int]) -> None:
-        """Send a worker's gradient, each piece to its holder."""
-        for holder, strand in self.strands.items():
+    @cached_property
+    def in_turn(self) -> list[int]:
+        """Where gradients go, one after the other. Every host begins with another, so that not all of them
+        send to one at a time while the links of the others lie idle."""
+        number = self.plan.number
+        others = [*([] if number == COORDINATOR else [COORDINATOR]), *self.strands]
+        first = number % len(others) if others else 0
+        return others[first:] + others[:first]
+
+    def push(
+        self,
+        lane: int,
+        number: int,
+        segment: memoryview,
+        missing: Sequence[int],
+        coordinator: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Send a worker's gradient, each piece to its holder; `coordinator` sends the first portion."""
+        for holder in self.in_turn:
+            if holder == COORDINATOR:
+                coordinator()
+                continue
+            strand = self.strands[holder]
             session = self._dialers[holder].session
             session.send_memory(lane, SEGMENT, segment, *strand.portion.gradients)
-            self.tell(holder, GradientPiece(number, own_missing(missing, strand.portion)), lane)
+            self.tell(holder, GradientPiece(number, self.plan.missing_in(strand.portion, missing)), lane)
 
     def tell(self, holder: int, message: msgspec.Struct, lane: int = ASIDE) -> None:
         """Say something to one holder, after what was said to it on this lane before."""

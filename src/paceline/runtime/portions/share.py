@@ -17,7 +17,6 @@ from paceline.runtime.messages.memories import SEGMENT
 from paceline.runtime.messages.portions import Fresh, FromHolder, PortionPlan
 from paceline.runtime.portions.holder import Holder
 from paceline.runtime.portions.routes import PortionRoute, PortionRoutes
-from paceline.store.portions import own_missing
 
 
 class HostShare:
@@ -63,13 +62,16 @@ class HostShare:
         """Send a worker's gradient: to the coordinator its portion and the buffers, to holders theirs."""
         mesh = self._started
         plan, memory = mesh.plan, memoryview(segment.map)
-        session.send_memory(lane, SEGMENT, memory, *plan.portions[0].gradients)
-        session.send_memory(lane, SEGMENT, memory, plan.layout.gradient_end, segment.size_bytes)
+
+        def coordinator() -> None:
+            session.send_memory(lane, SEGMENT, memory, *plan.portions[0].gradients)
+            session.send_memory(lane, SEGMENT, memory, plan.layout.gradient_end, segment.size_bytes)
+
         number = mesh.count(lane)
-        mesh.push(lane, number, memory, push.missing)
+        mesh.push(lane, number, memory, push.missing, coordinator)
         portion = plan.portion_of(plan.number)
         if portion is not None:
-            self._holder.pushed_here(lane, number, segment, own_missing(push.missing, portion))
+            self._holder.pushed_here(lane, number, segment, plan.missing_in(portion, push.missing))
 
     def tell(self, lane: int, tell: Callable[[], None]) -> None:
         """Pass a release on, when all portions of the weights are there."""

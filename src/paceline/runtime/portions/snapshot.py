@@ -18,6 +18,7 @@ from paceline.runtime.run.member import Member
 from paceline.runtime.run.run import Run, run_state
 from paceline.store.disk.checkpoint import Snapshot, buffers_of, pack
 from paceline.store.portions import FirstPortion, to_whole
+from paceline.store.slices import Slices
 
 State = tuple[dict[str, Tensor], dict[str, Any]]
 
@@ -26,33 +27,37 @@ class PortionRun(Run):
     """Its store is the first portion; the others are sent for."""
 
     def __init__(
-        self, run: Run, store: FirstPortion, plan: PortionPlan, arrived: Callable[[], State]
+        self,
+        run: Run,
+        store: FirstPortion,
+        plan: PortionPlan,
+        slices: Slices,
+        arrived: Callable[[], State],
     ) -> None:
         """`arrived` waits for the portions that were asked for, and gives their optimizers' state."""
         super().__init__(run.ledger, store, run.weights, run.shared)
-        self._plan, self._arrived = plan, arrived
+        self._plan, self._slices, self._arrived = plan, slices, arrived
         self.wanted: memoryview | None = None
         """Where all portions of the weights are to be put, as they are after the next order."""
 
     def take(self, lead: Member) -> Callable[[], Snapshot]:
         """What is here, now; the rest is to be asked for with the next order."""
-        plan, memory = self._plan, bytearray(self._plan.layout.weights_bytes)
+        plan, slices, layout = self._plan, self._slices, self._slices.whole
+        memory = bytearray(layout.weights_bytes)
         weights = torch.frombuffer(memory, dtype=torch.uint8)
         for start, stop in plan.first_spans:
             weights[start:stop].copy_(self.weights.bytes[start:stop])
         own = self.store.export()
         state = run_state(self.ledger, self.store, None, self.shared)
-        state = msgspec.structs.replace(state, digest=plan.layout.digest())
-        buffers = buffers_of(plan.layout, lead.segment.bytes if lead.segment else None)
+        state = msgspec.structs.replace(state, digest=layout.digest())
+        buffers = buffers_of(layout, lead.segment.bytes if lead.segment else None)
         self.wanted = memoryview(memory)
 
         def whole() -> Snapshot:
-            theirs = self._arrived()
-            first = plan.portions[0]
-            tensors, values = (
-                to_whole(plan.optimizer, first, mine) | more for mine, more in zip(own, theirs, strict=True)
-            )
-            views = zip(plan.layout.parameters, plan.layout.weight_views(weights), strict=True)
+            parts = zip(own, self._arrived(), strict=True)
+            merged = (to_whole(plan.optimizer, plan.portions[0], mine) | theirs for mine, theirs in parts)
+            tensors, values = slices.to_whole(*merged)
+            views = zip(layout.parameters, layout.weight_views(weights), strict=True)
             model = {slot.name: view.contiguous().clone() for slot, view in views}
             return pack(model | buffers, tensors, values, state)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from paceline.config import RunConfig
 from paceline.errors import ConfigError
 from paceline.fabric.segment import Segment
 from paceline.protocols.paced.psp_distributed import own_barrier
@@ -55,6 +56,19 @@ def check_one_host(name: str, protocol: object, members: list[Member], store_hos
             f"protocol {name!r} with form=distributed needs one host, since workers read each other's clocks "
             f"in shared memory, but {far}. Use form=central, in which the store looks for all."
         )
+
+
+def one_link(name: str, config: RunConfig, members: list[Member]) -> list[str]:
+    """A hint where every step of a run goes over one host's link, and need not."""
+    hosts = 1 + len({member.channel.host_number for member in members} - {None})
+    if hosts < 3 or config.store_hosts > 1 or config.apply != "optimizer":
+        return []
+    instead = "--protocol bsp " if name == "allreduce" else ""
+    same = " with the same steps" if instead else ""
+    return [
+        f"the link of one of the {hosts} hosts carries what all workers send and receive; "
+        f"{instead}--store-hosts {hosts} shares that among the links of all{same}"
+    ]
 
 
 def memory_needed(layout: Layout, members: list[Member], shared: bool, portion: Portion | None) -> int:

@@ -20,7 +20,7 @@ from paceline.protocols.rules import increments, slow_parking, triggering
 from paceline.protocols.rules.compression import check_family
 from paceline.protocols.rules.steady import check_steady
 from paceline.protocols.settings import resolved
-from paceline.runtime.run.equipment import check_same, equip, room_needed
+from paceline.runtime.run.equipment import check_same, equip, one_link, room_needed
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.resume import resume_peers
 from paceline.runtime.run.run import Run
@@ -130,6 +130,7 @@ def assemble(
         )
     protocol.check(config.workers)
     gathering.remarks += [*_ignored(config, name, protocol), *unchecked(config.resume)]
+    gathering.remarks += one_link(name, config, members) if name == "allreduce" else []
     gathering.warnings += protocol.remarks(config.workers)
     _check_complete(config, members)
     run = _assemble_peers(gathering, config, name, protocol, members, write, simulated)

@@ -28,6 +28,7 @@ from paceline.runtime.run.equipment import (
     check_same,
     equip,
     memory_needed,
+    one_link,
     room_needed,
 )
 from paceline.runtime.run.member import Member
@@ -239,6 +240,7 @@ class RunStart:
         staler = dropping.told(self._config.drop_staler, name, protocol.lockstep)
         self.remarks += [text for text in (remark, momentum_lost(was, correct), staler) if text]
         self.remarks += triggering.told(self._trigger, self._config.trigger_most)
+        self.remarks += one_link(name, self._config, members)
         if self._config.lr_cap is not None:
             self.remarks.append(f"learning rates above {self._config.lr_cap:g} are cut to it (--lr-cap)")
         for worker in set(store.corrections.workers if store.corrections is not None else ()):
