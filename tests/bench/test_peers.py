@@ -122,6 +122,16 @@ def test_the_best_rate_of_the_first_seed_is_used_by_the_others_and_when_a_worker
     assert [job.lr for job in what.jobs(KILL, ddp, 0, results)] == [0.2]
 
 
+def test_a_row_says_if_its_rate_is_the_lowest_or_highest_that_was_tried() -> None:
+    what = contest("ddp", "asp", "bsp", rates=(0.1, 0.2, 0.3))
+    best = {"ddp": 0.1, "asp": 0.2, "bsp": 0.3}
+    times = {(name, lr, 0): 8.0 if lr == best[name] else 9.0 for name in best for lr in what.rates}
+    said = {row.case["side"]: row.remark for row in rows_of(what, played(what, times))}
+    assert said["ddp"] == "its best rate is the lowest of those tried"
+    assert said["bsp"] == "its best rate is the highest of those tried"
+    assert "rate" not in said["asp"]
+
+
 def test_one_that_did_not_run_is_a_row_with_the_reason() -> None:
     what = contest("ddp", "horovod")
     results = played(what, {("ddp", DIGITS.lr, 0): 9.0})

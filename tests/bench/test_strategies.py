@@ -215,10 +215,27 @@ def test_all_try_equally_many_rates_and_keep_the_best() -> None:
     results = outcome.StrategyResults(None)
     whole = of_series(chosen_strategies(["ps-async"]), Setup())
     tried = {each.name: whole.tried(each) for each in whole.strategies}
-    assert {len(jobs) for jobs in tried.values()} == {3}
+    assert {len(jobs) for jobs in tried.values()} == {5}
     for job in tried["ps-async"]:
         results.add(StrategyOutcome(job=job, figures=figures(1.0, accuracy=0.9 if job.lr == 0.05 else 0.5)))
     assert whole.lr(STRATEGIES["ps-async"], results) == 0.05
+
+
+def test_a_row_says_if_its_rate_is_the_lowest_or_highest_that_was_tried() -> None:
+    whole = of_series(chosen_strategies(["ps-async", "asp"]), Setup())
+    remarks, best = {}, {"ddp": 0.05, "ps-async": 0.001, "asp": 0.01}
+    results = outcome.StrategyResults(None)
+    for each in whole.strategies:
+        for job in whole.tried(each):
+            accuracy = 0.9 if job.lr == best.get(each.name, 0.02) else 0.5
+            results.add(StrategyOutcome(job=job, figures=figures(1.0, accuracy=accuracy)))
+    measured = [whole.measured(whole.cells[0], each, results) for each in whole.strategies]
+    for row in tables(ResultGrid(measured, whole.setup, Loads(whole.setup, SHAPE))):
+        if row.table[:2] == "T3":
+            remarks[row.case["strategy"]] = row.remark
+    assert remarks["ddp"] == "its best rate is the highest of those tried"
+    assert remarks["ps-async"] == "its best rate is the lowest of those tried"
+    assert remarks["asp"] == remarks["ps-sync"] == ""
 
 
 def test_who_cannot_run_where_rates_are_tried_has_the_rate_of_one_that_makes_the_same_steps() -> None:
@@ -228,7 +245,7 @@ def test_who_cannot_run_where_rates_are_tried_has_the_rate_of_one_that_makes_the
         results.add(StrategyOutcome(job=job, figures=figures(1.0, accuracy=0.9 if job.lr == 0.05 else 0.5)))
     assert whole.tried(STRATEGIES["bsp+store_hosts"]) == []
     assert whole.lr(STRATEGIES["bsp+store_hosts"], results) == 0.05
-    assert whole.total == 3 * 3 + 3, "three rates of the three others, and their second seed"
+    assert whole.total == 5 * 3 + 3, "five rates of the three others, and their second seed"
 
 
 def of_series(

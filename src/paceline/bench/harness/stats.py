@@ -37,6 +37,14 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(median(ordered), p10, p90, ordered[0], ordered[-1], len(ordered))
 
 
+def at_edge(best: float, tried: Sequence[float]) -> str:
+    """A remark where the best learning rate is the first or last of several: a better one may lie beyond."""
+    if len(set(tried)) < 2 or min(tried) < best < max(tried):
+        return ""
+    which = "lowest" if best == min(tried) else "highest"
+    return f"its best rate is the {which} of those tried"
+
+
 def bootstrap(items: int, figure: Callable[[list[int]], float], seed: int) -> Interval:
     """Resample the indices of `items` blocks; what `figure` makes of them lies where?"""
     rng = random.Random(seed)

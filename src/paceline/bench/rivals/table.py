@@ -11,6 +11,7 @@ from paceline.bench.cluster.scene import MODEL_BYTES, Scene
 from paceline.bench.cluster.series import best_of
 from paceline.bench.cluster.table import remarks
 from paceline.bench.harness.record import BenchRow, Value
+from paceline.bench.harness.stats import at_edge
 from paceline.bench.rivals.killed import Killed
 from paceline.bench.rivals.roster import Rival, Side
 from paceline.bench.rivals.series import Contest
@@ -48,7 +49,7 @@ def _row(contest: Contest, side: Side, target: float, results: Results) -> Bench
         measured={},
         figure="ratio",
         value=_ratio(contest, trained, target, results),
-        remark=_remark(trained, killed, contest),
+        remark=_remark(contest, side, trained, killed),
     )
 
 
@@ -122,8 +123,10 @@ def _ratio(contest: Contest, trained: list[Outcome], target: float, results: Res
     return middle[0] / middle[1]
 
 
-def _remark(trained: list[Outcome], killed: list[Outcome], contest: Contest) -> str:
+def _remark(contest: Contest, side: Side, trained: list[Outcome], killed: list[Outcome]) -> str:
     said = [text for each in trained for text in remarks(each, contest.trained, False)]
+    tried = [job.lr for job in contest.tried(side)]
+    said += [edge for each in trained[:1] if each.figures is not None and (edge := at_edge(each.job.lr, tried))]
     said += [ROUND for each in trained if each.figures is not None and each.slow_link_bytes < MODEL_BYTES]
     said += [f"killed: {each.killed.words}" for each in killed if each.killed and each.killed.words]
     said += [f"killed: {each.trouble}" for each in killed if each.trouble and each.trouble not in said]

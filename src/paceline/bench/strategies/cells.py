@@ -66,8 +66,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """About 4 million parameters, so that they outweigh what a process needs anyway."""
     memory_batch: int = 8
     memory_steps: int = 4
-    rates: tuple[float, ...] = (0.02, 0.05, 0.1)
-    """Learning rates of which every strategy takes its best."""
+    rates: tuple[float, ...] = (0.001, 0.0025, 0.01, 0.02, 0.05)
+    """Learning rates of which every strategy takes its best. Stale gradients that nothing corrects want low
+    ones, lockstep high ones."""
 
     @property
     def samples(self) -> int:

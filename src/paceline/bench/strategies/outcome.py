@@ -147,6 +147,8 @@ class MeasuredStrategy(msgspec.Struct, frozen=True, kw_only=True):
     strategy: Strategy
     lr: float
     figures: list[StrategyFigures]
+    tried: tuple[float, ...] = ()
+    """The learning rates of which this is the best."""
     trouble: str = ""
 
     @property

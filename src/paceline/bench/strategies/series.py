@@ -90,6 +90,7 @@ class StrategySeries(msgspec.Struct, frozen=True, kw_only=True):
             strategy=strategy,
             lr=lr,
             figures=[each.figures for each in outcomes if each.figures is not None],
+            tried=tuple(job.lr for job in self.tried(strategy)),
             trouble="; ".join(dict.fromkeys(each.trouble for each in outcomes if each.trouble)),
         )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from paceline.bench.harness.record import BenchRow, Value
+from paceline.bench.harness.stats import at_edge
 from paceline.bench.strategies.cells import Cell, Setup
 from paceline.bench.strategies.outcome import MeasuredStrategy, StrategyFigures
 from paceline.bench.strategies.told.formulas import Loads, formula_name, state_bytes
@@ -179,7 +180,7 @@ def _server(grid: ResultGrid, each: MeasuredStrategy) -> BenchRow:
     case["accuracy %"] = spread_text([100 * share for share in each.accuracies], 1)
     case["points against ps-sync"] = _points(each, base)
     case |= _stale(each.figures)
-    return _row(T3, each, case, over(_time(base), _time(each)), "")
+    return _row(T3, each, case, over(_time(base), _time(each)), at_edge(each.lr, each.tried))
 
 
 def _time(each: MeasuredStrategy | None) -> float | None:
