@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from paceline.bench.rivals.plot import plots_of_peers
 from paceline.bench.rivals.roster import OURS, RIVALS, Found, Rival, find, sides
 from paceline.bench.rivals.scene import DIGITS, KILL, VICTIM, scenes
 from paceline.bench.rivals.series import Contest
-from paceline.bench.rivals.table import rows_of
+from paceline.bench.rivals.table import rows_of, times_text
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
 from paceline.testbed import why_not
@@ -107,10 +108,11 @@ def test_everybody_tries_the_same_number_of_learning_rates() -> None:
     assert {tuple(job.lr for job in three.tried(side)) for side in sides(())} == {(0.1, 0.2, 0.3)}
 
 
-def test_only_stale_gradients_that_nothing_corrects_get_half_the_learning_rate() -> None:
-    rates = {side.title: side.rate(1.0) for side in sides(())}
-    assert {title for title, rate in rates.items() if rate == 0.5} == {"rpc", "ray"}
-    assert set(rates.values()) == {0.5, 1.0}
+def test_stale_gradients_that_nothing_corrects_get_half_the_rate_and_whole_steps_a_quarter_of_it() -> None:
+    what = contest()
+    rates = {side.title: what.tried(side)[0].lr / DIGITS.lr for side in what.sides}
+    assert {title for title, rate in rates.items() if rate == 0.5 / DIGITS.workers} == {"rpc", "ray"}
+    assert set(rates.values()) == {0.5 / DIGITS.workers, 1.0}
 
 
 def test_the_best_rate_of_the_first_seed_is_used_by_the_others_and_when_a_worker_is_killed() -> None:
@@ -120,6 +122,24 @@ def test_the_best_rate_of_the_first_seed_is_used_by_the_others_and_when_a_worker
     assert [job.lr for job in what.jobs(DIGITS, ddp, 1, results)] == [0.2]
     assert [job.lr for job in what.jobs(DIGITS, asp, 1, results)] == [0.1]
     assert [job.lr for job in what.jobs(KILL, ddp, 0, results)] == [0.2]
+
+
+def test_who_never_gets_there_counts_as_infinitely_late() -> None:
+    assert times_text([9.0, 8.0, 10.0]) == "9.0 s (8.0-10.0)"
+    assert times_text([9.0, 8.0, inf]) == "9.0 s (8.0-never: 1 of 3)"
+    assert times_text([inf, 8.0, inf]) == "not reached, 1 of 3 from 8.0 s on"
+    assert times_text([inf, inf]) == "not reached"
+
+
+def test_samples_of_a_job_that_was_cut_off_are_not_called_lost_without_saying_so() -> None:
+    what = contest("hivemind")
+    [side] = what.sides
+    for ended, text in ((True, "50.0 %"), (False, "50.0 % (cut off)")):
+        results, killed = Results(None), msgspec.structs.replace(KILLED, applied=2000, ended=ended)
+        [job] = what.jobs(KILL, side, 0, results)
+        results.add(Outcome(job=job, figures=FIGURES, killed=killed))
+        [row] = rows_of(what, results)
+        assert row.case["samples lost"] == text
 
 
 def test_a_row_says_if_its_rate_is_the_lowest_or_highest_that_was_tried() -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from paceline.bench.harness import machine
-from paceline.bench.harness.machine import copy_bandwidth, look_around, memory_limit_s
+from paceline.bench.harness.machine import OthersWork, copy_bandwidth, look_around, memory_limit_s
 from paceline.bench.harness.record import BenchRecord, BenchRow, as_page, as_table, as_tables, write_record
 from paceline.bench.harness.run import shown_command
 from paceline.bench.harness.stats import Interval, paired_ratio, ratio_of_medians, spread
+from support.runs import wait_until
 
 
 def row(value: float = 6.0, target: float | None = 5.0) -> BenchRow:
@@ -136,6 +140,37 @@ def test_rows_under_different_headings_stand_in_tables_of_their_own_columns() ->
     assert "bytes" not in text[first:]
     assert text[:first].count("\n| ") == 4
     assert as_tables([row()]) == as_table([row()])
+
+
+@pytest.mark.parametrize(("others", "marked"), [(None, False), (0.04, False), (0.3, True)])
+def test_a_record_marks_what_others_did_meanwhile_and_tells_of_results_it_did_not_see(
+    others: float | None, marked: bool
+) -> None:
+    seen = msgspec.structs.replace(record([row()]), others=others, kept=7)
+    seen = msgspec.structs.replace(seen, machine=msgspec.structs.replace(seen.machine, load=0.0, cores=2))
+    page = as_page(seen)
+    assert ("**loaded**" in page) is marked
+    assert ("% of its processors meanwhile" in page) is (others is not None)
+    assert "7 results are of earlier commands, and this says nothing of their load" in page
+
+
+def test_work_of_others_is_told_from_that_of_descendants(tmp_path: Path) -> None:
+    """Both burn a second: one is started by this process, the other has lost its parent."""
+    burn = "import time; end = time.process_time() + 1.0\nwhile time.process_time() < end: pass"
+    before, own = OthersWork(), machine._own_ticks()
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    ours = machine._own_ticks() - own
+    assert ours >= 0.95 * os.sysconf("SC_CLK_TCK"), "a child that has ended counts as this process's work"
+    done = tmp_path / "done"
+    orphan = f"{burn}\nopen({str(done)!r}, 'w').close()"
+    starts = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {orphan!r}])"
+    own = machine._own_ticks()
+    subprocess.run([sys.executable, "-c", starts], check=True, start_new_session=True)
+    wait_until(done.exists, "the orphan has burnt its second")
+    assert machine._own_ticks() - own < 0.9 * os.sysconf("SC_CLK_TCK")
+    share = before.share()
+    assert share is not None
+    assert 0 < share <= 1
 
 
 @pytest.mark.parametrize(("load", "marked"), [(0.1, False), (3.0, True)])

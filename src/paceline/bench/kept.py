@@ -43,6 +43,11 @@ def read_kept(path: Path, kind: type[Kept]) -> list[Kept]:
     return [_decoded(path, number, line, kind) for number, line in enumerate(whole.splitlines(), 1)]
 
 
+def lines_kept(path: Path) -> int:
+    """How many results a file holds."""
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def keep(path: Path, result: object) -> None:
     """Add one more."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -41,6 +41,57 @@ class Machine(msgspec.Struct, frozen=True):
     """Bytes per second that a copy moves (read and written), by size of the copy."""
 
 
+class OthersWork:
+    """How much of this machine's processors others use, from when it is made on.
+
+    Others are all but this process and its descendants; a hypervisor that takes a processor away is one.
+    """
+
+    def __init__(self) -> None:
+        self._began = time.monotonic(), _busy_ticks(), _own_ticks()
+
+    def share(self) -> float | None:
+        """Of all processors' time; None where it cannot be known."""
+        began, busy, own = self._began
+        now = _busy_ticks()
+        if busy is None or now is None:
+            return None
+        room = (time.monotonic() - began) * (os.cpu_count() or 1) * os.sysconf("SC_CLK_TCK")
+        return min(1.0, max(0.0, now - busy - (_own_ticks() - own)) / max(room, 1.0))
+
+
+def _busy_ticks() -> int | None:
+    """How long all processors have worked for somebody so far; what was stolen from them as well."""
+    try:
+        with open("/proc/stat") as file:
+            fields = [int(field) for field in file.readline().split()[1:]]
+    except (OSError, ValueError):
+        return None
+    return sum(fields[:3]) + sum(fields[7:8])  # user, nice, system; stolen
+
+
+def _own_ticks() -> int:
+    """The part of this process and its descendants, with those that have ended and were waited for."""
+    parents, ticks = {}, {}
+    for entry in os.scandir("/proc") if os.path.isdir("/proc") else ():
+        if entry.name.isdigit() and (fields := _stat(entry.name)):
+            pid = int(entry.name)
+            parents[pid], ticks[pid] = int(fields[1]), sum(int(field) for field in fields[11:15])
+    mine = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in mine} - mine:
+        mine |= more
+    return sum(ticks.get(pid, 0) for pid in mine)
+
+
+def _stat(pid: str) -> list[str]:
+    """What the kernel tells of a process, from its state on; nothing if it has just ended."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
 def look_around(bandwidth: dict[str, float]) -> Machine:
     """Describe this machine."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -12,6 +12,8 @@ from paceline.bench.harness.machine import Machine
 from paceline.bench.harness.stats import Interval, Spread
 
 Value = str | int | float
+MOST_OTHERS = 0.1
+"""Share of the processors beyond which others disturb what is measured."""
 
 
 class BenchRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +83,10 @@ class BenchRecord(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[BenchRow]
     load_after: float | None = None
     """Of the machine, when all was measured: the benchmark's own processes are in it."""
+    others: float | None = None
+    """Share of the machine's processors that others used while it was measured."""
+    kept: int = 0
+    """How many results came from earlier commands (`--results`), of whose load nothing is known here."""
     plots: dict[str, str] = {}
     """Pictures by name, as SVG: files beside the page."""
 
@@ -206,10 +212,15 @@ def _seconds(value: float) -> str:
 
 
 def _load(record: BenchRecord) -> str:
-    before, cores = record.machine.load, record.machine.cores
-    after = "" if record.load_after is None else f", after it: {record.load_after:.2f}"
-    busy = " (**loaded**: others were at work, times are not to be trusted)" if before > cores / 4 else ""
-    return f"- load of the machine before the run: {before:.2f}{after}{busy}"
+    before, others = record.machine.load, record.others
+    said = f"- load of the machine before the run: {before:.2f}"
+    said += "" if record.load_after is None else f", after it: {record.load_after:.2f}"
+    said += "" if others is None else f"; others used {100 * others:.0f} % of its processors meanwhile"
+    if before > record.machine.cores / 4 or (others or 0.0) > MOST_OTHERS:
+        said += " (**loaded**: others were at work, times are not to be trusted)"
+    if record.kept:
+        said += f"; {record.kept} results are of earlier commands, and this says nothing of their load"
+    return said
 
 
 def _bandwidth(machine: Machine) -> str:

@@ -15,9 +15,10 @@ from paceline.bench.cluster.cluster import cluster
 from paceline.bench.embedding import embedding
 from paceline.bench.fidelity.fidelity import check as check_fidelity
 from paceline.bench.fidelity.fidelity import fidelity
-from paceline.bench.harness.machine import copy_bandwidth, look_around
+from paceline.bench.harness.machine import OthersWork, copy_bandwidth, look_around
 from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.harness.record import BenchRecord, BenchRow, today
+from paceline.bench.kept import lines_kept
 from paceline.bench.layers.layers import layers
 from paceline.bench.micro.allreduce import allreduce
 from paceline.bench.micro.death import death
@@ -121,14 +122,15 @@ BENCHMARKS = {
         "links and straggler. Four hosts of a testbed as in *cluster, unequal* (1 Gbit/s, but 100 Mbit/s to "
         "the last), devices of 60 ms a batch (the third: 120 ms); a perceptron of 1 MB on scikit-learn's "
         "digits, or with --data the CNN and devices of *cluster* on CIFAR-10. Everybody tries the same "
-        "number of learning rates; who steps along stale gradients without a correction gets half the usual "
-        "one. *time*: to the accuracy, from the first iteration on; the figure is DDP's median over it. "
+        "number of learning rates; without rates to try, who steps along stale gradients without a "
+        "correction gets half the usual one, and a server that takes whole steps a quarter of that. *time*: "
+        "to the accuracy, from the first iteration on; the figure is DDP's median over it. "
         "*slow link*: both ways, as its kernel counts, from the start of the processes to the end. Then the "
         "same sides do three epochs of the digits, and the worker of the second host gets SIGKILL when half "
         "of the samples are done: *others go on* and after how long (the longest gap between two steps of a "
         "worker, less the usual one; if nobody goes on, seconds until all have ended or were ended after 60 "
-        "s), the exit status on the first host, samples that the last weights have not seen, and samples "
-        "computed in vain.",
+        "s without a step: *cut off*), the exit status on the first host, samples that the last weights have "
+        "not seen, and samples computed in vain.",
         peers,
         check_peers,
         plots_of_peers,
@@ -245,7 +247,8 @@ def run(name: str, plan: BenchPlan, say: Say) -> BenchRecord:
     """Measure one."""
     benchmark = BENCHMARKS[name]
     sizes = {f"{size:g} MB": copy_bandwidth(round(size * 1e6)) for size in plan.sizes_mb}
-    machine = look_around(sizes)
+    machine, others = look_around(sizes), OthersWork()
+    kept = 0 if plan.results is None else lines_kept(Path(plan.results))
     rows = benchmark.measure(plan, say)
     return BenchRecord(
         name=f"{name}-simulated" if plan.simulated else name,
@@ -257,5 +260,7 @@ def run(name: str, plan: BenchPlan, say: Say) -> BenchRecord:
         machine=machine,
         rows=rows,
         load_after=os.getloadavg()[0],
+        others=others.share(),
+        kept=kept,
         plots=benchmark.plots(rows),
     )

@@ -25,6 +25,8 @@ from paceline.errors import RunError
 LOOK_S = 0.05
 SILENT_S = 180.0
 """How long a job may take until its first step."""
+LONGEST = 3
+"""How many times as long as it may be silent a job may go on after a death."""
 
 
 class PeerHosts(BedHosts):
@@ -54,9 +56,12 @@ class PeerHosts(BedHosts):
         """Kill a worker when half of the work is done, and see what the others do."""
         self._await_half(run, course, bar, planned)
         os.kill(int(pid_of(run.copies, VICTIM).read_text()), signal.SIGKILL)
-        at = time.monotonic()
-        while None in run.statuses.values() and time.monotonic() - at < self._scene.limit_s:
+        at = heard = time.monotonic()
+        while None in run.statuses.values() and time.monotonic() - heard < self._scene.limit_s:
+            samples = course.samples
             course.look(_there(run))
+            if course.samples > samples and time.monotonic() - at < LONGEST * self._scene.limit_s:
+                heard = time.monotonic()
             bar.show(min(course.seconds, self._scene.limit_s), None)
             time.sleep(LOOK_S)
         return self._fate(run, planned, time.monotonic() - at)

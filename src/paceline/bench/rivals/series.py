@@ -16,7 +16,7 @@ from paceline.bench.cluster.series import SeriesProgress, best_of
 from paceline.bench.harness.bar import Bar
 from paceline.bench.harness.plan import Say
 from paceline.bench.rivals.hosts import PeerHosts
-from paceline.bench.rivals.roster import Found, Side
+from paceline.bench.rivals.roster import Found, Rival, Side
 
 
 class Contest(NamedTuple):
@@ -38,8 +38,13 @@ class Contest(NamedTuple):
 
     def tried(self, side: Side) -> list[Job]:
         """The first seed's runs to an accuracy: one per learning rate."""
-        rates = self.rates or (side.rate(self.trained.lr),)
+        rates = self.rates or (self._usual(self.trained, side),)
         return [self.job(self.trained, side, lr, self.seeds[0]) for lr in rates]
+
+    def _usual(self, scene: Scene, side: Side) -> float:
+        """Without rates to try. Ours counts a push 1/N; a server of whole steps gets a rate as much lower."""
+        whole = isinstance(side, Rival) and side.stale
+        return side.rate(scene.lr) / (scene.workers if whole else 1)
 
     def jobs(self, scene: Scene, side: Side, seed: int, results: Results) -> list[Job]:
         """A side's runs in a scene with a seed, as far as it is known which these are."""
@@ -48,7 +53,7 @@ class Contest(NamedTuple):
         if (
             scene != self.trained and self.trained.task != scene.task
         ):  # rates of one task say nothing of another
-            return [self.job(scene, side, side.rate(scene.lr), seed)]
+            return [self.job(scene, side, self._usual(scene, side), seed)]
         return [self.job(scene, side, best_of(self.trained, self.tried(side), results).lr, seed)]
 
     def job(self, scene: Scene, side: Side, lr: float, seed: int) -> Job:

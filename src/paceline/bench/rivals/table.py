@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf, isinf
 from statistics import median
 
 from paceline.bench.cluster.course import Figures
@@ -60,22 +61,29 @@ def _reached(
     if not figures:
         return {"time": "did not run"}
     tried = contest.tried(side)
-    times = [each.to(target) for each in trained]
-    seconds = [each.seconds for each in times if each is not None]
-    missed = len(times) - len(seconds)
-    said = spread(seconds, " s", 1) if seconds else "not reached"
     moved = [each.slow_link_bytes for each in trained if each.figures is not None]
     return {
         "lr": best_of(contest.trained, tried, results).lr,
         "rates tried": len(tried),
         "seeds": len(trained),
         "to": f"{100 * target:g} %",
-        "time": said + (f"; not reached by {missed} of {len(times)}" if missed and seconds else ""),
+        "time": times_text([inf if (seen := each.to(target)) is None else seen.seconds for each in trained]),
         "samples/s": spread([each.samples_per_s for each in figures], "", 0),
         "waiting": spread([100 * each.waiting for each in figures], " %", 0),
         "slow link, MB": spread([each / 1e6 for each in moved], "", 1),
         "slow link, kB a sample": spread(_per_sample(trained), "", 1),
     }
+
+
+def times_text(seconds: Sequence[float]) -> str:
+    """A median and a range, in which who never got there counts as infinitely late."""
+    missed = sum(isinf(each) for each in seconds)
+    if not missed:
+        return spread(seconds, " s", 1)
+    some = f", {len(seconds) - missed} of {len(seconds)} from {min(seconds):,.1f} s on"
+    if isinf(median(seconds)):
+        return "not reached" + ("" if missed == len(seconds) else some)
+    return f"{median(seconds):,.1f} s ({min(seconds):,.1f}-never: {missed} of {len(seconds)})"
 
 
 def _per_sample(trained: list[Outcome]) -> list[float]:
@@ -93,7 +101,8 @@ def _after_kill(killed: list[Outcome]) -> dict[str, Value]:
         "others go on": _share([each.went_on for each in seen]),
         "stood still or until the end": spread([each.still_s for each in seen], " s", 1),
         "exit status": ", ".join(dict.fromkeys(_status(each) for each in seen)),
-        "samples lost": spread([100 * each.lost / each.planned for each in seen], " %", 1),
+        "samples lost": spread([100 * each.lost / each.planned for each in seen], " %", 1)
+        + (" (cut off)" if not all(each.ended for each in seen) else ""),
         "computed in vain": spread([100 * each.repeated / each.planned for each in seen], " %", 1),
     }
 
@@ -126,7 +135,9 @@ def _ratio(contest: Contest, trained: list[Outcome], target: float, results: Res
 def _remark(contest: Contest, side: Side, trained: list[Outcome], killed: list[Outcome]) -> str:
     said = [text for each in trained for text in remarks(each, contest.trained, False)]
     tried = [job.lr for job in contest.tried(side)]
-    said += [edge for each in trained[:1] if each.figures is not None and (edge := at_edge(each.job.lr, tried))]
+    said += [
+        edge for each in trained[:1] if each.figures is not None and (edge := at_edge(each.job.lr, tried))
+    ]
     said += [ROUND for each in trained if each.figures is not None and each.slow_link_bytes < MODEL_BYTES]
     said += [f"killed: {each.killed.words}" for each in killed if each.killed and each.killed.words]
     said += [f"killed: {each.trouble}" for each in killed if each.trouble and each.trouble not in said]

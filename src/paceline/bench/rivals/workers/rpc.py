@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import time
 import warnings
 from pathlib import Path
@@ -20,8 +21,6 @@ from paceline.config import RunConfig
 NAME = "rpc"
 SERVER = "server"
 MEET_S = 60.0
-LEAVE_S = 10
-"""How long a worker waits for the others before it goes without them."""
 
 _server: ParameterServer | None = None
 
@@ -50,9 +49,9 @@ class RpcPace(ServedPace):
         return answer
 
     def close(self) -> None:
-        """Leave when all do, as the documentation has it."""
+        """Leave without the others: to leave together, as its tutorial has it, is to wait for the dead."""
         super().close()
-        _leave()
+        rpc.shutdown(graceful=False)
 
 
 def _present(rank: int, workers: int) -> int:
@@ -79,23 +78,15 @@ def _meet(name: str, rank: int, workers: int) -> None:
         init(name, rank=rank, world_size=workers + 1, rpc_backend_options=pipe)
 
 
-def _leave() -> None:
-    """Together; when that fails it has left all the same, so that somebody's death is no failure here."""
-    try:
-        rpc.shutdown(timeout=LEAVE_S)
-    except RuntimeError as error:
-        print(f"left without the others: {error}", flush=True)
-
-
 def serve() -> None:
-    """The server's process; ends when all workers have left."""
+    """The server's process; it serves until it is ended, whoever dies meanwhile."""
     global _server
     mine, words = parser().parse_known_args()
     told = options(words)
     workers = config_of(mine, told.seed, NAME).workers
     _server = ParameterServer(told, workers)
     _meet(SERVER, workers, workers)
-    _leave()
+    signal.sigwait({signal.SIGTERM})
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """An asynchronous parameter server, however it is reached: a flat tensor of gradients in, one of weights out.
 
 The server has the optimizer and counts rounds for the learning rate, so that the rule is everybody's. Whoever
-pushes gets the weights of that moment. Momentum is plain: it is what such servers do, and they get half the
-learning rate for it, as everybody here does who steps along stale gradients without a correction.
+pushes gets the weights of that moment. A push is a whole step, and momentum is plain: it is what such servers
+do. So without rates to try they get a lower one (`Contest`).
 """
 
 from __future__ import annotations
