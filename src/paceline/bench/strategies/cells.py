@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -21,6 +23,7 @@ REAL, MEMORY = "real", "memory"
 WIDTHS = {"vgg": 16, "resnet": 24, "densenet": 12, "efficientnet": 16, "convnext": 24}
 MEMORY_WIDTHS = {"vgg": 112, "resnet": 200, "densenet": 160, "efficientnet": 240, "convnext": 240}
 Kind = Literal["emulated", "real", "memory"]
+FOLDER = Path(__file__).parent
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -59,6 +62,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """What an emulated device takes for `batch` samples: a worker's share of them takes its share of that."""
     mbit: float = 100.0
     """Of every host's link, where links are throttled."""
+    ddp_buckets: int = 4
+    """Of about equal size, into which DDP cuts gradients on throttled links: about one per unit of a model,
+    so that they leave while the device computes. Elsewhere it has torch's own, which is one for these
+    models: there a call more costs more than it hides."""
     pause_s: float = 1.5
     """How long a paused worker stands still, once, in the first half of the run."""
     widths: dict[str, int] = msgspec.field(default_factory=lambda: dict(WIDTHS))
@@ -77,9 +84,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fingerprint(self) -> str:
-        """Changes with anything that a run depends on; the rate is a run's own."""
-        course = msgspec.structs.replace(self, rates=())
-        return hashlib.sha256(msgspec.json.encode(course)).hexdigest()[:12]
+        """Changes with anything that a run depends on, and with the files that say how runs are made; the
+        rate is a run's own. Of what lies elsewhere in Paceline it knows nothing."""
+        course = msgspec.json.encode(msgspec.structs.replace(self, rates=()))
+        return hashlib.sha256(course + sources(FOLDER)).hexdigest()[:12]
 
     def slow(self, cell: Cell) -> dict[int, float]:
         """Which rank is slower, and how many times: the last."""
@@ -90,6 +98,13 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         if cell.straggler != "paused" or cell.workers == 1:
             return None
         return Pause(cell.workers - 1, self.warm_up + self.iterations // 4, self.pause_s)
+
+
+@cache
+def sources(folder: Path) -> bytes:
+    """What is written in the files that say how runs are made."""
+    paths = [folder / "data.py", folder / "roster.py", *sorted(folder.glob("runs/*.py"))]
+    return b"".join(path.read_bytes() for path in paths)
 
 
 QUICK = Setup(

@@ -10,6 +10,7 @@ from paceline.bench.harness.stats import Spread, spread
 from paceline.bench.kept import KeptOutcomes
 from paceline.bench.strategies.cells import Cell, Setup
 from paceline.bench.strategies.roster import Strategy
+from paceline.bench.strategies.runs.models import CLASSES
 from paceline.bench.strategies.runs.places import Ran
 from paceline.bench.strategies.runs.request import Answer
 from paceline.bench.strategies.waits import Waits, waits_of
@@ -17,6 +18,12 @@ from paceline.errors import RunError
 from paceline.trace import Result, read_trace, tally
 from paceline.trace.events import Decided
 from paceline.trace.tally import StalenessSummary
+
+
+DIVERGED = "NaN or infinity"
+"""What the trouble of a run says that diverged, whoever noticed it."""
+CHANCE = 1 / CLASSES
+"""What the accuracy of a run that diverged counts as."""
 
 
 class StrategyJob(msgspec.Struct, frozen=True):
@@ -57,6 +64,19 @@ class StrategyFigures(msgspec.Struct, frozen=True, kw_only=True):
     waits: Waits | None = None
     applied: float = 1.0
     """Share of the gradients that were not dropped."""
+    last_steps: int | None = None
+    """How many steps the last rank made, warming up included; None in results of earlier versions."""
+    shared_bytes: int = 0
+    """What the first rank's memory has in common with the server's."""
+    server_bytes: int | None = None
+    """Peak of the parameter server's process; None: there is none here, or nobody looked."""
+
+    @property
+    def first_host_bytes(self) -> int | None:
+        """Of the server and the first worker beside it; what they have in common counts once."""
+        if self.server_bytes is None:
+            return None
+        return self.peak_bytes[0] + self.server_bytes - self.shared_bytes
 
 
 class StrategyOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +87,11 @@ class StrategyOutcome(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = ""
     took_s: float = 0.0
 
+    @property
+    def diverged(self) -> bool:
+        """Whether it came to no end because numbers did not stay finite."""
+        return DIVERGED in self.trouble
+
 
 def figures_of(
     ran: Ran, strategy: Strategy, cell: Cell, setup: Setup, accuracy: float | None
@@ -76,6 +101,7 @@ def figures_of(
     result: Result | None = tally(events).result() if events else None
     pushes = [event for event in events if isinstance(event, Decided) and event.pushed is not None]
     applied = 1 - sum(event.fate == "drop" for event in pushes) / len(pushes) if pushes else 1.0
+    check_losses(ran.answers)
     warm_up = 0 if cell.kind == "memory" else setup.warm_up * setup.batch
     losses = in_parts(ran.answers, 10)
     return StrategyFigures(
@@ -92,7 +118,18 @@ def figures_of(
         staleness=None if result is None else result.staleness,
         waits=waits_of(events, int(strategy.settings["resync"])) if "resync" in strategy.settings else None,
         applied=applied,
+        last_steps=len(ran.answers[-1].ends),
+        shared_bytes=ran.answers[0].shared_bytes,
+        server_bytes=ran.answers[0].server_bytes,
     )
+
+
+def check_losses(answers: list[Answer]) -> None:
+    """A loss that is no number is no result."""
+    for answer in answers:
+        if None in answer.losses:
+            at = answer.losses.index(None) + 1
+            raise RunError(f"rank {answer.rank} had a loss of {DIVERGED} in its iteration {at}: it diverged")
 
 
 def rate(answers: list[Answer], warm_up: int) -> float:
@@ -115,7 +152,7 @@ def gaps(answers: list[Answer], warm_up: int) -> list[float]:
 def in_parts(answers: list[Answer], parts: int) -> list[float]:
     """Mean losses of equal parts of all iterations, in the order of their ends."""
     pairs = (pair for answer in answers for pair in zip(answer.ends, answer.losses, strict=True))
-    losses = [loss for _, loss in sorted(pairs)]
+    losses = [loss for _, loss in sorted(pairs) if loss is not None]
     size = max(1, len(losses) // parts)
     return [fmean(losses[at : at + size]) for at in range(0, size * parts, size) if losses[at : at + size]]
 
@@ -150,6 +187,8 @@ class MeasuredStrategy(msgspec.Struct, frozen=True, kw_only=True):
     tried: tuple[float, ...] = ()
     """The learning rates of which this is the best."""
     trouble: str = ""
+    diverged: int = 0
+    """How many more seeds diverged."""
 
     @property
     def speeds(self) -> list[float]:
@@ -163,8 +202,9 @@ class MeasuredStrategy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def accuracies(self) -> list[float]:
-        """Per seed."""
-        return [each.accuracy for each in self.figures if each.accuracy is not None]
+        """Per seed; a run that diverged is as good as chance."""
+        ended = [each.accuracy for each in self.figures if each.accuracy is not None]
+        return ended + [CHANCE] * self.diverged
 
     @property
     def accuracy(self) -> float | None:

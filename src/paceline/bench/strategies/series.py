@@ -1,7 +1,7 @@
 """The runs that the tables take: cells, then seeds, then all strategies in turn; known ones are not repeated.
 
 Every strategy tries the same learning rates, with the first seed, and keeps the one with the best accuracy
-everywhere. More seeds run where accuracy is looked at: in the main model's cells with emulated devices.
+everywhere. More seeds run where accuracy is looked at: wherever devices are emulated and links native.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class StrategySeries(msgspec.Struct, frozen=True, kw_only=True):
 
     def seeds_of(self, cell: Cell) -> tuple[int, ...]:
         """Several where accuracy is compared."""
-        main = cell.model == self.cells[0].model and cell.kind == "emulated" and cell.link == "native"
-        return self.seeds if main else self.seeds[:1]
+        several = cell.kind == "emulated" and cell.link == "native"
+        return self.seeds if several else self.seeds[:1]
 
     def passes(self, cell: Cell) -> list[tuple[int, list[Strategy]]]:
         """Seed after seed, everybody in turn."""
@@ -92,6 +92,7 @@ class StrategySeries(msgspec.Struct, frozen=True, kw_only=True):
             figures=[each.figures for each in outcomes if each.figures is not None],
             tried=tuple(job.lr for job in self.tried(strategy)),
             trouble="; ".join(dict.fromkeys(each.trouble for each in outcomes if each.trouble)),
+            diverged=sum(each.diverged for each in outcomes),
         )
 
     @property
@@ -188,6 +189,7 @@ class Runner:
             device_s=setup.device_s if cell.kind == "emulated" else None,
             of=setup.batch,
             slow=setup.slow(cell),
+            ddp_buckets=setup.ddp_buckets if cell.link == "throttled" else None,
             pause=setup.pause(cell),
         )
 

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.bench.strategies.runs.models import make, parameter_bytes, put_on
 from paceline.bench.strategies.runs.request import Answer, Pause, StrategyRequest, write_answer
+from paceline.bench.strategies.runs.server import server_peak, shared_bytes
 from paceline.config import RunConfig
 from paceline.parallel.plans.hap.emulated_device import EmulatedDevice
 from paceline.parallel.plans.meter import Meter
@@ -76,6 +77,8 @@ def train(side: StrategySide, request: StrategyRequest) -> None:
         held_bytes=seen.held_bytes,
         peak_bytes=meter.peak_bytes,
         late=device.overruns / max(1, device.waits),
+        shared_bytes=shared_bytes(),
+        server_bytes=server_peak(Path(request.folder)) if side.rank == 0 else None,
     )
     side.finish(Path(request.folder))
     write_answer(Path(request.folder), answer)
@@ -89,7 +92,7 @@ class TrainingLoop:
         self.began, self.held_bytes = 0.0, 0
         self.ends: list[float] = []
         self.samples: list[int] = []
-        self.losses: list[float] = []
+        self.losses: list[float | None] = []
 
     def iterate(self, model: nn.Module, optimizer: Any, loader: Any) -> None:
         """All batches that this worker gets."""

@@ -18,6 +18,7 @@ from paceline.bench.harness.stations import ExchangeLoad, paceline_crew
 from paceline.bench.strategies.runs.body import StrategySide, train
 from paceline.bench.strategies.runs.request import Answer, StrategyRequest, read_answers
 from paceline.bench.strategies.roster import Strategy
+from paceline.bench.strategies.runs.server import serve_noted
 from paceline.bench.strategies.runs.sides import TORCH, WEIGHTS, OurSide
 from paceline.config import RunConfig
 from paceline.errors import RunError
@@ -42,7 +43,12 @@ class OurStation:
     """A worker of a run of Paceline's."""
 
     def __init__(
-        self, request: StrategyRequest, load: ExchangeLoad, config: RunConfig, rank: int, sock: socket.socket | None
+        self,
+        request: StrategyRequest,
+        load: ExchangeLoad,
+        config: RunConfig,
+        rank: int,
+        sock: socket.socket | None,
     ) -> None:
         import paceline
         from paceline.runtime import seat
@@ -72,7 +78,7 @@ class TorchStation(OurStation):
             meeting = f"file://{request.folder}/meeting"
             dist.init_process_group("gloo", meeting, rank=rank, world_size=request.workers)
         self._request = request
-        self._side = TORCH[name]()
+        self._side = TORCH[name](request)
         self.world = self._side.size
 
 
@@ -141,4 +147,6 @@ def _crew(strategy: Strategy, request: StrategyRequest) -> BenchCrew:
         config = RunConfig(run="bench", folder=request.folder, protocol=strategy.protocol, **dials)
         return BenchCrew(strategy.name, [partial(OurStation, request, load, config, 0, None)])
     station = partial(OurStation, request)
-    return paceline_crew(load, strategy.protocol, request.folder, station=station, dials=dials)
+    return paceline_crew(
+        load, strategy.protocol, request.folder, station=station, serve=serve_noted, dials=dials
+    )

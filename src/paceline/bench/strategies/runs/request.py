@@ -34,6 +34,8 @@ class StrategyRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What an emulated device takes for `of` samples; None: the processor computes, as fast as it is."""
     of: int = 1
     slow: dict[int, float] = {}
+    ddp_buckets: int | None = None
+    """Into how many parts DDP cuts its gradients; None: torch's own, of 1 MiB first and 25 then."""
     pause: Pause | None = None
 
     def save(self) -> Path:
@@ -55,13 +57,19 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """When each of its iterations was over."""
     samples: list[int]
     """Of each."""
-    losses: list[float]
+    losses: list[float | None]
+    """None: it was NaN or infinity, for which JSON has no word."""
     held_bytes: int
     """Parameters, gradients and optimizer state in its own memory, after a step."""
     peak_bytes: int
     """The most memory its process had at a time, beyond what was there before the model."""
     late: float
     """Share of timed parts that really took longer than the emulated device."""
+    shared_bytes: int = 0
+    """What of its memory a parameter server on the same host has as well: weights, and its own gradients."""
+    server_bytes: int | None = None
+    """The most that the server's process had at a time, beyond what was there before the run; the first
+    worker tells, where there is a server on its host."""
 
 
 def read_request(path: Path) -> StrategyRequest:

@@ -25,7 +25,7 @@ def main(words: list[str]) -> None:
         train(OurSide(paceline.join()), request)
         return
     dist.init_process_group("gloo")
-    train(TORCH[named[0]](), request)
+    train(TORCH[named[0]](request), request)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
+from paceline.bench.strategies.runs.models import parameter_bytes
+from paceline.bench.strategies.runs.request import StrategyRequest
+
 WEIGHTS = "weights.safetensors"
 
 
@@ -43,6 +46,9 @@ class SingleSide:
 
     rank, size = 0, 1
 
+    def __init__(self, request: StrategyRequest) -> None:
+        self._buckets = request.ddp_buckets
+
     def place(self, model: nn.Module) -> nn.Module:
         """As it is."""
         self._module = model
@@ -58,15 +64,21 @@ class SingleSide:
 
 
 class DDPSide(SingleSide):
-    """Replicas whose gradients are averaged while backward runs; the process group is there."""
+    """Replicas whose gradients are averaged while backward runs; the process group is there.
 
-    def __init__(self) -> None:
+    A bucket of gradients leaves when it is full. All gradients of a small model are one bucket by default,
+    which leaves when backward is over; cut into several, the first leave sooner."""
+
+    def __init__(self, request: StrategyRequest) -> None:
+        super().__init__(request)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Wrapped."""
+        """Wrapped. A size that is given is that of the first bucket, too (by default 1 MiB); a bucket is
+        closed by the parameter with which it reaches it."""
         self._module = model
-        return DistributedDataParallel(model, gradient_as_bucket_view=True)
+        cap_mib: Any = None if self._buckets is None else parameter_bytes(model) / self._buckets / 2**20
+        return DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=cap_mib)
 
     def prepare(self, model: nn.Module, optimizer: Any, loader: DataLoader[Any]) -> Any:
         """A global batch is dealt out sample by sample."""
@@ -86,7 +98,10 @@ class DDPSide(SingleSide):
 
 
 class FSDPSide(DDPSide):
-    """Shards of parameters, gradients and state: one unit after the other, then what is left."""
+    """Shards of parameters, gradients and state: one unit after the other, then what is left.
+
+    On the CPU it has no streams, and calls collectives that return when they are done: nothing travels while
+    it computes."""
 
     def place(self, model: nn.Module) -> nn.Module:
         """Sharded in place."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from paceline.bench.harness.record import BenchRow, Value
 from paceline.bench.strategies.cells import Cell
+from paceline.bench.strategies.outcome import CHANCE
 from paceline.bench.strategies.told.tables import ResultGrid, over, points
 
 TABLE = "Findings of the evaluation"
@@ -111,19 +112,29 @@ def time_saved(grid: ResultGrid) -> SourcedFigure | None:
 
 
 def accuracy_lost(grid: ResultGrid) -> SourcedFigure | None:
-    """By the asynchronous server, at worst, for either weight of a push."""
-    lost: dict[str, float] = {}
-    for cell in _shared(grid):
-        base = grid.get(cell, "ps-sync")
-        for name in ("ps-async", "ps-async-sum"):
-            if (more := points(grid.get(cell, name), base)) is not None:
-                lost[f"{name} in {cell.name}"] = -more
-    if not lost:
+    """By the asynchronous server, for either weight of a push. What counts is 1/N: with 1 a step is N times
+    as large, which alone may be what loses accuracy."""
+    mean, whole = (_middle(_lost(grid, name), " points") for name in ("ps-async", "ps-async-sum"))
+    if mean is None:
         return None
-    worst = max(lost, key=lambda name: lost[name])
-    mean = [loss for name, loss in lost.items() if name.startswith("ps-async in")]
-    beside = f"; with weight 1/N at worst {-max(mean):+.1f}" if mean else ""
-    return SourcedFigure(lost[worst], f"at worst {-lost[worst]:+.1f} points ({worst}){beside}")
+    beside = "" if whole is None else f"; weight 1: {whole.told}, with a step N times as large"
+    return SourcedFigure(mean.value, f"weight 1/N: {mean.told}{beside}{_diverged(grid)}")
+
+
+def _lost(grid: ResultGrid, name: str) -> dict[str, float]:
+    """Points that a strategy loses against `ps-sync`, by cell; the median of its seeds counts."""
+    pairs = {cell.name: points(grid.get(cell, "ps-sync"), grid.tried(cell, name)) for cell in _shared(grid)}
+    return {name: lost for name, lost in pairs.items() if lost is not None}
+
+
+def _diverged(grid: ResultGrid) -> str:
+    names = ("ps-async", "ps-async-sum")
+    seen = [each for cell in _shared(grid) for name in names if (each := grid.tried(cell, name)) is not None]
+    diverged = sum(each.diverged for each in seen)
+    if not diverged:
+        return ""
+    runs = diverged + sum(len(each.figures) for each in seen)
+    return f"; {diverged} of {runs} runs diverged and count as {100 * CHANCE:.0f} % accuracy"
 
 
 def modified_gain(grid: ResultGrid) -> SourcedFigure | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import torch
 
@@ -12,7 +10,7 @@ from paceline.bench.strategies.runs.models import activation_bytes, make, parame
 from paceline.bench.strategies.runs.places import probe
 from paceline.parallel.plans.measure_cluster import link_of
 from paceline.plan.profile.cluster import ClusterProfile, Device, Kind, TransferCost
-from paceline.plan.strategy.models import STRATEGIES, Load, Strategy
+from paceline.plan.strategy.models import STRATEGIES, Load, Strategy, sent_bytes
 
 LATENCY_S = 2e-4
 """Of a throttled link, about; its speed is known."""
@@ -64,8 +62,25 @@ def state_bytes(strategy: str, load: Load) -> float:
     return (2 if strategy.startswith("ps") else 3) * load.parameters
 
 
+def server_bytes(load: Load) -> float:
+    """What a parameter server has: weights, a gradient, and the optimizer's state."""
+    return (2 + load.state_copies) * load.parameters
+
+
+def step_bytes(strategy: str, load: Load) -> float:
+    """What the last host sends in a step.
+
+    Paceline's all-reduce over several hosts is no ring: a vector goes to the first host, and one comes back.
+    Where the store lies on all hosts, a host sends the others their portions of its gradient, and its own
+    portion of the weights to each of them.
+    """
+    if strategy == "allreduce":
+        return load.parameters
+    if strategy == "bsp+store_hosts":
+        return 2 * (load.workers - 1) / load.workers * load.parameters
+    return sent_bytes(formula_name(strategy), load)
+
+
 def formula_name(strategy: str) -> Strategy:
-    """Which formula a strategy has."""
-    found: dict[str, Any] = {name: name for name in STRATEGIES} | {"allreduce": "ddp"}
-    name: Strategy = found.get(strategy, "ps-async")
-    return name
+    """Whose formula a strategy has: of ours all have a store, but for what `step_bytes` knows."""
+    return next((name for name in STRATEGIES if name == strategy), "ps-async")

@@ -1,7 +1,7 @@
 """Scores `paceline advise strategy`: what it would choose in every cell, against what was best there.
 
 The best is the fastest of those that lose no more accuracy against DDP than may be lost (and what is chance),
-and whose measured peak fits where memory is short. A choice is right if it is within 5 % of that. Strategies
+and which fits where memory is short: every worker, and on the first host the server as well. A choice is right if it is within 5 % of that. Strategies
 that make the same steps, but for rounding, lose nothing by themselves: how far their accuracies lie apart in
 a cell is chance.
 """
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from paceline.bench.harness.record import BenchRow, Value
 from paceline.bench.strategies.cells import Cell
+from paceline.bench.strategies.outcome import MeasuredStrategy
 from paceline.bench.strategies.told.tables import ResultGrid, about, points
 from paceline.plan.strategy import Constraints, StrategyAdvice, advise
 from paceline.plan.strategy.advice import FULL
@@ -140,8 +141,10 @@ def accurate(grid: ResultGrid, cell: Cell, tolerance: float) -> dict[str, float]
 
 
 def _short(grid: ResultGrid, cell: Cell) -> AdviceCase | None:
-    """Half-way between FSDP's and DDP's peak: speeds are those of the same model, equal workers, native."""
-    peaks = {each.strategy.name: max(each.figures[0].peak_bytes) for each in grid.at(cell) if each.figures}
+    """Half-way between FSDP's and DDP's peak: speeds are those of the same model, equal workers, native. All
+    workers are used, however few of them the advice would do with."""
+    needed = {each.strategy.name: _most_bytes(each) for each in grid.at(cell) if each.figures}
+    peaks = {name: peak for name, peak in needed.items() if peak is not None}
     if not {"ddp", "fsdp"} <= set(peaks):
         return None
     room = (peaks["ddp"] + peaks["fsdp"]) / 2
@@ -149,7 +152,17 @@ def _short(grid: ResultGrid, cell: Cell) -> AdviceCase | None:
     advice = advise(grid.loads.of(cell, grid.alone_s(cell)), wanted)
     every = _speeds(grid, Cell(cell.model, cell.workers))
     fit = {name: speed for name, speed in every.items() if peaks.get(name, room + 1) <= room}
-    return AdviceCase(cell, f"{room / 2**20:.0f} MiB a worker", advice, fit, every)
+    wish = f"{room / 2**20:.0f} MiB a host, all {cell.workers} used"
+    return AdviceCase(cell, wish, advice, fit, every)
+
+
+def _most_bytes(each: MeasuredStrategy) -> int | None:
+    """What the fullest host has, with one worker on each; None: what the server takes is not known."""
+    seen = each.figures[0]
+    if each.strategy.protocol is None:
+        return max(seen.peak_bytes)
+    first = seen.first_host_bytes
+    return None if first is None else max(first, *seen.peak_bytes)
 
 
 def _speeds(grid: ResultGrid, cell: Cell) -> dict[str, float]:

@@ -8,12 +8,18 @@ from statistics import median
 from paceline.bench.harness.record import BenchRow, Value
 from paceline.bench.harness.stats import at_edge
 from paceline.bench.strategies.cells import Cell, Setup
-from paceline.bench.strategies.outcome import MeasuredStrategy, StrategyFigures
-from paceline.bench.strategies.told.formulas import Loads, formula_name, state_bytes
+from paceline.bench.strategies.outcome import CHANCE, MeasuredStrategy, StrategyFigures
+from paceline.bench.strategies.told.formulas import (
+    Loads,
+    formula_name,
+    server_bytes,
+    state_bytes,
+    step_bytes,
+)
 from paceline.plan.profile.units import size_text
-from paceline.plan.strategy.models import memory_bytes, sent_bytes
+from paceline.plan.strategy.models import Load, memory_bytes
 
-T1, T2 = "T1: throughput and speed-up", "T2: memory of a worker"
+T1, T2 = "T1: throughput and speed-up", "T2: memory of a worker, and of a server"
 T3, T4 = "T3: parameter servers, time and accuracy", "T4: fast and throttled links"
 MOST_EFFICIENT = 1.05
 TOLERATED = 0.02
@@ -42,8 +48,12 @@ class ResultGrid:
 
     def get(self, cell: Cell, strategy: str) -> MeasuredStrategy | None:
         """One that has run; None if it did not, or did not end."""
-        found = self._all.get((cell, strategy))
+        found = self.tried(cell, strategy)
         return found if found is not None and found.figures else None
+
+    def tried(self, cell: Cell, strategy: str) -> MeasuredStrategy | None:
+        """One that is of the cell, however it ended."""
+        return self._all.get((cell, strategy))
 
     def speed(self, cell: Cell, strategy: str) -> float | None:
         """Samples per second."""
@@ -61,7 +71,8 @@ class ResultGrid:
 def tables(grid: ResultGrid) -> list[BenchRow]:
     """All four, as far as there is something to show."""
     speed = [_speed(grid, each) for cell in grid.timed() for each in grid.at(cell)]
-    memory = [_memory(grid, each) for cell in grid.cells if cell.kind == "memory" for each in grid.at(cell)]
+    short = [each for cell in grid.cells if cell.kind == "memory" for each in grid.at(cell)]
+    memory = [row for each in short for row in _memory(grid, each)]
     servers = [_server(grid, each) for cell in grid.timed() for each in grid.at(cell) if _is_server(each)]
     apart = [each for cell in grid.timed() if cell.link != "native" for each in grid.at(cell)]
     links = [_link(grid, each) for each in apart if each.strategy.name != "single"]
@@ -106,14 +117,21 @@ def _row(
     table: str, each: MeasuredStrategy, case: dict[str, Value], value: float | None, remark: str = ""
 ) -> BenchRow:
     whole = about(each.cell) | {"strategy": each.strategy.name} | case
-    said = "; ".join(text for text in (each.trouble, remark) if text)
+    said = "; ".join(text for text in (_diverged(each), each.trouble, remark) if text)
     return BenchRow(table=table, case=whole, measured={}, figure="ratio", value=value, remark=said)
+
+
+def _diverged(each: MeasuredStrategy) -> str:
+    if not each.diverged:
+        return ""
+    runs = each.diverged + len(each.figures)
+    return f"{each.diverged} of {runs} diverged, which counts as {100 * CHANCE:.0f} % accuracy"
 
 
 def _speed(grid: ResultGrid, each: MeasuredStrategy) -> BenchRow:
     cell, speed = each.cell, each.samples_per_s
     gain = over(speed, grid.speed(cell, "single"))
-    case: dict[str, Value] = {"samples/s": spread_text(each.speeds)}
+    case: dict[str, Value] = {"seeds": len(each.figures), "samples/s": spread_text(each.speeds)}
     if each.figures and gain is not None and each.strategy.name != "single":
         case["iteration ms"] = _iteration(each.figures)
         case["exposed ms"] = f"{1e3 * _exposed(grid, each):.1f}"
@@ -148,11 +166,20 @@ def _late(figures: list[StrategyFigures], cell: Cell) -> str:
     return f"{100 * late:.0f} % of timed parts took longer than the emulated device"
 
 
-def _memory(grid: ResultGrid, each: MeasuredStrategy) -> BenchRow:
-    name, load = each.strategy.name, grid.loads.of(each.cell, 1.0)
-    ddp = grid.get(each.cell, "ddp")
+def _memory(grid: ResultGrid, each: MeasuredStrategy) -> list[BenchRow]:
+    """Of a worker; then of the server, where there is one."""
     if not each.figures:
-        return _row(T2, each, {}, None)
+        return [_row(T2, each, {}, None)]
+    load, ddp = grid.loads.of(each.cell, 1.0), grid.get(each.cell, "ddp")
+    theirs = None if ddp is None else max(ddp.figures[0].peak_bytes)
+    rows = [_worker_memory(each, load, theirs)]
+    if each.figures[0].server_bytes is not None:
+        rows.append(_server_memory(each, load, theirs))
+    return rows
+
+
+def _worker_memory(each: MeasuredStrategy, load: Load, theirs: int | None) -> BenchRow:
+    name = each.strategy.name
     held, peak = (max(sizes) for sizes in (each.figures[0].held_bytes, each.figures[0].peak_bytes))
     formula = memory_bytes(formula_name(name), load)
     case: dict[str, Value] = {
@@ -163,7 +190,21 @@ def _memory(grid: ResultGrid, each: MeasuredStrategy) -> BenchRow:
         "formula's peak": size_text(formula),
         "peak over formula": f"{peak / formula:.2f}",
     }
-    theirs = None if ddp is None else max(ddp.figures[0].peak_bytes)
+    return _row(T2, each, case, over(peak, theirs), "figure: peak over ddp's")
+
+
+def _server_memory(each: MeasuredStrategy, load: Load, theirs: int | None) -> BenchRow:
+    seen, formula = each.figures[0], server_bytes(load)
+    peak, together = seen.server_bytes or 0, seen.first_host_bytes or 0
+    case: dict[str, Value] = {
+        "strategy": f"{each.strategy.name}'s server",
+        "parameters": size_text(load.parameters),
+        "peak": size_text(peak),
+        "formula's peak": size_text(formula),
+        "peak over formula": f"{peak / formula:.2f}",
+        "in common with a worker": size_text(seen.shared_bytes),
+        "first host, both": size_text(together),
+    }
     return _row(T2, each, case, over(peak, theirs), "figure: peak over ddp's")
 
 
@@ -174,7 +215,7 @@ def _is_server(each: MeasuredStrategy) -> bool:
 def _server(grid: ResultGrid, each: MeasuredStrategy) -> BenchRow:
     base, ddp = grid.get(each.cell, "ps-sync"), grid.get(each.cell, "ddp")
     times = [figures.total_s for figures in each.figures]
-    case: dict[str, Value] = {"rate": each.lr, "seconds": spread_text(times, 2)}
+    case: dict[str, Value] = {"rate": each.lr, "seeds": len(times), "seconds": spread_text(times, 2)}
     case["time against ps-sync"] = change(_time(each), _time(base))
     case["time against ddp"] = change(_time(each), _time(ddp))
     case["accuracy %"] = spread_text([100 * share for share in each.accuracies], 1)
@@ -223,8 +264,8 @@ def _link(grid: ResultGrid, each: MeasuredStrategy) -> BenchRow:
     case["native samples/s"] = "" if fast is None else f"{fast:,.0f}"
     case["against ddp"] = change(each.samples_per_s, grid.speed(cell, "ddp"))
     if each.figures and (moved := each.figures[0].wire_bytes) is not None:
-        per_step = moved / 2 / (grid.setup.warm_up + grid.setup.iterations)
-        formula = sent_bytes(formula_name(name), load)
+        steps = each.figures[0].last_steps or grid.setup.warm_up + grid.setup.iterations
+        per_step, formula = moved / 2 / steps, step_bytes(name, load)
         case |= {"sent per step": size_text(per_step), "formula's": size_text(formula)}
         case["sent over formula"] = f"{per_step / formula:.2f}"
     share = over(each.samples_per_s, fast)
