@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from paceline.bench.harness.record import BenchRecord, BenchRow
-from paceline.bench.papers.papers import OPEN, TRIED
+from paceline.bench.papers.papers import NOT_TRIED, OPEN, TRIED
 from paceline.bench.papers.plot import picture
 from paceline.bench.papers.recipe import Open, Recipe
 from paceline.bench.strategies.told.findings import TABLE as FINDINGS
@@ -28,11 +28,13 @@ OPENING = """# The papers' claims, tried here
 
 Made by `scripts/papers_page.py` from the records of `paceline bench papers`, not written by hand. The command
 tries all of them again, and with the name of a recipe behind it one of them. The rule of each verdict stood
-in its recipe before it ran (`src/paceline/bench/papers/`). What is simulated, predicted or computed by a
-formula is called so. Accuracy is that of small models with real gradients: it shows whether an effect exists
-and where it comes from, not how large it is for the published models. Differences of accuracies are in points
-of a hundred; 0.00x means that the accuracy was never reached. What is not tried is in the last tables, with
-what it would take.
+in its recipe before it ran (`src/paceline/bench/papers/`), unless its explanation says that it was changed.
+What is simulated, predicted or computed by a formula is called so. Accuracy is that of small models with real
+gradients: it shows whether an effect exists and where it comes from, not how large it is for the published
+models. Differences of accuracies are in points of a hundred. Of a ratio of times to an accuracy, 0.00x means
+that the second side never reached it, *never* that the first did not: then there is no figure, and a rule
+with an upper end does not call it reproduced. What is not tried is in the last tables, with what it would
+take.
 
 Verdicts: {verdicts}.
 
@@ -76,7 +78,7 @@ def found(records: dict[Path, BenchRecord]) -> Found:
     newest: Found = {}
     for path, record in records.items():
         for name, recipe in TRIED.items():
-            rows = [row for row in record.rows if row.case["recipe"] == name and row.value is not None]
+            rows = [row for row in record.rows if row.case["recipe"] == name and row.case["how"] != NOT_TRIED]
             if rows and fits(recipe, rows[0]):
                 newest[name] = path, rows
     return newest
@@ -167,7 +169,7 @@ def _line(name: str, tried: Found) -> str:
     verdict, row = rows[0].notes["verdict"], deciding(rows)
     figure, published = row.case["claimed"], row.case["published"]
     link = f"[{verdict}]({_anchor(f'{name}: {verdict}')})"
-    return f"{recipe.paper} | {recipe.claim} | {figure} | {published} | {row.shown} | {link}"
+    return f"{recipe.paper} | {recipe.claim} | {figure} | {published} | {said(row)} | {link}"
 
 
 def _line_elsewhere(name: str, other: Elsewhere) -> str:
@@ -178,6 +180,11 @@ def _line_elsewhere(name: str, other: Elsewhere) -> str:
 def deciding(rows: list[BenchRow]) -> BenchRow:
     """The figure to which a recipe owes its verdict."""
     return next(row for row in rows if row.case["verdict"] == rows[0].notes["verdict"])
+
+
+def said(row: BenchRow) -> str:
+    """A figure, or why there is none."""
+    return row.shown or row.remark
 
 
 def _anchor(title: str) -> str:
@@ -195,16 +202,19 @@ def told(path: Path, record: BenchRecord) -> str:
 
 
 def section(name: str, path: Path, rows: list[BenchRow]) -> str:
-    """One recipe. Explanations are today's."""
+    """One recipe. Explanations are today's, and of the digits: what was recorded without has none."""
     first, notes, recipe = rows[0], rows[0].notes, TRIED[name]
     lines = [f"## {name}: {notes['verdict']}", "", f"{recipe.paper}. {recipe.claim}", ""]
     lines += ["| figure | published | here | over seeds | verdict |", "|---|---|---|---|---|"]
     for row in rows:
         cells = ("claimed", "published", "", "over seeds", "verdict")
-        shown = [str(row.case.get(cell, "")) if cell else row.shown for cell in cells]
+        shown = [str(row.case.get(cell, "")) if cell else said(row) for cell in cells]
         lines.append(f"| {' | '.join(shown)} |")
     lines += ["", f"*{first.case['how']}.* {notes['set-up']} Published: {notes['source']}.", ""]
-    return "\n".join([*lines, f"Rule: {notes['rule']}.", "", recipe.explained, "", f"From {path.stem}.", ""])
+    lines += [f"Rule: {notes['rule']}.", ""]
+    if "explained" in notes:
+        lines += [recipe.explained, ""]
+    return "\n".join([*lines, f"From {path.stem}.", ""])
 
 
 def section_elsewhere(name: str, other: Elsewhere) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from math import inf
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from paceline.bench.harness.record import BenchRow
 from paceline.bench.papers.papers import TRIED, plots_of_papers
 from paceline.bench.papers.plot import SCALES, Scale, picture
-from paceline.bench.papers.recipe import Recipe, close, gains, shown_only
+from paceline.bench.papers.recipe import NEVER, Recipe, close, gains, shown_only, up_to
 
 RATIOS, POINTS, OTHERS = SCALES
 
@@ -57,6 +58,15 @@ def test_the_line_over_seeds_and_the_bands_are_where_they_are_said_to_be() -> No
     assert f'd="M{low:.1f}' in drawn
     assert f'H{high:.1f}"' in drawn
     assert f'x="{380 + 420 * RATIOS.part(1.7):.1f}"' in drawn
+
+
+def test_what_was_never_reached_is_drawn_at_the_end_and_says_so() -> None:
+    never = row("a", None, **{"over seeds": "2.00x to never, 3"})
+    never = msgspec.structs.replace(never, remark=NEVER)
+    drawn = picture([never], recipe(up_to("a", 2.0)))
+    assert dots(drawn) == [380 + 420]
+    assert NEVER in drawn
+    assert f'd="M{380 + 420 * RATIOS.part(2.0):.1f}' in drawn
 
 
 def test_shares_are_drawn_over_the_published_ones() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paceline.bench.harness.plan import BenchPlan
 from paceline.bench.kept import read_kept
 from paceline.bench.papers.papers import TRIED
-from paceline.bench.papers.recipe import Figure, as_good, better, gains
+from paceline.bench.papers.recipe import Figure, as_good, better, between, beyond, close, gains, level, up_to
 from paceline.bench.papers.training import Trained, TrialTrainer
 from paceline.bench.papers.trial import Course, Side, SplitSide, Trial, TrialRun, sooner
 from paceline.parallel.registry import make_split
@@ -66,6 +66,14 @@ def test_no_two_sides_of_a_trial_are_the_same_run(name: str) -> None:
     assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_push_is_said_to_be_a_whole_step_only_where_it_is_one_for_some_side(name: str) -> None:
+    recipe = TRIED[name]
+    assert recipe.trial is not None
+    whole = any(side.weighting == "sum" for side in recipe.trial.sides.values())
+    assert whole or "whole step" not in recipe.setup + recipe.explained
+
+
 def test_accuracy_is_that_of_three_measurements_and_a_run_that_diverged_guesses() -> None:
     assert course(0.1, 0.3, 0.5, 0.7).final == pytest.approx(0.5)
     assert course(0.9, 0.9, 0.9, diverged=True).final == 0.1
@@ -80,11 +88,77 @@ def test_accuracy_over_time_lies_between_the_lowest_and_the_highest(seen: list[f
     assert min(*seen, 0.1) - 1e-9 <= mean <= max(*seen, 0.1) + 1e-9
 
 
-def test_who_never_gets_there_is_not_sooner_and_who_waits_in_vain_counts_to_its_end() -> None:
+def test_who_never_gets_there_is_not_sooner_and_when_the_other_gave_up_is_no_figure() -> None:
     fast, slow, never = course(0.9, 0.9), course(0.1, 0.1, 0.1, 0.9, 0.9, 0.9), course(0.1, 0.1, 0.1, 0.1)
+    diverged = course(0.1, diverged=True)
     assert sooner(slow, fast, 0.9) == pytest.approx(6.0)
-    assert sooner(fast, never, 0.9) == 0.0
-    assert sooner(never, fast, 0.9) == 4.0
+    assert (sooner(fast, never, 0.9), sooner(diverged, never, 0.9)) == (0.0, 0.0)
+    assert (sooner(never, fast, 0.9), sooner(diverged, slow, 0.9)) == (inf, inf)
+
+
+@pytest.mark.parametrize(
+    ("figure", "verdict"),
+    [
+        (close("f", 2.0), "partly"),
+        (close("f", 0.5), "not"),
+        (between("f", 4, 8), "partly"),
+        (level("f"), "not"),
+        (up_to("f", 10), "reproduced"),
+        (beyond("f", "faster"), "reproduced"),
+    ],
+)
+def test_a_rule_with_an_upper_end_does_not_take_what_was_never_reached_for_reproduced(
+    figure: Figure, verdict: str
+) -> None:
+    given_up_late = sooner(course(*[0.1] * 5), course(0.1, 0.1, 0.1, 0.9, 0.9, 0.9), 0.9)
+    assert figure.verdict(given_up_late) == verdict
+
+
+def test_more_workers_that_never_get_there_do_harm_and_one_that_never_does_is_no_proof_of_none() -> None:
+    recipe, name = TRIED["sdde"], "samples to it: 2 workers / 1"
+    assert recipe.trial is not None
+    assert recipe.judged is not None
+    fast, never = course(*[0.9] * 5), course(*[0.1] * 5)
+    runs = dict.fromkeys(recipe.trial.sides, fast)
+    figures = [recipe.judged(runs | {side: never})[name] for side in ("2", "1")]
+    (figure,) = (each for each in recipe.figures if each.name == name)
+    assert figures == [inf, 0.0]
+    assert {figure.verdict(value) for value in figures} == {"not"}
+
+
+def paced(*steps_s: float) -> Course:
+    """Equally good, measured after every fifth step."""
+    seen = [(sum(steps_s[:done]), 8 * done, 0.9) for done in range(5, len(steps_s) + 1, 5)]
+    return Course(seen=seen, seconds=sum(steps_s), samples=8 * len(steps_s))
+
+
+def test_selsync_is_judged_by_all_its_time_and_its_window_is_25_steps() -> None:
+    recipe = TRIED["selsync"]
+    assert recipe.trial is not None
+    assert recipe.judged is not None
+    bsp, ours = paced(*[2.0] * 50), paced(*[2.0] * 30, *[0.1] * 20)
+    figures = recipe.judged(dict.fromkeys(recipe.trial.sides, ours) | {"bsp": bsp})
+    whole = "BSP / SelSync, whole run, the best delta within 1 point"
+    after = "after its window: BSP / SelSync, the best delta within 1 point"
+    judged = {figure.name for figure in recipe.figures if figure.reproduced is not None}
+    assert figures[whole] == pytest.approx(100 / 62)
+    assert figures[after] == pytest.approx(50 / 12)
+    assert judged & {whole, after} == {whole}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_on_images_sides_train_as_many_times_longer_than_each_other_as_on_digits(name: str) -> None:
+    trial = TRIED[name].trial
+    assert trial is not None
+    for side in trial.sides.values():
+        if isinstance(side, SplitSide):
+            continue
+        few, many = (
+            int(args[args.index("--epochs") + 1])
+            for args in (trial.work(side, 0, BenchPlan(data=data)).args for data in (None, "cifar"))
+        )
+        assert many / few == pytest.approx(trial.image_epochs / trial.epochs, rel=0.1)
+        assert f"CIFAR-10, {trial.image_epochs} epochs" in TRIED[name].setup
 
 
 @pytest.mark.parametrize(

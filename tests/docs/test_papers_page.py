@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.bench.papers.recipe import NEVER
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -40,3 +42,15 @@ def test_a_record_of_another_set_up_or_rule_is_not_shown_as_the_recipes() -> Non
         other = msgspec.structs.replace(rows[0], notes=rows[0].notes | {note: "another"})
         assert papers_page.fits(papers_page.TRIED["ssp"], rows[0])
         assert not papers_page.fits(papers_page.TRIED["ssp"], other)
+
+
+def test_what_was_never_reached_and_results_on_images_are_shown_as_what_they_are() -> None:
+    path, (first, *rest) = papers_page.found({p: papers_page.read(p) for p in papers_page.in_order()})["sdde"]
+    notes = {key: note for key, note in first.notes.items() if key != "explained"}
+    never = msgspec.structs.replace(first, value=None, remark=NEVER)
+    kept = papers_page.found({path: msgspec.structs.replace(papers_page.read(path), rows=[never, *rest])})
+    assert f"| {NEVER} |" in papers_page.section("sdde", *kept["sdde"])
+    explained = papers_page.TRIED["sdde"].explained
+    images = msgspec.structs.replace(first, notes=notes)
+    assert explained in papers_page.section("sdde", path, [first, *rest])
+    assert explained not in papers_page.section("sdde", path, [images, *rest])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,7 +21,7 @@ from paceline.bench.papers.paced import PACED_RECIPES
 from paceline.bench.papers.peers import PEER_RECIPES
 from paceline.bench.papers.planned import PLANNED_RECIPES
 from paceline.bench.papers.plot import picture
-from paceline.bench.papers.recipe import Figure, Open, Recipe, Values
+from paceline.bench.papers.recipe import NEVER, Figure, Open, Recipe, Values
 from paceline.bench.papers.trained.local import TRAINED_LOCAL
 from paceline.bench.papers.trained.paced import TRAINED_PACED
 from paceline.bench.papers.trained.peers import TRAINED_PEERS
@@ -35,10 +36,12 @@ RECIPES = (*COMPUTED, *TRAINED_PACED, *TRAINED_PEERS, *TRAINED_LOCAL, *TRAINED_S
 TRIED = {recipe.name: recipe for recipe in RECIPES}
 OPEN = {claim.name: claim for claim in UNTRIED}
 CANNOT = "cannot be judged here"
+NOT_TRIED = "not tried"
+"""Stands where others say how they were tried."""
 
 
 class Tried(msgspec.Struct, frozen=True, tag="tried"):
-    """What one recipe gave."""
+    """What one recipe gave. Not for trials: their courses are kept, and figures read off them again."""
 
     recipe: str
     fingerprint: str
@@ -47,8 +50,6 @@ class Tried(msgspec.Struct, frozen=True, tag="tried"):
     """Of Paceline."""
     seed: int
     quick: bool
-    data: bool
-    """Whether CIFAR-10 was trained on, where anything was."""
     values: Values
 
 
@@ -101,7 +102,7 @@ def _tried(chosen: list[Recipe], plan: BenchPlan, say: Say) -> dict[str, Values]
             say(f"papers, {number} of {len(todo)}, {recipe.name}: {recipe.how}; about {left:.0f} s left")
             found[recipe.name] = _values(recipe, plan, trainer)
             done_s += recipe.about_s
-            if path is not None:
+            if path is not None and recipe.trial is None:
                 keep(path, _kept(recipe, plan, found[recipe.name]))
     return found
 
@@ -117,7 +118,7 @@ def _values(recipe: Recipe, plan: BenchPlan, trainer: TrialTrainer) -> Values:
 
 def _known(chosen: Iterable[Recipe], plan: BenchPlan, kept: list[Tried]) -> dict[str, Values]:
     """What need not be run again: of the same set-up, rule, seed and version."""
-    wanted = {recipe.name: _kept(recipe, plan, {}) for recipe in chosen}
+    wanted = {recipe.name: _kept(recipe, plan, {}) for recipe in chosen if recipe.trial is None}
     return {
         each.recipe: each.values
         for each in kept
@@ -126,8 +127,7 @@ def _known(chosen: Iterable[Recipe], plan: BenchPlan, kept: list[Tried]) -> dict
 
 
 def _kept(recipe: Recipe, plan: BenchPlan, values: Values) -> Tried:
-    data = plan.data is not None and recipe.trial is not None
-    return Tried(recipe.name, recipe.fingerprint, paceline.__version__, plan.seed, plan.quick, data, values)
+    return Tried(recipe.name, recipe.fingerprint, paceline.__version__, plan.seed, plan.quick, values)
 
 
 def _left_s(todo: list[Recipe], done_s: float, spent_s: float) -> float:
@@ -137,7 +137,7 @@ def _left_s(todo: list[Recipe], done_s: float, spent_s: float) -> float:
 
 
 def _on_images(recipe: Recipe, plan: BenchPlan) -> Recipe:
-    """What was trained on CIFAR-10 says so."""
+    """What was trained on CIFAR-10 says so; what was found out about the digits is not said of it."""
     trial = recipe.trial
     if (
         plan.data is None
@@ -145,7 +145,7 @@ def _on_images(recipe: Recipe, plan: BenchPlan) -> Recipe:
         or any(isinstance(side, SplitSide) for side in trial.sides.values())
     ):
         return recipe
-    return msgspec.structs.replace(recipe, how=f"{recipe.how}, CIFAR-10")
+    return msgspec.structs.replace(recipe, how=f"{recipe.how}, CIFAR-10", explained="")
 
 
 def _rows(recipe: Recipe, values: Values, quick: bool) -> list[BenchRow]:
@@ -156,21 +156,38 @@ def _rows(recipe: Recipe, values: Values, quick: bool) -> list[BenchRow]:
         "set-up": recipe.setup,
         "rule": recipe.rule,
         "verdict": "not judged: quick" if quick else recipe.verdict(values),
-        "explained": recipe.explained,
     }
+    if recipe.explained:
+        notes["explained"] = recipe.explained
     return [msgspec.structs.replace(rows[0], notes=notes), *rows[1:]]
 
 
 def _row(recipe: Recipe, figure: Figure, values: list[float], quick: bool) -> BenchRow:
     value = median(values)
-    row = BenchRow(case={}, measured={}, figure=figure.unit, value=value)
     case: dict[str, Value] = {"recipe": recipe.name, "paper": recipe.paper, "claimed": figure.name}
     case |= {"how": recipe.how, "published": figure.published}
     if len(values) > 1:
-        low, high = (msgspec.structs.replace(row, value=each).shown for each in (min(values), max(values)))
-        case["over seeds"] = f"{low} to {high}, {len(values)}"
+        case["over seeds"] = _over_seeds(figure, values)
     case["verdict"] = "not judged: quick" if quick else figure.verdict(value)
-    return msgspec.structs.replace(row, case=case)
+    return msgspec.structs.replace(_valued(figure, value), case=case)
+
+
+def _valued(figure: Figure, value: float) -> BenchRow:
+    """A row with a number, or the remark that there is none."""
+    never = value == inf
+    return BenchRow(
+        case={},
+        measured={},
+        figure=figure.unit,
+        value=None if never else value,
+        remark=NEVER if never else "",
+    )
+
+
+def _over_seeds(figure: Figure, values: list[float]) -> str:
+    low, high = (_valued(figure, each).shown or "never" for each in (min(values), max(values)))
+    ends = "never" if min(values) == inf else f"{low} to {high}"
+    return f"{ends}, {len(values)}"
 
 
 def _opened_row(claim: Open) -> BenchRow:
@@ -181,5 +198,5 @@ def _opened_row(claim: Open) -> BenchRow:
 
 def _untried_row(claim: Open | Recipe, remark: str, verdict: str = CANNOT) -> BenchRow:
     case: dict[str, Value] = {"recipe": claim.name, "paper": claim.paper, "claimed": claim.claim}
-    case |= {"how": "not tried", "published": claim.source, "verdict": verdict}
+    case |= {"how": NOT_TRIED, "published": claim.source, "verdict": verdict}
     return BenchRow(case=case, measured={}, figure="ratio", value=None, remark=remark)

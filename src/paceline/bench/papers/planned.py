@@ -6,7 +6,7 @@ import torch
 
 from paceline.bench.harness.plan import BenchPlan
 from paceline.bench.papers.paced import SIMULATED
-from paceline.bench.papers.recipe import Figure, Recipe, Values, close, exact, level, shown_only, up_to
+from paceline.bench.papers.recipe import Recipe, Values, at_most, close, exact, level, shown_only, up_to
 from paceline.bench.plans.model import Letters
 from paceline.parallel.pipeline.simulating import simulate_pipeline
 from paceline.parallel.registry import make_pipeline
@@ -103,12 +103,6 @@ def _sequence(plan: BenchPlan) -> Values:
     return {f"bytes: dynamic / {way}, the worst": [share] for way, share in worst.items()}
 
 
-def _half(name: str) -> Figure:
-    return Figure(
-        name=name, published="at most half", unit="share", reproduced=(0.0, 0.5 + 1e-6), partly=(0.0, 0.95)
-    )
-
-
 PLANNED_RECIPES = (
     Recipe(
         name="osdp",
@@ -186,7 +180,7 @@ PLANNED_RECIPES = (
         setup="The published sizes (2, 4, 8 workers; 64 x 4096 to 128 x 9216 tokens), width 1152, bytes of "
         "forward and backward of one layer. `bench sequence` checks that these formulas are what is sent.",
         how="formula",
-        figures=tuple(_half(f"bytes: dynamic / {way}, the worst") for way in WAYS[1:]),
+        figures=tuple(at_most(f"bytes: dynamic / {way}, the worst", 0.5, "at most half") for way in WAYS[1:]),
         run=_sequence,
         explained="Two all-to-alls of the activations replace four (Ulysses); ring and Megatron's gather "
         "grow with the number of workers besides. Throughput is a claim of its own: see `dsp_throughput`.",

@@ -9,13 +9,15 @@ from math import copysign, inf, log10
 from typing import NamedTuple
 
 from paceline.bench.harness.record import BenchRow
-from paceline.bench.papers.recipe import Figure, Recipe, Unit
+from paceline.bench.papers.recipe import NEVER, Figure, Recipe, Unit
 
 NAMES, PANEL, TEXT, ROW, HEAD = 380, 420, 210, 20, 58
 NEAR, PARTLY, GRID = "#bfe5cf", "#f6e7b5", "#d8dbe0"
 COLOURS = {"reproduced": "#0b6e4f", "partly": "#a06a00", "not": "#b3261e"}
 UNJUDGED = "#5b6472"
 Bounds = tuple[float, float]
+END = r"([-+\d.]+|never)"
+"""Of a range over seeds."""
 
 
 class Scale(NamedTuple):
@@ -96,23 +98,22 @@ def _judged(row: BenchRow, recipes: Mapping[str, Recipe]) -> Judged | None:
     recipe = recipes.get(str(row.case.get("recipe")))
     figures = () if recipe is None else recipe.figures
     figure = next((each for each in figures if each.name == row.case["claimed"]), None)
-    if figure is None or figure.reproduced is None or row.value is None:
+    value = inf if row.remark == NEVER else row.value
+    if figure is None or figure.reproduced is None or value is None:
         return None
-    name = f"{row.case['recipe']}: {figure.name}"
-    seeds = _seeds(row, figure.unit)
-    return Judged(
-        name, row.value, seeds, figure, f"{row.shown}; {figure.published}", str(row.case["verdict"])
-    )
+    name, shown = f"{row.case['recipe']}: {figure.name}", row.shown or row.remark
+    seeds = _seeds(row, figure.unit, value)
+    return Judged(name, value, seeds, figure, f"{shown}; {figure.published}", str(row.case["verdict"]))
 
 
-def _seeds(row: BenchRow, unit: Unit) -> Bounds:
+def _seeds(row: BenchRow, unit: Unit, value: float) -> Bounds:
     """From the words of the table; without a range the median."""
-    value = row.value or 0.0
-    found = re.match(r"([-+\d.]+)\D*? to ([-+\d.]+)", str(row.case.get("over seeds", "")))
+    found = re.match(rf"{END}\D*? to {END}", str(row.case.get("over seeds", "")))
     if found is None or unit == "seconds":
         return value, value
     by = 0.01 if unit == "share" else 1.0
-    return by * float(found[1]), by * float(found[2])
+    low, high = (inf if end == "never" else by * float(end) for end in found.groups())
+    return low, high
 
 
 def _panel(scale: Scale, chosen: list[Judged], top: int) -> list[str]:

@@ -1,20 +1,24 @@
 """What a recipe is: a claim, the published figures, the set-up, and the rule by which ours are judged.
 
-The rule is data. One of four kinds, the same for all recipes, so that none is cut to fit its result:
+The rule is data. Every figure is of one of these kinds, the same for all recipes, so that none is cut to fit
+its result:
 
 - `close`: a figure that was published; within 15 % of it is reproduced, the right direction is partly.
-- `up_to`: the best of a sweep; at least 85 % of what was published is reproduced.
+- `between`: a range was published; from 15 % below it to 15 % above it is reproduced, 5 % or more partly.
+- `up_to`: the best of a sweep; at least 85 % of what was published is reproduced, 5 % or more partly.
+- `at_most`: a share with an upper end; not above it is reproduced, at least 5 % less than all partly.
 - `level`: no difference was claimed; within 5 % of it is reproduced, within 15 % partly.
 - `exact`: the authors' own profile through our planner; nothing but rounding may differ.
-
-`beyond` is for a direction claimed without a figure: 10 % or more is reproduced, 2 % partly. A figure
-without a rule is shown and not judged.
+- `beyond`: a direction without a figure; 10 % or more is reproduced, 2 % partly.
+- `shown_only`: no rule; shown and not judged.
 
 Accuracies are compared as differences in points of a hundred:
 
 - `as_good`: no loss was claimed; at most 1 point behind is reproduced, at most 3 partly.
 - `better`: a gain was claimed; 1 point or more is reproduced, anything above 0 partly.
 - `gains`: a gain (or a loss) of so many points was claimed; from half of it on is reproduced, a tenth partly.
+
+A ratio is infinite if its first side never got there. A rule with an upper end does not call that reproduced.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ Verdict = Literal["reproduced", "partly", "not", "cannot be judged here", "not j
 Unit = Literal["ratio", "share", "seconds", "points", "count"]
 Values = dict[str, list[float]]
 """By the name of a figure: one value for each seed."""
+NEVER = "never reached by the first"
+"""What is said of a ratio that is infinite; JSON has no such number."""
 ORDER: tuple[Verdict, ...] = ("not judged", "reproduced", "partly", "not", "cannot be judged here")
 """A recipe's verdict is the last of those of its figures."""
 
@@ -137,6 +143,18 @@ def up_to(name: str, published: float, shown: str = "") -> Figure:
     """The best that was published, against the best of a sweep."""
     text = shown or f"up to {published:g}x"
     return Figure(name=name, published=text, reproduced=(0.85 * published, inf), partly=(1.05, inf))
+
+
+def between(name: str, low: float, high: float) -> Figure:
+    """A published range."""
+    near = (0.85 * low, 1.15 * high)
+    return Figure(name=name, published=f"{low:g}x to {high:g}x", reproduced=near, partly=(1.05, inf))
+
+
+def at_most(name: str, published: float, shown: str) -> Figure:
+    """A share of something, with an upper end."""
+    near, less = (0.0, published + 1e-6), (0.0, 0.95)
+    return Figure(name=name, published=shown, unit="share", reproduced=near, partly=less)
 
 
 def level(name: str, published: float = 1.0, shown: str = "level") -> Figure:

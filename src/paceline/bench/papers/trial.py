@@ -70,6 +70,12 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     images: int = 20_000
     """Of CIFAR-10, where it is trained on (`--data`); the rest of the recipe stays as it is."""
     image_epochs: int = 3
+    """There; a side with epochs of its own has more or fewer in the same proportion."""
+
+    def epochs_of(self, side: Side, on_images: bool) -> int:
+        """Of the digits, or of CIFAR-10."""
+        own = side.epochs or self.epochs
+        return max(1, round(self.image_epochs * own / self.epochs)) if on_images else own
 
     def work(self, side: Side, seed: int, plan: BenchPlan, lr: float | None = None) -> TrialRun:
         """One run. A quick one only shows that the protocol trains."""
@@ -85,11 +91,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             "lr": lr or side.lr or self.lr,
             "noise": self.noise,
             "seed": seed,
-            "epochs": side.epochs or self.epochs,
+            "epochs": self.epochs_of(side, plan.data is not None),
         }
         words["momentum"] = self.momentum if side.momentum is None else side.momentum
         if plan.data is not None:
-            words |= {"data": Path(plan.data).resolve(), "images": self.images, "epochs": self.image_epochs}
+            words |= {"data": Path(plan.data).resolve(), "images": self.images}
         flags = [f"--{name}" for name in ("adamw", "falls") if getattr(self, name)]
         args = [str(each) for name, value in words.items() for each in (f"--{name}", value)]
         cluster = self.cluster.replace("{workers}", str(workers))
@@ -186,11 +192,16 @@ Judged = Callable[[Courses], dict[str, float]]
 
 
 def sooner(theirs: Course, ours: Course, accuracy: float) -> float:
-    """How many times sooner ours has an accuracy: 0 if never; if theirs never has, at least so many."""
-    own, other = ours.to(accuracy), theirs.to(accuracy)
-    if not isfinite(own):
-        return 0.0
-    return (other if isfinite(other) else theirs.seconds) / own
+    """How many times sooner ours has an accuracy."""
+    return times(theirs.to(accuracy), ours.to(accuracy))
+
+
+def times(theirs: float, ours: float) -> float:
+    """How many times as much theirs takes: 0 if ours never gets there, infinite if only theirs never does.
+
+    When theirs gave up says how long it was given, and nothing about how long it would take.
+    """
+    return theirs / ours if isfinite(ours) else 0.0
 
 
 def points(ours: float, theirs: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.bench.papers.recipe import Recipe, as_good, better, beyond, close, shown_only
-from paceline.bench.papers.trained.paced import DIGITS, EXACT
+from paceline.bench.papers.trained.paced import DIGITS, EXACT, on_digits
 from paceline.bench.papers.trained.peers import linked
 from paceline.bench.papers.trial import Courses, Side, Trial, points
 
@@ -88,10 +88,10 @@ TRAINED_LOCAL = (
         paper="DiLoCo (Douillard et al., 2023)",
         claim="As good as fully synchronous training with 500 times less communication, 8 workers.",
         source="abstract",
-        setup=f"{DIGITS} No language model: a classifier. 8 workers, AdamW at rate 0.003, outer Nesterov at "
-        "rate 0.7 and momentum 0.9, batch 16, 100 epochs (1,000 steps each), so two outer steps at period "
-        "500 and 20 at period 50. One worker alone makes 972 steps. Accuracy is that of the mean of all "
-        "replicas in the end. Three seeds.",
+        setup=f"{on_digits('8 epochs (one worker: 1)')} No language model: a classifier. 8 workers, "
+        "AdamW at rate 0.003, outer Nesterov at rate 0.7 and momentum 0.9, batch 16, 100 epochs (1,000 steps "
+        "each), so two outer steps at period 500 and 20 at period 50. One worker alone makes 972 steps. "
+        "Accuracy is that of the mean of all replicas in the end. Three seeds.",
         how=EXACT,
         figures=(
             as_good("period 500: DiLoCo - synchronous", "as good"),
@@ -106,6 +106,7 @@ TRAINED_LOCAL = (
             lr=0.003,
             adamw=True,
             epochs=100,
+            image_epochs=8,
             every=25,
             sides={
                 "synchronous": Side(protocol="allreduce"),
@@ -178,10 +179,10 @@ TRAINED_LOCAL = (
         paper="DPSGD and large rates (Zhang et al., 2021)",
         claim="Trains at learning rates at which synchronous SGD (SSGD) diverges.",
         source="abstract",
-        setup=f"{DIGITS} 16 workers, batch 16 each (256 in all), plain SGD at rates 1, 2 and 3 without "
-        "warm-up, 15 epochs (75 steps), random pairs. A rate trains if accuracy is 70 % or more in the end; "
-        "if none does, 0.5 is counted. Then batches of 64 each (1,024 in all), 75 epochs (75 steps). Three "
-        "seeds.",
+        setup=f"{on_digits('3 epochs (large batches: 15)')} 16 workers, batch 16 each (256 in all), plain "
+        "SGD at rates 1, 2 and 3 without warm-up, 15 epochs (75 steps), random pairs. A rate trains if "
+        "accuracy is 70 % or more in the end; if none does, 0.5 is counted. Then batches of 64 each (1,024 "
+        "in all), 75 epochs (75 steps). Three seeds.",
         how=EXACT,
         figures=(
             beyond("largest rate that trains: DPSGD / SSGD", "above 1"),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from paceline.bench.papers.recipe import (
-    Figure,
     Recipe,
     as_good,
     better,
+    between,
     shown_only,
     up_to,
 )
@@ -26,29 +26,30 @@ def linked(workers: int, ratio: float, compute: str = 'kind = "fixed"\nmean_s = 
 DELTAS, WINDOW, EVERY = (0.1, 0.3, 0.5), 25, 5
 
 
-def _later(theirs: Course, ours: Course) -> float:
-    """How many times as long theirs takes, once the window is full."""
-    since = WINDOW // EVERY
-
-    def rest_s(run: Course) -> float:
-        return run.seconds - (run.seen[since][0] if len(run.seen) > since else 0.0)
-
-    return rest_s(theirs) / rest_s(ours)
+def _rest_s(run: Course) -> float:
+    """Seconds once the window is full; the first measurement is that after `EVERY` steps."""
+    seen = run.seen[WINDOW // EVERY - 1 :]
+    return run.seconds - (seen[0][0] if len(seen) > 1 else 0.0)
 
 
 def _selsync(runs: Courses) -> dict[str, float]:
     bsp, ours = runs["bsp"], runs["delta 0.3"]
     enough = [runs[f"delta {delta:g}"] for delta in DELTAS]
-    good = [_later(bsp, run) for run in enough if run.final >= bsp.final - BEHIND]
+    good = [run for run in enough if run.final >= bsp.final - BEHIND]
     local = runs["local SGD, 10"]
     return {
-        "BSP / SelSync, the best delta within 1 point": max(good, default=0.0),
+        "BSP / SelSync, whole run, the best delta within 1 point": max(
+            (bsp.seconds / run.seconds for run in good), default=0.0
+        ),
         "delta 0.3: SelSync - BSP": points(ours.final, bsp.final),
-        "delta 0.3: BSP / SelSync": _later(bsp, ours),
+        "after its window: BSP / SelSync, the best delta within 1 point": max(
+            (_rest_s(bsp) / _rest_s(run) for run in good), default=0.0
+        ),
+        "delta 0.3: BSP / SelSync, whole run": bsp.seconds / ours.seconds,
         **{
             f"delta {delta:g}: share of local steps": runs[f"delta {delta:g}"].lssr or 0.0 for delta in DELTAS
         },
-        "BSP / local SGD of period 10": _later(bsp, local),
+        "BSP / local SGD of period 10, whole run": bsp.seconds / local.seconds,
         "local SGD of period 10 - BSP": points(local.final, bsp.final),
     }
 
@@ -103,17 +104,18 @@ TRAINED_PEERS = (
         claim="Up to 14 times less training time than BSP at the same accuracy.",
         source="abstract",
         setup=f"{DIGITS} 16 workers for which synchronising takes 20 times as long as computing (14 times "
-        "is possible from 13 on; the published ratio is not known), batch 8, 15 epochs (151 steps), rate "
-        "0.05, momentum 0.9; delta 0.1, 0.3 and 0.5, window 25. The same number of steps for all; times are "
-        "those of the steps after the window is full, before which all are synchronised; accuracy is that "
-        "of the mean of all replicas in the end. Data are alike everywhere. Three seeds.",
+        "is possible from 13 on; the published ratio is not known), batch 8, 15 epochs (150 or 151 steps), "
+        "rate 0.05, momentum 0.9; delta 0.1, 0.3 and 0.5, window 25. Times are those of all the work; beside "
+        "them those after the 25 steps in which the window fills, all of which are synchronised. Accuracy is "
+        "that of the mean of all replicas in the end. Data are alike everywhere. Three seeds.",
         how=EXACT,
         figures=(
-            up_to("BSP / SelSync, the best delta within 1 point", 14),
+            up_to("BSP / SelSync, whole run, the best delta within 1 point", 14),
             as_good("delta 0.3: SelSync - BSP", "the same"),
-            shown_only("delta 0.3: BSP / SelSync"),
+            shown_only("after its window: BSP / SelSync, the best delta within 1 point"),
+            shown_only("delta 0.3: BSP / SelSync, whole run"),
             *(shown_only(f"delta {delta:g}: share of local steps", unit="share") for delta in DELTAS),
-            shown_only("BSP / local SGD of period 10"),
+            shown_only("BSP / local SGD of period 10, whole run"),
             shown_only("local SGD of period 10 - BSP", unit="points"),
         ),
         trial=Trial(
@@ -130,11 +132,14 @@ TRAINED_PEERS = (
             },
         ),
         judged=_selsync,
-        explained="What is won is bounded by (1 + r) / (1 + r (1 - LSSR)), with r what synchronising takes "
-        "beside computing and LSSR the share of local steps. With delta 0.3 and 0.5 it is 126 of 151 steps: "
-        "all but those of the first window, so nothing is ever synchronised after it, and that this costs a "
-        "point at most says more about the task than about SelSync. Local SGD with a fixed period, which "
-        "decides nothing, is a third as fast and as good as BSP.",
+        explained="The rule was changed after the result, and the verdict got worse by it: at first it "
+        "judged the time after the window, which is 20.7 times less. But what is claimed is training time, "
+        "which has the window in it. What is won is bounded by (1 + r) / (1 + r (1 - LSSR)), with r what "
+        "synchronising takes beside computing and LSSR the share of local steps: 4.9 where that is 126 of "
+        "151 steps, as with delta 0.3 and 0.5. These are all steps but those of the window, so nothing is "
+        "ever synchronised after it, and that this costs less than two points says more about the task than "
+        "about SelSync. In a longer run the window is a smaller part. Local SGD with a fixed period, which "
+        "decides nothing, is faster over the whole run and as good as BSP.",
         about_s=90,
     ),
     Recipe(
@@ -227,12 +232,7 @@ TRAINED_PEERS = (
         "Time to all-reduce's final accuracy less 1 point. Three seeds.",
         how=EXACT,
         figures=(
-            Figure(
-                name="all-reduce / AD-PSGD to its accuracy",
-                published="4x to 8x",
-                reproduced=(0.85 * 4, float("inf")),
-                partly=(1.05, float("inf")),
-            ),
+            between("all-reduce / AD-PSGD to its accuracy", 4, 8),
             as_good("after the same samples: AD-PSGD - all-reduce", "epoch-wise alike"),
             shown_only("all-reduce / ASP to its accuracy"),
         ),
@@ -253,7 +253,8 @@ TRAINED_PEERS = (
         judged=_ad_psgd,
         explained="All-reduce runs at the straggler's pace. How much is won is how slow the straggler is "
         "made, less what slow mixing costs in samples, which is nothing that is seen here. ASP with a store "
-        "at the same rate, every push a whole step, mostly does not get there.",
+        "at the same rate, where a push counts 1/16 of a step, mostly does not get there. The rule had no "
+        "upper end at first; it has that of `ad_psgd` since, and the verdict is the same.",
         about_s=40,
     ),
     Recipe(
