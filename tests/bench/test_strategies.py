@@ -1,13 +1,10 @@
-"""The benchmark of strategies: what is compared is the same, figures follow from what workers tell, advice is
-scored by what was measured."""
+"""The benchmark of strategies: what is compared is the same, and figures follow from what workers tell."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
-import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,22 +19,17 @@ from paceline.bench.strategies import outcome
 from paceline.bench.strategies import series as series_module
 from paceline.bench.strategies.cells import QUICK, Cell, Setup, chosen_cells, every_cell, left_out
 from paceline.bench.strategies.data import digits
-from paceline.bench.strategies.outcome import MeasuredStrategy, StrategyFigures, StrategyOutcome, gaps, rate
+from paceline.bench.strategies.outcome import StrategyFigures, StrategyOutcome, gaps, rate
 from paceline.bench.strategies.roster import STRATEGIES, Strategy, chosen_strategies
 from paceline.bench.strategies.runs.models import MODELS, activation_bytes, make, parameter_bytes
 from paceline.bench.strategies.runs.places import Ran, check_world
 from paceline.bench.strategies.runs.request import Answer, StrategyRequest
 from paceline.bench.strategies.series import Runner, StrategySeries
 from paceline.bench.strategies.strategies import check
-from paceline.bench.strategies.told.best import best_rows
-from paceline.bench.strategies.told.findings import FINDINGS, findings
 from paceline.bench.strategies.told.formulas import Loads, state_bytes
-from paceline.bench.strategies.told.plots import plots
-from paceline.bench.strategies.told.scoring import accurate, advice_rows, strategy_of
-from paceline.bench.strategies.told.tables import T1, ResultGrid, tables
+from paceline.bench.strategies.told.tables import ResultGrid, tables
 from paceline.bench.strategies.waits import waits_of
 from paceline.errors import ConfigError, RunError
-from paceline.plan.strategy import Constraints, advise
 from paceline.protocols.paced.bounded_ps import BoundedPS
 from paceline.protocols.settings import make_any
 from paceline.trace.events import AnyEvent, Decided, WorkerJoined, WorkerLeft
@@ -45,7 +37,6 @@ from support.drive import Schedule, drive
 from support.schedules import schedules
 
 SHAPE = (1, 8, 8)
-CELL = Cell("vgg", 4)
 
 
 def answer(rank: int, ends: list[float], samples: int = 8, world: int = 2) -> Answer:
@@ -74,15 +65,6 @@ def figures(speed: float, accuracy: float = 0.9, peak: int = 100) -> StrategyFig
         held_bytes=[peak],
         peak_bytes=[peak],
     )
-
-
-def measured(cell: Cell, name: str, *seen: StrategyFigures) -> MeasuredStrategy:
-    return MeasuredStrategy(cell=cell, strategy=STRATEGIES[name], lr=0.1, figures=list(seen))
-
-
-def grid(*each: MeasuredStrategy) -> ResultGrid:
-    """Cells that are throttled or for memory need no measured collectives."""
-    return ResultGrid(each, Setup(), Loads(Setup(), SHAPE))
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
@@ -288,110 +270,6 @@ def test_what_is_known_is_not_run_again_but_what_failed_is(
     assert "(3 of 3)" in said[2]
 
 
-@pytest.mark.parametrize(
-    ("letter", "inside", "outside"),
-    [
-        ("a", 2.5, 3.5),
-        ("b", 0.2, 0.5),
-        ("c", 5.0, 0.9),
-        ("d", 0.28, 0.4),
-        ("e", 4.0, 3.9),
-        ("f", -0.05, 0.06),
-    ],
-)
-def test_a_finding_is_in_or_out_by_the_published_figure(letter: str, inside: float, outside: float) -> None:
-    [finding] = [each for each in FINDINGS if each.what.startswith(letter)]
-    assert finding.holds(inside)
-    assert not finding.holds(outside)
-
-
-def test_findings_come_from_what_was_measured_and_say_what_was_not() -> None:
-    seen = grid(
-        *(measured(CELL, name, figures(speed)) for name, speed in (("single", 100), ("ddp", 250))),
-        measured(CELL, "ps-sync", figures(200)),
-        measured(CELL, "ps-async", figures(250, accuracy=0.8)),
-    )
-    rows = {str(row.case["finding"])[0]: row.case for row in findings(seen)}
-    assert rows["a"]["compared"] == 2.5
-    assert rows["d"]["compared"] == 0.2
-    assert rows["e"]["compared"] == 10
-    assert {rows[letter]["published range"] for letter in "ade"} == {"in"}
-    assert {rows[letter]["published range"] for letter in "bcf"} == {"not measured"}
-
-
-def test_the_speed_up_of_one_worker_is_one_and_a_failed_strategy_has_a_row_without_figures() -> None:
-    failed = msgspec.structs.replace(measured(CELL, "fsdp"), trouble="out of memory")
-    rows = [row for row in tables(grid(measured(CELL, "single", figures(50)), failed)) if row.table == T1]
-    assert [(row.value, row.remark) for row in rows] == [(1.0, ""), (None, "out of memory")]
-
-
-@pytest.mark.parametrize(("speed", "marked"), [(209.0, False), (212.0, True)])
-def test_more_than_the_number_of_workers_times_as_fast_is_marked(speed: float, marked: bool) -> None:
-    seen = tables(grid(measured(CELL, "single", figures(50)), measured(CELL, "ddp", figures(speed))))
-    assert ("do not trust it" in seen[1].remark) is marked
-
-
-def test_pictures_are_whole_documents_with_a_bar_for_every_figure() -> None:
-    rows = tables(grid(measured(CELL, "single", figures(50)), measured(CELL, "ddp", figures(100))))
-    pictures = plots(rows)
-    assert set(pictures) == {"speed"}
-    root = ElementTree.fromstring(pictures["speed"])
-    assert len(root.findall("{http://www.w3.org/2000/svg}rect")) == 1 + 2
-
-
-@pytest.mark.parametrize(
-    ("wanted", "slow", "runs"),
-    [
-        (Constraints(), {}, "allreduce"),
-        (Constraints(memory_bytes=1_560_000), {}, "fsdp"),
-        (Constraints(hosts=4), {}, "ddp"),
-        (Constraints(tolerance=5), {3: 4.0}, "asp"),
-        (Constraints(), {3: 4.0}, "bsp+balance"),
-        (Constraints(preemptible=True), {}, "backup_bsp"),
-    ],
-)
-def test_the_command_of_an_advice_is_one_of_the_roster(
-    wanted: Constraints, slow: dict[int, float], runs: str
-) -> None:
-    load = Loads(Setup(mbit=1e6), SHAPE).of(Cell("vgg", 4, "throttled"), 0.16)
-    seconds = tuple(each * slow.get(rank, 1.0) for rank, each in enumerate(load.seconds))
-    advice = advise(msgspec.structs.replace(load, seconds=seconds), wanted)
-    assert strategy_of(advice.command) == runs
-    assert runs in STRATEGIES
-
-
-@pytest.mark.parametrize(("ours", "right", "loses"), [(96.0, "yes", 0.04), (80.0, "no", 0.2)])
-def test_advice_is_right_if_it_is_nearly_the_fastest_of_what_is_accurate_enough(
-    ours: float, right: str, loses: float
-) -> None:
-    cell = Cell("vgg", 4, "throttled")
-    seen = grid(
-        measured(cell, "ddp", figures(ours)),
-        measured(cell, "allreduce", figures(70)),
-        measured(cell, "fsdp", figures(100)),
-        measured(cell, "ps-async-sum", figures(900, accuracy=0.5)),
-    )
-    row, *_, total = advice_rows(seen)
-    assert (row.case["runs"], row.case["best"], row.case["right"]) == ("ddp", "fsdp", right)
-    assert row.value == pytest.approx(loses)
-    assert total.value == (1.0 if right == "yes" else 0.0)
-    [best] = best_rows(seen)
-    assert best.value == pytest.approx(70 / 100)
-
-
-def test_what_makes_the_same_steps_loses_nothing_and_shows_what_is_chance() -> None:
-    """All-reduce is 3 points off DDP by rounding, so 3 points say nothing against asynchrony either."""
-    cell = Cell("vgg", 4, "native")
-    seen = grid(
-        measured(cell, "ddp", figures(90, accuracy=0.80)),
-        measured(cell, "allreduce", figures(95, accuracy=0.77)),
-        measured(cell, "asp", figures(200, accuracy=0.775)),
-        measured(cell, "ps-async", figures(300, accuracy=0.76)),
-    )
-    assert set(accurate(seen, cell, 0.0)) == {"ddp", "allreduce", "asp"}
-    assert set(accurate(seen, cell, 1.5)) == {"ddp", "allreduce", "asp", "ps-async"}
-
-
 def test_a_store_on_all_hosts_is_for_cells_that_have_so_many() -> None:
     spread = STRATEGIES["bsp+store_hosts"]
     cells = (Cell("vgg", 4, "throttled"), Cell("vgg", 4, "native"), Cell("vgg", 2, "throttled"))
@@ -421,6 +299,8 @@ def test_synchronous_strategies_train_alike_and_shards_add_up_to_one_model(
     for name in ("ddp", "fsdp", "ps-sync"):
         assert seen[name].accuracy == one.accuracy
     assert sum(seen["fsdp"].held_bytes) == one.held_bytes[0]
+    assert seen["ps-sync"].server_bytes is not None
+    assert seen["ddp"].server_bytes is None
     load = Loads(QUICK, SHAPE).of(Cell("vgg", 2, "throttled"), 1.0)
     for name in ("single", "ddp", "ps-sync"):
         assert max(seen[name].held_bytes) == state_bytes(name, load)

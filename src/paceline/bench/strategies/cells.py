@@ -103,7 +103,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def sources(folder: Path) -> bytes:
     """What is written in the files that say how runs are made."""
-    paths = [folder / "data.py", folder / "roster.py", *sorted(folder.glob("runs/*.py"))]
+    alone = [folder / name for name in ("data.py", "roster.py", "server.py")]
+    paths = [*alone, *sorted(folder.glob("runs/*.py"))]
     return b"".join(path.read_bytes() for path in paths)
 
 

@@ -19,7 +19,6 @@ from paceline.trace import Result, read_trace, tally
 from paceline.trace.events import Decided
 from paceline.trace.tally import StalenessSummary
 
-
 DIVERGED = "NaN or infinity"
 """What the trouble of a run says that diverged, whoever noticed it."""
 CHANCE = 1 / CLASSES

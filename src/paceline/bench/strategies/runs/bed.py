@@ -15,10 +15,10 @@ from paceline.bench.cluster.hosts import (
     bytes_over,
 )
 from paceline.bench.cluster.scene import Scene
+from paceline.bench.strategies.roster import Strategy
 from paceline.bench.strategies.runs import script
 from paceline.bench.strategies.runs.places import PATIENCE_S, Ran, check_world
 from paceline.bench.strategies.runs.request import StrategyRequest, read_answers
-from paceline.bench.strategies.roster import Strategy
 from paceline.bench.strategies.runs.sides import WEIGHTS
 from paceline.errors import RunError
 from paceline.testbed import Testbed
@@ -29,7 +29,9 @@ LOOK_S = 0.05
 class OurStrategy(OurProcesses):
     """A run of Paceline's."""
 
-    def __init__(self, scene: Scene, bed: Testbed, strategy: Strategy, request: StrategyRequest, port: int) -> None:
+    def __init__(
+        self, scene: Scene, bed: Testbed, strategy: Strategy, request: StrategyRequest, port: int
+    ) -> None:
         super().__init__(scene, bed, strategy, [], Path(request.folder), port)
         self._seed, self._file = request.seed, str(request.save())
 
@@ -40,7 +42,9 @@ class OurStrategy(OurProcesses):
 class TorchStrategy(OtherProcesses):
     """A run of torch's own."""
 
-    def __init__(self, scene: Scene, bed: Testbed, strategy: Strategy, request: StrategyRequest, port: int) -> None:
+    def __init__(
+        self, scene: Scene, bed: Testbed, strategy: Strategy, request: StrategyRequest, port: int
+    ) -> None:
         super().__init__(scene, bed, [], Path(request.folder), port)
         self._name, self._file = strategy.name, str(request.save())
 

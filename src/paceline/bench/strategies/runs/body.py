@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.bench.strategies.runs.models import make, parameter_bytes, put_on
 from paceline.bench.strategies.runs.request import Answer, Pause, StrategyRequest, write_answer
-from paceline.bench.strategies.runs.server import server_peak, shared_bytes
+from paceline.bench.strategies.server import server_peak, shared_bytes
 from paceline.config import RunConfig
 from paceline.parallel.plans.hap.emulated_device import EmulatedDevice
 from paceline.parallel.plans.meter import Meter

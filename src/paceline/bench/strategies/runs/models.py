@@ -219,7 +219,12 @@ def _inverted(channels: int) -> nn.Module:
     wide = 4 * channels
     return nn.Sequential(
         *(nn.Conv2d(channels, wide, 1, bias=False), _norm(wide), nn.SiLU()),
-        *(nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False), _norm(wide), nn.SiLU(), SqueezeExcite(wide)),
+        *(
+            nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False),
+            _norm(wide),
+            nn.SiLU(),
+            SqueezeExcite(wide),
+        ),
         *(nn.Conv2d(wide, channels, 1, bias=False), _norm(channels)),
     )
 

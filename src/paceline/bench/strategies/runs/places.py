@@ -15,11 +15,11 @@ import torch.distributed as dist
 
 from paceline.bench.harness.crew import BenchCrew
 from paceline.bench.harness.stations import ExchangeLoad, paceline_crew
+from paceline.bench.strategies.roster import Strategy
 from paceline.bench.strategies.runs.body import StrategySide, train
 from paceline.bench.strategies.runs.request import Answer, StrategyRequest, read_answers
-from paceline.bench.strategies.roster import Strategy
-from paceline.bench.strategies.runs.server import serve_noted
 from paceline.bench.strategies.runs.sides import TORCH, WEIGHTS, OurSide
+from paceline.bench.strategies.server import serve_noted
 from paceline.config import RunConfig
 from paceline.errors import RunError
 from paceline.fabric.channel import Channel

@@ -70,12 +70,10 @@ def server_bytes(load: Load) -> float:
 def step_bytes(strategy: str, load: Load) -> float:
     """What the last host sends in a step.
 
-    Paceline's all-reduce over several hosts is no ring: a vector goes to the first host, and one comes back.
-    Where the store lies on all hosts, a host sends the others their portions of its gradient, and its own
-    portion of the weights to each of them.
+    Paceline's all-reduce over several hosts is no ring: a vector goes to the first host, and one comes back,
+    as between a worker and a store. Where the store lies on all hosts, a host sends the others their portions
+    of its gradient, and each of them its own portion of the weights.
     """
-    if strategy == "allreduce":
-        return load.parameters
     if strategy == "bsp+store_hosts":
         return 2 * (load.workers - 1) / load.workers * load.parameters
     return sent_bytes(formula_name(strategy), load)

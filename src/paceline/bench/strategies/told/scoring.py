@@ -1,9 +1,9 @@
 """Scores `paceline advise strategy`: what it would choose in every cell, against what was best there.
 
 The best is the fastest of those that lose no more accuracy against DDP than may be lost (and what is chance),
-and which fits where memory is short: every worker, and on the first host the server as well. A choice is right if it is within 5 % of that. Strategies
-that make the same steps, but for rounding, lose nothing by themselves: how far their accuracies lie apart in
-a cell is chance.
+and that fit where memory is short: every worker, and on the first host the server as well. A choice is right
+if it is within 5 % of that. Strategies that make the same steps, but for rounding, lose nothing by
+themselves: how far their accuracies lie apart in a cell is chance.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _short(grid: ResultGrid, cell: Cell) -> AdviceCase | None:
     advice = advise(grid.loads.of(cell, grid.alone_s(cell)), wanted)
     every = _speeds(grid, Cell(cell.model, cell.workers))
     fit = {name: speed for name, speed in every.items() if peaks.get(name, room + 1) <= room}
-    wish = f"{room / 2**20:.0f} MiB a host, all {cell.workers} used"
+    wish = f"{room / 2**20:.0f} MiB a host, all {cell.workers} workers used"
     return AdviceCase(cell, wish, advice, fit, every)
 
 
