@@ -277,6 +277,12 @@ def test_a_store_on_all_hosts_is_for_cells_that_have_so_many() -> None:
     assert spread.flags == ["--protocol", "bsp", "--store-hosts", "4"]
 
 
+@pytest.mark.parametrize("name", ["allreduce+int8", "local_sgd"])
+def test_what_is_for_slow_links_takes_part_there_only(name: str) -> None:
+    cells = (Cell("vgg", 4, "throttled"), Cell("vgg", 4, "native"), Cell("vgg", 2, "throttled"))
+    assert [STRATEGIES[name].takes(cell) for cell in cells] == [True, False, True]
+
+
 @pytest.fixture(scope="module")
 def quick_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[StrategyOutcome]]:
     """The smallest part of the quick form: five strategies in one cell, with real processes."""

@@ -202,6 +202,8 @@ def test_where_memory_is_short_a_server_needs_room_beside_the_first_worker(
         ("ps-sync", 80, 1.0),
         ("allreduce", 80, 1.0),
         ("bsp+store_hosts", 80, 1.5),
+        ("allreduce+int8", 80, 0.5),
+        ("local_sgd", 80, 0.25),
         ("asp", 50, 1.0),
         ("asp", None, 1.0),
     ],

@@ -16,6 +16,8 @@ import msgspec
 from paceline.bench.strategies.cells import Cell
 from paceline.errors import ConfigError, unknown
 
+LOCAL_STEPS = 4
+"""From one average of `local_sgd` to the next."""
 PLAIN = {"correct": "none"}
 USUAL = {"correct": "auto"}
 """As the command has it."""
@@ -32,6 +34,8 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     """Of the run, beside the protocol."""
     rate_of: str = ""
     """Whose learning rate it has; empty: it tries rates itself."""
+    slow_links: bool = False
+    """Whether it is for slow links, and takes part nowhere else."""
     ours: bool = False
     """Whether it is one of those that Paceline would use instead of the paper's."""
 
@@ -47,8 +51,8 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
         as many hosts as there are."""
         if self.name == "single":
             return True
-        if "store_hosts" in self.dials:
-            return cell.link == "throttled" and cell.workers == self.dials["store_hosts"]
+        if self.slow_links:
+            return cell.link == "throttled" and cell.workers == self.dials.get("store_hosts", cell.workers)
         return self.name in ("ddp", "fsdp", "ps-sync") if cell.kind == "memory" else True
 
 
@@ -71,7 +75,28 @@ STRATEGIES = {
         ),
         Strategy(name="allreduce", protocol="allreduce", ours=True),
         Strategy(
-            name="bsp+store_hosts", protocol="bsp", dials={"store_hosts": 4}, rate_of="ps-sync", ours=True
+            name="bsp+store_hosts",
+            protocol="bsp",
+            dials={"store_hosts": 4},
+            rate_of="ps-sync",
+            slow_links=True,
+            ours=True,
+        ),
+        Strategy(
+            name="allreduce+int8",
+            protocol="allreduce",
+            dials={"compress": "int8"},
+            rate_of="allreduce",
+            slow_links=True,
+            ours=True,
+        ),
+        Strategy(
+            name="local_sgd",
+            protocol="local_sgd",
+            settings={"period": LOCAL_STEPS},
+            rate_of="allreduce",
+            slow_links=True,
+            ours=True,
         ),
         Strategy(name="bsp+balance", protocol="bsp", dials={"balance": True}, ours=True),
         Strategy(name="backup_bsp", protocol="backup_bsp", dials=USUAL, ours=True),

@@ -6,6 +6,7 @@ import msgspec
 import torch
 
 from paceline.bench.strategies.cells import Cell, Setup
+from paceline.bench.strategies.roster import LOCAL_STEPS
 from paceline.bench.strategies.runs.models import activation_bytes, make, parameter_bytes
 from paceline.bench.strategies.runs.places import probe
 from paceline.parallel.plans.measure_cluster import link_of
@@ -68,14 +69,19 @@ def server_bytes(load: Load) -> float:
 
 
 def step_bytes(strategy: str, load: Load) -> float:
-    """What the last host sends in a step.
+    """What the last host sends in a step, in the mean of both ways.
 
     Paceline's all-reduce over several hosts is no ring: a vector goes to the first host, and one comes back,
     as between a worker and a store. Where the store lies on all hosts, a host sends the others their portions
-    of its gradient, and each of them its own portion of the weights.
+    of its gradient, and each of them its own portion of the weights. With `int8` a host sends a byte for each
+    number, and gets those of all others.
     """
     if strategy == "bsp+store_hosts":
         return 2 * (load.workers - 1) / load.workers * load.parameters
+    if strategy == "allreduce+int8":
+        return load.workers / 8 * load.parameters
+    if strategy == "local_sgd":
+        return load.parameters / LOCAL_STEPS
     return sent_bytes(formula_name(strategy), load)
 
 
