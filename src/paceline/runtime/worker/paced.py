@@ -45,7 +45,7 @@ class PacedWorker(Worker):
         self._looks = not ready.shared and self._link.config.store_hosts == 1
         trainer.replace_steps(self._step, self._zero_grad)
         trainer.fetch_state()
-        return trainer.begin(ready, [model, *self._models], self._mention_incomplete)
+        return self._training_begins(ready, model)
 
     # -- a step -------------------------------------------------------------------------------
 

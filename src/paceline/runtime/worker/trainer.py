@@ -32,7 +32,6 @@ from paceline.runtime.worker.optimizer.scaling import taken_from, tell_scaler, w
 from paceline.runtime.worker.optimizer.schedules import PreparedSchedulers, misfit
 from paceline.runtime.worker.optimizer.store_state import Elsewhere
 from paceline.runtime.worker.optimizer.trigger import Trigger
-from paceline.runtime.worker.saving_notice import notice_saving
 from paceline.runtime.worker.writing import Writing
 from paceline.store.disk.tensor_files import check_can_be_saved
 from paceline.store.optimizers import GroupSettings, OptimizerSpec, describe_optimizer, group_settings
@@ -150,9 +149,8 @@ class Trainer:
             Elsewhere(part, self.binding.index, self.link, self.link.say, first)
             first += len(in_order(part, self.binding.index))
 
-    def begin(self, ready: Ready, models: list[nn.Module], saving: Callable[[], None]) -> Any:
-        """Training begins: the loader that the script is to have. `saving` is told when it saves a model."""
-        notice_saving(models, saving)
+    def begin(self, ready: Ready) -> Any:
+        """Training begins: the loader that the script is to have."""
         if self._lead and self.link.config.workers > 1 and not self.shared:
             self.figure.watch(parts_of(self.optimizer))
         seed_apart(self.link.config.seed, self.link.rank)
@@ -363,6 +361,8 @@ class Trainer:
         if self.begun and self.binding.attached:
             self.adopt()
         handed = waits and self.link.config.listen is None
+        if waits and not handed and self.shared:
+            self.binding.part()
         if waits and not handed and not self._complete:
             self.link.say(
                 f"rank {self.link.rank} keeps {whose} after pace.leave(): in a run on several hosts the "

@@ -6,11 +6,15 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from paceline.runtime.messages.workers import Ready
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
+from paceline.runtime.worker.model_calls import notice
 from paceline.runtime.worker.pace import Metrics, Pace
+from paceline.runtime.worker.sharing import Sharing
 from paceline.runtime.worker.trainer import Trainer
 
 
@@ -29,6 +33,14 @@ class Worker(Pace):
     @abstractmethod
     def _whose(self) -> str:
         """What its model is, as long as that is not what the run evaluates and saves."""
+
+    def _training_begins(self, ready: Ready, model: nn.Module) -> Any:
+        """The loader that the script is to have, once its models are watched."""
+        models = [model, *self._models]
+        if self._trainer.shared:
+            Sharing(self._link.segments[1]).guard(self._models)
+        notice("state_dict", models, self._mention_incomplete)
+        return self._trainer.begin(ready)
 
     # -- training -----------------------------------------------------------------------------
 
