@@ -40,6 +40,8 @@ class Worker(Pace):
         if self._trainer.shared:
             Sharing(self._link.segments[1]).guard(self._models)
         notice("state_dict", models, self._mention_incomplete)
+        if self._trainer.ahead:
+            notice("eval", models, self._mention_ahead)
         return self._trainer.begin(ready)
 
     # -- training -----------------------------------------------------------------------------
@@ -77,6 +79,14 @@ class Worker(Pace):
     def _mention_incomplete(self) -> None:
         if not (self._left or self._evaluating):
             self._trainer.mention_incomplete(self._whose())
+
+    def _mention_ahead(self) -> None:
+        if not (self._left or self._evaluating):
+            self._link.say(
+                f"rank {self.rank} calls model.eval() on a look-ahead of the store's weights, which the run "
+                "neither evaluates nor saves. Evaluate with pace.evaluate(fn), after pace.leave(), or with "
+                "--correct none"
+            )
 
     def _idle(self) -> bool:
         return self._trainer.intake.resumed
