@@ -243,3 +243,44 @@ def test_a_corrected_run_on_several_hosts_is_replayed_on_one_to_the_same_bits(
     looks = [(look.version, look.values) for look in far.of(Evaluated)]
     replayed = read_trace(Path(again.json["run"]))
     assert looks == [(look.version, look.values) for look in replayed if isinstance(look, Evaluated)]
+
+
+EVALUATES_ITSELF = """
+import sys
+sys.path.insert(0, {scripts!r})
+import paceline
+from torch.utils.data import DataLoader, TensorDataset
+from cases import CASES
+
+pace = paceline.join("asp")
+case = CASES["momentum"]
+model, optimizer = case.build()
+loader = DataLoader(TensorDataset(*case.samples(32)), batch_size=4)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for _ in pace.epochs(2):
+    for x, y in loader:
+        case.iteration(model, optimizer, x, y)
+    {evaluates}
+pace.leave()
+model.eval()
+"""
+
+
+@pytest.mark.some(5)
+@pytest.mark.parametrize(
+    ("evaluates", "dials", "warned"),
+    [
+        ("model.eval().train()", {}, True),
+        ("model.eval().train()", {"correct": "none"}, False),
+        ("model.eval().train()", {"protocol": "bsp"}, False),
+        ("model[0].eval().train()", {}, False),
+        ("pace.evaluate(lambda model: float(model.eval().training))", {}, False),
+    ],
+)
+def test_who_evaluates_a_look_ahead_by_itself_is_told_once(
+    lab: Lab, evaluates: str, dials: dict[str, Any], warned: bool
+) -> None:
+    script = lab.script(EVALUATES_ITSELF.format(scripts=str(SCRIPTS), evaluates=evaluates))
+    run = lab.trained(script, **{"workers": 2, "correct": "auto"} | dials)
+    told = [note.text for note in run.of(Note) if "calls model.eval() on a look-ahead" in note.text]
+    assert [text[:6] for text in sorted(told)] == (["rank 0", "rank 1"] if warned else [])

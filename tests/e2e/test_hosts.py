@@ -187,3 +187,29 @@ def test_stopping_the_run_stops_the_other_host_and_leaves_a_checkpoint(
     assert run.result.status == "stopped"
     assert (run.folder / "checkpoint").is_dir()
     assert apart.statuses == {1: 0}
+
+
+def test_who_has_left_may_write_to_its_model_though_nobody_hands_it_over(
+    lab: Lab, elsewhere: LocalEngine
+) -> None:
+    """In lockstep it had read the weights that the others still read."""
+    script = lab.script(
+        "import torch, paceline\n"
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "pace = paceline.join()\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "loader = DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=2)\n"
+        "model, optimizer, loader = pace.prepare(model, optimizer, loader)\n"
+        "for (x,) in loader:\n"
+        "    model(x).square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "pace.leave()\n"
+        "model.load_state_dict({k: v + 1 for k, v in model.state_dict().items()})\n"
+    )
+    apart = Apart(lab, elsewhere, script, here=1, workers=2, protocol="bsp")
+    apart.host(1)
+    run = apart.finish()
+    assert run.result.status == "finished", run.end.detail
+    assert set(run.ended.statuses.values()) == {0}
+    assert set(apart.statuses.values()) == {0}

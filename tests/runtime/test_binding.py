@@ -11,6 +11,8 @@ from torch import nn
 from paceline.errors import ConfigError
 from paceline.fabric.segment import Segment
 from paceline.runtime.worker.binding import Binding
+from paceline.store.layout import Models
+from paceline.store.together import Together
 
 
 class Heads(nn.Module):
@@ -181,4 +183,44 @@ def test_a_script_that_writes_to_parameters_is_seen_until_new_weights_arrive() -
         model.other.weight.clamp_(-0.01, 0.01)
     assert binding.written() == ["other.weight"]
     binding.fresh()
+    assert binding.written() == []
+
+
+def test_what_was_computed_before_fresh_weights_has_no_gradient_any_more() -> None:
+    """As after a plain step: the numbers it would need are gone."""
+    model, binding, _ = tied()
+    kept = (model(torch.ones(4, 3, requires_grad=True)) ** 2).sum()
+    binding.fresh()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        kept.backward()
+    backward(model)
+
+
+def test_a_step_of_one_optimizer_leaves_graphs_through_models_of_others_alone() -> None:
+    mine, other = nn.Linear(3, 3), nn.Linear(3, 3)
+    steps = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (mine, other)]
+    model = Models([mine, other], [*mine.parameters(), *other.parameters()])
+    binding = Binding(model, Together(steps))
+    binding.attach(
+        Segment.create(binding.layout.segment_bytes, "segment"),
+        Segment.create(binding.layout.weights_bytes, "weights"),
+    )
+    kept = [each(torch.ones(4, 3, requires_grad=True)).sum() for each in (mine, other)]
+    binding.choose(0)
+    binding.fresh()
+    kept[1].backward()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        kept[0].backward()
+
+
+@pytest.mark.parametrize("writes", [0, 1])
+def test_fresh_weights_are_no_write_of_the_script_and_hide_none(writes: int) -> None:
+    model, binding, _ = tied()
+    binding.written()
+    with torch.no_grad():
+        for _ in range(writes):
+            model.other.bias.add_(1)
+    binding.fresh()
+    binding.outdate()
+    assert binding.written() == ["other.bias"] * writes
     assert binding.written() == []

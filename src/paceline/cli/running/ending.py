@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import time
+from pathlib import Path
 
 from paceline.config import RunConfig
 from paceline.engines.control import Ended
@@ -18,6 +20,10 @@ from paceline.trace.tally import Failure
 
 GONE_S = 5.0
 """How long the processes of a run may take to go when whoever held them is gone."""
+CRASH_BYTES = 1 << 16
+"""What a crash writes to the log at most, in a script of not too many threads."""
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+"""How a process ends by its own doing, and not because somebody killed it."""
 
 
 def finish(config: RunConfig, ended: Ended) -> Result:
@@ -32,6 +38,7 @@ def finish(config: RunConfig, ended: Ended) -> Result:
     if result.status == "finished":
         for place in places:
             print(f"warning: {place}", file=sys.stderr)
+        _check_crashed(config, ended)
         _check_late(config, ended, result)
         return result
     if total.end.user_mistake:
@@ -39,11 +46,20 @@ def finish(config: RunConfig, ended: Ended) -> Result:
     if result.status == "stopped":
         raise RunStopped(f"{total.end.detail}.{go_on(config)}")
     signals = {rank: -code for rank, code in ended.statuses.items() if code < 0}
-    killed = "".join(f" Rank {rank} ended by {_signal_name(number)}." for rank, number in signals.items())
+    killed = "".join(f" {_by_signal(config, rank, number)}" for rank, number in signals.items())
     why = _why(total.failures, total.end.detail)
     read = " ".join(places) or f"Read {config.path}/logs/."
     engine = f" {ended.detail}." if ended.detail else ""
     raise RunError(f"{total.end.detail.rstrip('.')}{why}.{killed}{engine} {read}{go_on(config)}")
+
+
+def _check_crashed(config: RunConfig, ended: Ended) -> None:
+    """A worker that crashed is a failure, though to the others it was one more that is gone."""
+    crashed = {rank: -code for rank, code in sorted(ended.statuses.items()) if -code in CRASHES}
+    if crashed:
+        told = " ".join(_by_signal(config, rank, number) for rank, number in crashed.items())
+        logs = " and ".join(f"{config.path}/logs/rank{rank}.log" for rank in crashed)
+        raise RunError(f"{told} The others finished without it. Read {logs}.{go_on(config)}")
 
 
 def _check_late(config: RunConfig, ended: Ended, result: Result) -> None:
@@ -127,6 +143,20 @@ def _places(config: RunConfig, ended: Ended) -> list[str]:
 def _why(failures: list[Failure], said: str) -> str:
     details = dict.fromkeys(failure.detail for failure in failures)
     return "".join(f"; {text}" for text in details if text and text not in said)
+
+
+def _by_signal(config: RunConfig, rank: int, number: int) -> str:
+    return f"Rank {rank} ended by {_signal_name(number)}{_crash_site(config, rank)}."
+
+
+def _crash_site(config: RunConfig, rank: int) -> str:
+    """Where in the script a worker crashed, which its log tells."""
+    log = config.path / "logs" / f"rank{rank}.log"
+    name = Path(config.script or "").name
+    last = log.read_bytes()[-CRASH_BYTES:].decode(errors="replace") if log.exists() else ""
+    _, fatal, told = last.rpartition("Fatal Python error: ")
+    found = re.search(rf'File "[^"]*/{re.escape(name)}", line (\d+)', told)
+    return f" in {name}, line {found[1]}" if fatal and found is not None else ""
 
 
 def _signal_name(number: int) -> str:

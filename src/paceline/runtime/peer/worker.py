@@ -45,6 +45,7 @@ from paceline.runtime.peer.steps import PeerSteps, rates
 from paceline.runtime.peer.stopping import PeerEnding
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
+from paceline.runtime.worker.model_calls import renorming
 from paceline.runtime.worker.worker import Worker
 from paceline.store.cutting import cut_of
 from paceline.store.optimizers import OptimizerSpec, check_suited
@@ -85,17 +86,27 @@ class PeerWorker(Worker):
         self._protocol.start(self._peer.me)
         self._ending.resume()
         self._mention_caution(optimizer)
+        self._mention_drift(model)
         if self._begins_late:
             self._trainer.intake.on_batch = self._begin
         else:
             self._begin()
-        return self._trainer.begin(ready, [model, *self._models], self._mention_incomplete)
+        return self._training_begins(ready, model)
 
     def _mention_caution(self, optimizer: torch.optim.Optimizer) -> None:
         """Once for all workers."""
         text = self._protocol.caution(_momentum(optimizer)) if self.rank == 0 else ""
         if text:
             self._warn(text)
+
+    def _mention_drift(self, model: nn.Module) -> None:
+        """Say so if replicas that only average gradients do not stay equal."""
+        found = renorming([model]) if self._protocol.in_unison and not self._trainer.shared else []
+        for name, layer in found[:1]:
+            self._warn(
+                f"layer {name!r} has max_norm={layer.max_norm}: workers norm the rows of their own batches, "
+                "so replicas do not stay equal, and nothing averages them. Leave it out, or use local_sgd"
+            )
 
     def _describe(self, optimizer: torch.optim.Optimizer) -> OptimizerSpec:
         """It stays here, so its class and settings are nobody else's business; unless one step is for all."""

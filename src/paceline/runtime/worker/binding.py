@@ -22,9 +22,11 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from paceline.errors import ConfigError
 from paceline.fabric.segment import Segment
+from paceline.runtime.worker.device import one_device, pin, synchronize
 from paceline.runtime.worker.optimizer.scaling import Scaled
 from paceline.store.layout import buffer_homes, describe, named_buffers, named_parameters
 from paceline.store.together import parts_of
@@ -53,7 +55,7 @@ class Binding:
         """The trained parameters of each of several optimizers."""
         self._chosen = self._shares[0]
         self._aside: list[tuple[Tensor, Tensor]] = []
-        self._device = _one_device([*self._parameters, *self._buffers])
+        self._device = one_device([*self._parameters, *self._buffers])
         self._staged = self._device.type != "cpu"
         self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
         self._present: set[int] = set()
@@ -308,9 +310,18 @@ class Binding:
         if self._displaced():
             self._bind_weights()
 
+    def outdate(self, share: list[int] | None = None) -> None:
+        """The weights of these trained parameters (None: of all) are others now. As after a plain step, torch
+        is to refuse gradients of what was computed before; what the script wrote is told all the same."""
+        before = [p._version for p in self._parameters]
+        increment_version(self.trained if share is None else [self.trained[i] for i in share])
+        now = zip(self._written, self._parameters, before, strict=True)
+        self._written = [told + p._version - then for told, p, then in now]
+
     def fresh(self) -> None:
         """New weights have arrived, and gradients begin anew."""
         self.pull()
+        self.outdate(self._chosen)
         for view, kept in self._aside:
             view.copy_(kept)
         self._aside = []
@@ -342,18 +353,18 @@ class Binding:
         if self._device.type == "cpu":
             return segment.bytes
         if self._device.type == "cuda":
-            _pin(segment.bytes)
+            pin(segment.bytes)
         return segment.bytes.to(self._device)
 
     def _to_host(self) -> None:
         assert self._segment is not None
         self._segment.bytes.copy_(self._near_segment, non_blocking=True)
-        _synchronize(self._device)
+        synchronize(self._device)
 
     def _from_host(self) -> None:
         assert self._weights is not None
         self._near_weights.copy_(self._weights.bytes, non_blocking=True)
-        _synchronize(self._device)
+        synchronize(self._device)
 
 
 def _sum(flat: Tensor) -> float:
@@ -376,22 +387,3 @@ def _check_alike(what: str, now: Tensor | None, view: Tensor) -> Tensor:
             "Convert the model before prepare, and let it keep types and shapes."
         )
     return now
-
-
-def _one_device(tensors: list[Tensor]) -> torch.device:
-    devices = {tensor.device for tensor in tensors}
-    if len(devices) > 1:
-        names = ", ".join(sorted(map(str, devices)))
-        raise ConfigError(
-            f"the model lies on several devices ({names}). Give every worker a model on one device."
-        )
-    return devices.pop()
-
-
-def _pin(memory: Tensor) -> None:
-    """Page-lock shared memory, so that copies to and from the device run at full speed."""
-    torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)  # type: ignore[no-untyped-call]
-
-
-def _synchronize(device: torch.device) -> None:
-    torch.accelerator.synchronize(device)

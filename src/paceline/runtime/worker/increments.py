@@ -31,7 +31,7 @@ class IncrementWorker(PacedWorker):
         self._steps = OwnSteps(trainer)
         self._recall()
         trainer.replace_steps(self._step, self._zero_grad)
-        return trainer.begin(ready, [model, *self._models], self._mention_incomplete)
+        return self._training_begins(ready, model)
 
     def _recall(self) -> None:
         """In a run that goes on: what this worker's optimizer remembered."""

@@ -45,7 +45,7 @@ class PacedWorker(Worker):
         self._looks = not ready.shared and self._link.config.store_hosts == 1
         trainer.replace_steps(self._step, self._zero_grad)
         trainer.fetch_state()
-        return trainer.begin(ready, [model, *self._models], self._mention_incomplete)
+        return self._training_begins(ready, model)
 
     # -- a step -------------------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ class PacedWorker(Worker):
         trigger = self._trainer.trigger
         if trigger is not None and trigger.withheld.steps:
             self._push_sum(trigger.withheld, wants=False, forced=True)
-            self._trainer.binding.pull()
+            self._pull()
 
     def _push_sum(self, withheld: Withheld, *, wants: bool, forced: bool) -> None:
         """It takes the place of the gradient in the segment, which is the script's own again afterwards."""
@@ -118,6 +118,12 @@ class PacedWorker(Worker):
         _write(binding.flats, own)
         binding.show()
 
+    def _pull(self) -> None:
+        """Weights have arrived, and not by a step; where all have the same, they are what they were."""
+        self._trainer.binding.pull()
+        if not self._trainer.complete:
+            self._trainer.binding.outdate()
+
     # -- evaluating and saving ----------------------------------------------------------------
 
     def _away(self) -> None:
@@ -125,12 +131,12 @@ class PacedWorker(Worker):
             self._push_withheld()
             self._trainer.adopt()
             self._link.away()
-            self._trainer.binding.pull()
+            self._pull()
 
     def _back(self, values: dict[str, float], seconds: float) -> None:
         if self._model is not None:
             self._trainer.schedulers.position = self._link.back(values, seconds).position
-            self._trainer.binding.pull()
+            self._pull()
 
     def _state_now(self) -> tuple[dict[str, Tensor], State]:
         """Weights and what the optimizer remembers, both of one moment; buffers are this worker's own."""

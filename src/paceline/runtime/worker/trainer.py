@@ -32,7 +32,6 @@ from paceline.runtime.worker.optimizer.scaling import taken_from, tell_scaler, w
 from paceline.runtime.worker.optimizer.schedules import PreparedSchedulers, misfit
 from paceline.runtime.worker.optimizer.store_state import Elsewhere
 from paceline.runtime.worker.optimizer.trigger import Trigger
-from paceline.runtime.worker.saving_notice import notice_saving
 from paceline.runtime.worker.writing import Writing
 from paceline.store.disk.tensor_files import check_can_be_saved
 from paceline.store.optimizers import GroupSettings, OptimizerSpec, describe_optimizer, group_settings
@@ -78,7 +77,7 @@ class Trainer:
         """Optimizers whose gradients the script has cleared since their last step."""
         self._spent: set[int] = set()
         """Those whose had been cleared before that step, so that a mean may have taken their place."""
-        self._complete = False
+        self.complete = False
         """Whether its model is the one that the run evaluates and saves."""
         self._told_incomplete = False
         self._changed_in: int | None = -1
@@ -117,7 +116,7 @@ class Trainer:
         source = self.intake.offer(loader, self.optimizer)
         ready = self.link.register(self.binding, spec, source, self._peer)
         self.schedulers.position, self.intake.resumed = ready.position, ready.epoch > 0
-        self.shared, self.ahead, self._complete = ready.shared, ready.ahead, ready.agrees
+        self.shared, self.ahead, self.complete = ready.shared, ready.ahead, ready.agrees
         self._watch = Watch(self.binding.trained)
         if self.shared or not self._steps_here:
             self.optimizer.state.clear()
@@ -150,9 +149,8 @@ class Trainer:
             Elsewhere(part, self.binding.index, self.link, self.link.say, first)
             first += len(in_order(part, self.binding.index))
 
-    def begin(self, ready: Ready, models: list[nn.Module], saving: Callable[[], None]) -> Any:
-        """Training begins: the loader that the script is to have. `saving` is told when it saves a model."""
-        notice_saving(models, saving)
+    def begin(self, ready: Ready) -> Any:
+        """Training begins: the loader that the script is to have."""
         if self._lead and self.link.config.workers > 1 and not self.shared:
             self.figure.watch(parts_of(self.optimizer))
         seed_apart(self.link.config.seed, self.link.rank)
@@ -363,7 +361,9 @@ class Trainer:
         if self.begun and self.binding.attached:
             self.adopt()
         handed = waits and self.link.config.listen is None
-        if waits and not handed and not self._complete:
+        if waits and not handed and self.shared:
+            self.binding.part()
+        if waits and not handed and not self.complete:
             self.link.say(
                 f"rank {self.link.rank} keeps {whose} after pace.leave(): in a run on several hosts the "
                 "model that is saved is handed to nobody. Read weights.safetensors"
@@ -371,11 +371,11 @@ class Trainer:
         self.link.leave(values, handed, halted)
         if handed:
             self.binding.settle(sealed=self.shared)
-            self._complete = True
+            self.complete = True
 
     def mention_incomplete(self, whose: str) -> None:
         """Say once that what a script saves now is not what the run saves."""
-        if not (self._complete or self._told_incomplete):
+        if not (self.complete or self._told_incomplete):
             self._told_incomplete = True
             self.link.say(
                 f"rank {self.link.rank} takes model.state_dict() of {whose}, which is not what the run "

@@ -6,11 +6,15 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from paceline.runtime.messages.workers import Ready
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
+from paceline.runtime.worker.model_calls import notice
 from paceline.runtime.worker.pace import Metrics, Pace
+from paceline.runtime.worker.sharing import Sharing
 from paceline.runtime.worker.trainer import Trainer
 
 
@@ -29,6 +33,16 @@ class Worker(Pace):
     @abstractmethod
     def _whose(self) -> str:
         """What its model is, as long as that is not what the run evaluates and saves."""
+
+    def _training_begins(self, ready: Ready, model: nn.Module) -> Any:
+        """The loader that the script is to have, once its models are watched."""
+        models = [model, *self._models]
+        if self._trainer.shared:
+            Sharing(self._link.segments[1]).guard(self._models)
+        notice("state_dict", models, self._mention_incomplete)
+        if self._trainer.ahead:
+            notice("eval", models, self._mention_ahead)
+        return self._trainer.begin(ready)
 
     # -- training -----------------------------------------------------------------------------
 
@@ -65,6 +79,14 @@ class Worker(Pace):
     def _mention_incomplete(self) -> None:
         if not (self._left or self._evaluating):
             self._trainer.mention_incomplete(self._whose())
+
+    def _mention_ahead(self) -> None:
+        if not (self._left or self._evaluating):
+            self._link.say(
+                f"rank {self.rank} calls model.eval() on a look-ahead of the store's weights, which the run "
+                "neither evaluates nor saves. Evaluate with pace.evaluate(fn), after pace.leave(), or with "
+                "--correct none"
+            )
 
     def _idle(self) -> bool:
         return self._trainer.intake.resumed
