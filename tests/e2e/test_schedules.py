@@ -97,10 +97,12 @@ def test_a_schedule_that_is_prepared_in_the_middle_begins_at_its_beginning(lab: 
 
 @pytest.mark.parametrize("before", [4, 8, 11])
 @pytest.mark.parametrize("how", [way for way in WAYS if way != "every"])
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_schedule_goes_on_after_a_resume(lab: Lab, how: str, workers: int, before: int) -> None:
+@pytest.mark.parametrize(("workers", "protocol"), [(1, "bsp"), (2, "bsp"), (2, "allreduce")])
+def test_a_schedule_goes_on_after_a_resume(
+    lab: Lab, how: str, workers: int, protocol: str, before: int
+) -> None:
     """Stopped in the first epoch or in the second. (A script that counts iterations counts them anew.)"""
-    dials: dict[str, Any] = {"workers": workers, "protocol": "bsp"}
+    dials: dict[str, Any] = {"workers": workers, "protocol": protocol}
     args = ("schedule.py", how, EPOCHS, lab.root / "go on", before * 2 // workers)
     running = lab.start(*args, **dials)
     lab.until_paused(workers)

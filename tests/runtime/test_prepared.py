@@ -88,6 +88,19 @@ def test_stepped_every_few_iterations_or_not_after_a_skipped_one_it_counts_calls
     assert scheduler.last_epoch == 5
 
 
+def test_stepped_with_an_optimizer_that_steps_more_rarely_it_counts_that_optimizer_s_steps() -> None:
+    """A critic with five steps for one of the generator's, which has the data of the fifth."""
+    script = Script()
+    critic, generator = script.prepare(), script.prepare()
+    for number in range(15):
+        script.steps(1, 1)
+        if number % 5 == 4:
+            script.schedulers.begin(another=True)
+            generator.step()
+        critic.step()
+    assert (critic.last_epoch, generator.last_epoch) == (15, 3)
+
+
 def test_stepped_before_the_optimizer_it_is_ahead_as_in_plain_pytorch() -> None:
     script = Script()
     scheduler = script.prepare()
