@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, OneCycleLR, SequentialLR
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    CyclicLR,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    MultiStepLR,
+    OneCycleLR,
+    SequentialLR,
+    StepLR,
+)
 
 from paceline.runtime.worker.optimizer.schedules import follow, misfit
 from paceline.trace.events import Note, Reported
@@ -103,10 +114,41 @@ def test_only_lengths_that_come_from_the_loader_before_are_spoken_of() -> None:
     assert told(lambda o: OneCycleLR(o, 0.1, total_steps=186))
     assert told(lambda o: CosineAnnealingLR(o, 124))
     assert told(lambda o: SequentialLR(o, [LinearLR(o, total_iters=5), CosineAnnealingLR(o, 62)], [5]))
+    assert told(lambda o: SequentialLR(o, [ExponentialLR(o, 0.9), ExponentialLR(o, 0.8)], [62]))
+    assert told(lambda o: StepLR(o, 124))
+    assert told(lambda o: MultiStepLR(o, [20, 186]))
+    assert told(lambda o: CosineAnnealingWarmRestarts(o, 62))
+    assert told(lambda o: CyclicLR(o, 0.1, 0.2, step_size_up=248))
+    assert not told(lambda o: StepLR(o, 30))
+    assert not told(lambda o: MultiStepLR(o, [20, 100]))
     assert not told(lambda o: OneCycleLR(o, 0.1, total_steps=63))
     assert not told(lambda o: CosineAnnealingLR(o, 10))
     assert not told(lambda o: LambdaLR(o, lambda step: 1.0))
     assert misfit(OneCycleLR(optimizer(), 0.1, total_steps=186), 62, 62, 1) is None
+
+
+def test_a_milestone_that_would_come_alone_but_not_here_is_spoken_of() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    text = misfit(MultiStepLR(optimizer, [20, 100]), 62, 21, 3, planned=2)
+    assert text is not None
+    assert "MultiStepLR was built with milestone=100, which never comes" in text
+    assert "takes 42 steps in 2 epochs, and not 124 as alone" in text
+    assert misfit(MultiStepLR(optimizer, [20, 40]), 62, 21, 3, planned=2) is None
+    assert misfit(MultiStepLR(optimizer, [20, 500]), 62, 21, 3, planned=2) is None
+
+
+PER_EPOCH = ONE_CYCLE.replace(
+    "torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, steps_per_epoch=len(loader), epochs=2)",
+    "torch.optim.lr_scheduler.StepLR(optimizer, 62)",
+)
+
+
+def test_a_schedule_that_counts_epochs_is_not_spoken_of(lab: Lab) -> None:
+    """Only how the script steps it tells that 62 are not steps."""
+    dials: dict[str, Any] = {"workers": 3, "protocol": "bsp"}
+    assert any("StepLR" in text for text in warnings(lab.trained(lab.script(PER_EPOCH), "before", **dials)))
+    epochs = PER_EPOCH.replace("        scheduler.step()\n", "") + "    scheduler.step()\n"
+    assert not any("StepLR" in text for text in warnings(lab.trained(lab.script(epochs), "before", **dials)))
 
 
 ACCUMULATES = """

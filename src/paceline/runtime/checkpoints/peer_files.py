@@ -19,7 +19,7 @@ from paceline.protocols.core.parts import Part
 from paceline.protocols.core.peer import Me
 from paceline.runtime.checkpoints.random_state import RandomState
 from paceline.runtime.checkpoints.step_settings import StepSettings
-from paceline.runtime.checkpoints.worker_state import WorkerState
+from paceline.runtime.checkpoints.worker_state import Mark, WorkerState
 from paceline.store.disk.checkpoint import check_optimizer, read_files
 from paceline.store.disk.tensor_files import save_tensors
 from paceline.store.optimizers import export_state, import_state
@@ -42,6 +42,8 @@ class SavedPeerState(msgspec.Struct, frozen=True, kw_only=True):
     random: RandomState
     schedules: tuple[int, ...] = ()
     """How often its prepared schedulers were stepped."""
+    marks: tuple[Mark, ...] = ()
+    """What else is known of each."""
 
 
 def save_peer(
@@ -78,6 +80,7 @@ def save_peer(
         stepped_by="" if optimizer is None else title(optimizer),
         random=stand.random,
         schedules=stand.schedules,
+        marks=stand.marks,
     )
     (folder / f"rank{me.rank}.json").write_bytes(msgspec.json.encode(state))
 
@@ -101,7 +104,7 @@ def load_peer(
     for kind, space in _namespaces(me).items():
         for name, value in state.memory[kind].items():
             _restore(space, name, _unpacked(value, f"{kind}.{name}", tensors))
-    return WorkerState(state.random, state.epoch, state.schedules)
+    return WorkerState(state.random, state.epoch, state.schedules, state.marks)
 
 
 def _namespaces(me: Me) -> dict[str, SimpleNamespace]:

@@ -18,6 +18,15 @@ IN_STEP = -1
 and will not come to the `scheduler.step()` that belongs to it."""
 
 
+class Mark(msgspec.Struct, frozen=True):
+    """What else is kept of a prepared scheduler."""
+
+    origin: int = 0
+    """The run's position at which it was at its beginning."""
+    since: int = 0
+    """Steps of its worker's since it was stepped last."""
+
+
 class WorkerState(msgspec.Struct, frozen=True):
     """What one worker tells of itself."""
 
@@ -26,6 +35,8 @@ class WorkerState(msgspec.Struct, frozen=True):
     """Of its last batch."""
     schedules: tuple[int, ...] = ()
     """How often each prepared scheduler was stepped, in the order in which they were prepared; or IN_STEP."""
+    marks: tuple[Mark, ...] = ()
+    """What else is known of each; checkpoints of older versions do not tell."""
     norms: tuple[int, float] = (0, 0.0)
     """Of event-triggered pushes: how many norms were seen, and their running mean."""
 

@@ -27,15 +27,14 @@ from paceline.protocols.paced.bsp import BSP
 from paceline.protocols.rules.compression import check_family
 from paceline.protocols.settings import make_any, resolved
 from paceline.runtime.checkpoints.random_state import RandomState
-from paceline.runtime.checkpoints.worker_state import standing, steps_to_take
 from paceline.runtime.checkpoints.writer import CheckpointWriter
 from paceline.runtime.lone.gradients import clip, dense, gradients_of, sums_are_finite
 from paceline.runtime.lone.saving import LoneState, save_lone
+from paceline.runtime.lone.schedules import LoneSchedules
 from paceline.runtime.worker.data.loader import count_samples
 from paceline.runtime.worker.emulation import Emulation
 from paceline.runtime.worker.optimizer.replacing import replace_step
 from paceline.runtime.worker.optimizer.scaling import Scaled, taken_from
-from paceline.runtime.worker.optimizer.schedules import catch_up, steps_of
 from paceline.runtime.worker.pace import Pace
 from paceline.store.disk.checkpoint import (
     VERSION,
@@ -93,8 +92,7 @@ class RecordedSolo(Pace):
         self._repeats = False
         self._steps = self._skipped = 0
         self._taken: list[_Step] = []
-        self._follows: list[tuple[LRScheduler, int]] = []
-        self._stepped: tuple[int, ...] = ()
+        self._schedules = LoneSchedules()
         self._stop = self._stepped_now = False
         self._unsaved = ""
         self._keeping = CheckpointWriter(config, self._trace, self.now)
@@ -129,21 +127,22 @@ class RecordedSolo(Pace):
         return None if loader is None else _Counted(loader, self)
 
     def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
-        if self._steps and isinstance(self._optimizer, Together):
+        if self._resumed is not None and self._steps and isinstance(self._optimizer, Together):
             raise ConfigError(
                 "a lone run with several optimizers is not resumed with prepared schedulers: how often each "
                 "was stepped is not on record. Leave schedulers out of prepare, and step them per epoch."
             )
-        found = self._stepped[len(self._follows) :]
-        began = steps_of(scheduler)
-        catch_up(scheduler, steps_to_take(found[0] if found else None, self._steps))
-        self._follows.append((scheduler, began))
+        self._schedules.prepare(scheduler, self._steps)
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """The loader's own batches, counted; what a resumed run has done is passed over."""
         self._passes += 1
-        if self._resumed is not None and self._passes <= self._resumed.passes:
-            return
+        self._schedules.pass_begins(self._steps)
+        if self._resumed is None or self._passes > self._resumed.passes:
+            yield from self._pass(loader)
+        self._schedules.pass_ends(self._steps)
+
+    def _pass(self, loader: Any) -> Iterator[Any]:
         for batch in self._remaining(loader):
             if self.stopped:
                 return
@@ -338,7 +337,8 @@ class RecordedSolo(Pace):
             optimizer=values,
             began=self._began,
             stopped=RandomState.now(self._loader),
-            schedules=tuple(standing(steps_of(s) - began, self._steps - 1) for s, began in self._follows),
+            schedules=self._schedules.standing(self._steps, self._loader is None or self._stepped_now),
+            origins=self._schedules.origins,
         )
         return Snapshot(self._model_now(), tensors, "lone.json", msgspec.json.encode(state))
 
@@ -353,7 +353,7 @@ class RecordedSolo(Pace):
         self._resumed, self._repeats, self._steps = state, True, state.steps
         for text in unchecked(str(folder)):
             self._ledger.write(events.Note(0.0, "info", text))
-        self._stepped = state.schedules or ()
+        self._schedules.go_on(state.schedules, state.origins, state.steps)
         self._ledger.resume_at(state.version, state.samples, 0, state.steps)
 
 

@@ -29,6 +29,8 @@ class LoneState(msgspec.Struct, frozen=True, kw_only=True):
     stopped: RandomState
     schedules: tuple[int, ...] | None = None
     """How often each prepared scheduler was stepped; None in checkpoints that do not tell."""
+    origins: tuple[int, ...] = ()
+    """The run's steps when each was prepared."""
 
 
 def save_lone(config: RunConfig, reserve: Reserve, weights: dict[str, Tensor], taken: Snapshot | None) -> str:

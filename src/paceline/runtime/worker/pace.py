@@ -82,9 +82,9 @@ class Pace(ABC):
 
         Several models and optimizers are given together: every optimizer's step is an exchange of its own,
         and samples are counted once. A model that no optimizer trains stays every worker's own.
-        Give it the training loader and the schedulers that you step once per iteration. Whatever
-        is stepped once per epoch, and loaders for evaluation, need no preparation. A scheduler that
-        is built from the length of the prepared loader is prepared later: `pace.prepare(scheduler)`.
+        Give it the training loader and the schedulers that you step once per iteration. One that is
+        stepped once per epoch may be given, and loaders for evaluation need no preparation. A scheduler
+        that is built from the length of the prepared loader is prepared later: `pace.prepare(scheduler)`.
         """
         if self._model is not None and objects and all(isinstance(o, LRScheduler) for o in objects):
             return self._prepare_later(objects)
@@ -107,7 +107,7 @@ class Pace(ABC):
             self._loaded.into(model, optimizer, self._schedulers)
         loader = self._prepare(model, optimizer, loaders[0] if loaders else None)
         for scheduler in self._schedulers:
-            self._mention_misfit(scheduler)
+            self._watch_length(scheduler)
             self._prepare_scheduler(scheduler)
         if self.lead and self.size > 1:
             self._mention_strangers(objects)
@@ -121,7 +121,7 @@ class Pace(ABC):
             self._prepare_scheduler(scheduler)
         return schedulers[0] if len(schedulers) == 1 else schedulers
 
-    def _mention_misfit(self, scheduler: LRScheduler) -> None:
+    def _watch_length(self, scheduler: LRScheduler) -> None:
         """Say so if a schedule has another length than the run; alone they are the same."""
         return
 

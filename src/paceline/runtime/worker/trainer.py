@@ -27,9 +27,10 @@ from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
 from paceline.runtime.worker.optimizer.clipping import Watch
 from paceline.runtime.worker.optimizer.plateau import Unshared
+from paceline.runtime.worker.optimizer.prepared import PreparedSchedulers
 from paceline.runtime.worker.optimizer.replacing import replace_step
 from paceline.runtime.worker.optimizer.scaling import taken_from, tell_scaler, welcome_scalers
-from paceline.runtime.worker.optimizer.schedules import PreparedSchedulers, misfit
+from paceline.runtime.worker.optimizer.schedules import misfit
 from paceline.runtime.worker.optimizer.store_state import Elsewhere
 from paceline.runtime.worker.optimizer.trigger import Trigger
 from paceline.runtime.worker.writing import Writing
@@ -49,7 +50,7 @@ class Trainer:
         self._steps_here = peer or link.config.apply == "increments"
         """Whether the script's optimizer steps here, unless one steps for all."""
         self.intake = Intake(link, device)
-        self.schedulers = PreparedSchedulers(link.say)
+        self.schedulers = PreparedSchedulers(self.intake, link.say)
         self.figure = Unshared(link.say)
         """What was evaluated here."""
         self.step_settings = StepSettings(link.say)
@@ -72,6 +73,8 @@ class Trainer:
         """Whether there is a model."""
         self.trigger: Trigger | None = None
         """What says whether a gradient is pushed; None: every one is."""
+        self.planned: int | None = None
+        """How many epochs the script means to run, as far as it has told."""
         self._sent: list[GroupSettings] = []
         self._cleared: set[int] = set()
         """Optimizers whose gradients the script has cleared since their last step."""
@@ -158,25 +161,29 @@ class Trainer:
 
     # -- schedulers ---------------------------------------------------------------------------
 
-    def mention_misfit(self, scheduler: LRScheduler) -> None:
-        """Say so if a schedule has another length than the run."""
+    def watch_length(self, scheduler: LRScheduler) -> None:
+        """Say so if a schedule that was made before prepare turns out to have another length than the run."""
+        if self._lead and self.link.config.schedule == "samples":
+            self.schedulers.when_following(scheduler, partial(self._mention_misfit, scheduler))
+
+    def _mention_misfit(self, scheduler: LRScheduler) -> None:
         before, now = self.intake.lengths
-        if self._lead and before and now and self.link.config.schedule == "samples":
-            said = misfit(scheduler, before, now, self.link.config.workers)
+        if before and now:
+            said = misfit(scheduler, before, now, self.link.config.workers, self.planned)
             if said is not None:
                 self.link.say(said)
 
     def go_on(self, state: WorkerState) -> None:
         """The run goes on, and this worker where it stood."""
         self.intake.go_on(state)
-        self.schedulers.go_on(state.schedules)
+        self.schedulers.go_on(state.schedules, state.marks)
         if self.trigger is not None:
             self.trigger.go_on(state.norms)
 
     def standing(self) -> WorkerState:
         """Where this worker stands."""
         norms = (0, 0.0) if self.trigger is None else self.trigger.standing
-        return WorkerState(RandomState.now(), self.intake.epoch, self.schedulers.standing(), norms)
+        return WorkerState(RandomState.now(), self.intake.epoch, *self.schedulers.standing(), norms)
 
     # -- a step -------------------------------------------------------------------------------
 
@@ -196,7 +203,7 @@ class Trainer:
             raise ConfigError("the optimizer got further parameters after prepare. Add them before.")
         self.which = which
         self.binding.choose(which)
-        self.schedulers.begin()
+        self.schedulers.begin(another=self.intake.again(which))
         compute_s = self.intake.computed()
         self.adopt()
         self._mention_left_over()

@@ -49,8 +49,8 @@ class Worker(Pace):
     def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
         self._trainer.schedulers.prepare(scheduler)
 
-    def _mention_misfit(self, scheduler: LRScheduler) -> None:
-        self._trainer.mention_misfit(scheduler)
+    def _watch_length(self, scheduler: LRScheduler) -> None:
+        self._trainer.watch_length(scheduler)
 
     def _step(self, which: int, closure: Callable[[], Any] | None = None) -> Any:
         self._check_here("optimizer.step()")
@@ -95,6 +95,7 @@ class Worker(Pace):
         return self._trainer.swap(data, more)
 
     def _plan(self, epochs: int) -> None:
+        self._trainer.planned = epochs
         self._link.plan(epochs)
 
     @property

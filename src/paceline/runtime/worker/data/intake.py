@@ -61,6 +61,8 @@ class Intake:
         self._counted = False
         """Whether a loader tells how many samples there are."""
         self._in_pass = 0
+        self.passes = 0
+        """How many passes over the loader have ended, those included that a resumed script repeats."""
         self._stepped = False
         """Whether an optimizer has stepped in this pass."""
         self._told_broken_off = False
@@ -118,6 +120,7 @@ class Intake:
             def ends() -> None:
                 self._void.end()
                 self.on_end()
+                self._end_pass()
 
             return StridedLoader(loader, rank, size, self.arrived, self.repeats, enough, ready.agrees, ends)
         return self._dispensing(loader, source, ready)
@@ -202,7 +205,7 @@ class Intake:
         """The loader has come to an end."""
         self._void.end()
         self.on_end()
-        length, batches, self._in_pass = self.lengths[1], self._in_pass, 0
+        length, batches = self.lengths[1], self._end_pass()
         stepped, self._stepped = self._stepped, False
         if batches and not stepped:
             self._link.say(
@@ -219,6 +222,16 @@ class Intake:
             )
         if self._random is not None:
             self._random.restore()
+
+    def _end_pass(self) -> int:
+        batches, self._in_pass = self._in_pass, 0
+        self.passes += self._loader is not None
+        return batches
+
+    @property
+    def between(self) -> bool:
+        """Whether the script is between two passes over its loader."""
+        return self._loader is not None and not self._in_pass
 
     def counted(self, values: dict[str, float]) -> dict[str, float]:
         """What a script reports, without the samples that only it can count."""

@@ -6,47 +6,70 @@ schedule that was built from the length before would end half-way, without a wor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import ConfigError
-from paceline.runtime.checkpoints.worker_state import standing, steps_to_take
 
-TOTALS = {
+LENGTHS = {
     "OneCycleLR": "total_steps",
     "CosineAnnealingLR": "T_max",
+    "CosineAnnealingWarmRestarts": "T_0",
     "PolynomialLR": "total_iters",
     "LinearLR": "total_iters",
+    "ConstantLR": "total_iters",
+    "StepLR": "step_size",
 }
-"""Schedules that know how long they are, and by which argument."""
+"""Schedules that are built from a number of steps, and by which argument."""
 
 
-def totals(scheduler: Any) -> Iterator[tuple[str, str, int]]:
-    """Name, argument and length of a schedule, or of its parts; that of a LambdaLR nobody knows."""
-    kinds = [kind.__name__ for kind in type(scheduler).__mro__]
-    for kind in kinds:
-        if kind in TOTALS and isinstance(getattr(scheduler, TOTALS[kind], None), int):
-            yield kind, TOTALS[kind], getattr(scheduler, TOTALS[kind])
+def lengths(scheduler: Any) -> Iterator[tuple[str, str, int]]:
+    """Name, argument and number of steps, of a schedule or of its parts; those of a LambdaLR nobody knows."""
+    kind = type(scheduler).__name__
+    for each in dict.fromkeys(base.__name__ for base in type(scheduler).__mro__):
+        if each in LENGTHS and isinstance(getattr(scheduler, LENGTHS[each], None), int):
+            yield each, LENGTHS[each], getattr(scheduler, LENGTHS[each])
+        if each == "CyclicLR":
+            yield each, "step_size_up", round(scheduler.total_size * scheduler.step_ratio)
+    for milestone in (*getattr(scheduler, "milestones", ()), *getattr(scheduler, "_milestones", ())):
+        yield kind, "milestone", int(milestone)
     for part in getattr(scheduler, "_schedulers", ()):
-        yield from totals(part)
+        yield from lengths(part)
 
 
-def misfit(scheduler: LRScheduler, before: int, now: int, workers: int) -> str | None:
-    """What to write instead of a schedule for epochs of `before` steps in a run with `now` per epoch."""
-    for kind, name, total in totals(scheduler):
-        epochs, rest = divmod(total, before)
-        if epochs and not rest and before != now:
-            each = f"{epochs} epochs" if epochs > 1 else "1 epoch"
+def misfit(
+    scheduler: LRScheduler, before: int, now: int, workers: int, planned: int | None = None
+) -> str | None:
+    """What is wrong with a schedule for epochs of `before` steps in a run with `now` per epoch, of which it
+    has `planned`."""
+    if before == now:
+        return None
+    for kind, name, steps in lengths(scheduler):
+        epochs, rest = divmod(steps, before)
+        if epochs and not rest:
+            return _built_before(
+                f"{kind} was built with {name}={steps}", name, epochs, (before, now), workers
+            )
+        if planned and now * planned < steps <= before * planned:
             return (
-                f"{kind} was built with {name}={total}: {each} of the {before} batches that the loader has "
-                f"before prepare. With {workers} workers the run takes {now} steps per epoch, so {each} "
-                f"would end at step {epochs * now} of {total}. Prepare model, optimizer and loader first; "
-                f"then build it with {name}={epochs} * len(loader), which is {epochs * now}, and call "
-                "pace.prepare(scheduler)"
+                f"{kind} was built with {name}={steps}, which never comes: with {workers} workers the run "
+                f"takes {now * planned} steps in {planned} epochs, and not {before * planned} as alone. "
+                "Build it from len(loader) after prepare, and call pace.prepare(scheduler)"
             )
     return None
+
+
+def _built_before(what: str, name: str, epochs: int, per_epoch: tuple[int, int], workers: int) -> str:
+    before, now = per_epoch
+    each = f"{epochs} epochs" if epochs > 1 else "1 epoch"
+    return (
+        f"{what}: {each} of the {before} batches that the loader has before prepare. With {workers} workers "
+        f"the run takes {now} steps per epoch, so {each} would end at step {epochs * now} of "
+        f"{epochs * before}. Prepare model, optimizer and loader first; then build it with "
+        f"{name}={epochs} * len(loader), which is {epochs * now}, and call pace.prepare(scheduler)"
+    )
 
 
 def catch_up(scheduler: LRScheduler, steps: int) -> None:
@@ -59,7 +82,15 @@ def catch_up(scheduler: LRScheduler, steps: int) -> None:
 
 def steps_of(scheduler: LRScheduler) -> int:
     """How often it was stepped, as it says itself."""
-    return int(getattr(scheduler, "last_epoch", 0))
+    parts: Sequence[LRScheduler] = getattr(scheduler, "_schedulers", ())
+    return int(scheduler.last_epoch) if hasattr(scheduler, "last_epoch") else steps_of(parts[0])
+
+
+def _told_where(kind: str, epoch: float) -> ConfigError:
+    return ConfigError(
+        f"{kind}.step({epoch!r}): a scheduler that follows the run is not told where it stands. Call step() "
+        "without an argument, or do not give it to pace.prepare: then it is this worker's own."
+    )
 
 
 SLACK = 0.05
@@ -78,8 +109,10 @@ def follow(
     allowed = 0 if total is None or say is None else 2 + int(SLACK * total)
     held = 0
 
-    def step(self: LRScheduler, epoch: int | None = None) -> None:
+    def step(self: LRScheduler, epoch: float | None = None) -> None:
         nonlocal held
+        if epoch is not None:
+            raise _told_where(kind.__name__, epoch)
         for _ in range(missed()):
             if total is None or say is None or self.last_epoch < total or held == allowed:
                 kind.step(self)  # if it is over, torch says so
@@ -93,50 +126,3 @@ def follow(
 
     named = {"step": step, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     scheduler.__class__ = type(kind.__name__, (kind,), named)
-
-
-class PreparedSchedulers:
-    """The schedulers that a script steps once per iteration: each stands where the run says."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self.position = 0
-        """Where they are to stand: the run's samples (or updates), whoever processed them."""
-        self._began = 0
-        """The same when the iteration under way began."""
-        self._steps: list[int] = []
-        """How often each was stepped."""
-        self._kept: list[int] | None = None
-        """The same by the checkpoint that the run goes on from, of those not prepared yet."""
-
-    @property
-    def any(self) -> bool:
-        """Whether there are any."""
-        return bool(self._steps)
-
-    def prepare(self, scheduler: LRScheduler) -> None:
-        """Let it follow the run."""
-        if isinstance(scheduler, ReduceLROnPlateau):
-            raise ConfigError("ReduceLROnPlateau is stepped with a metric; leave it out of prepare.")
-        done = steps_to_take(self._kept.pop(0) if self._kept else None, self.position)
-        catch_up(scheduler, done)
-        number = len(self._steps)
-        self._steps.append(done)
-        follow(scheduler, lambda: self._missed(number), self._say)
-
-    def _missed(self, number: int) -> int:
-        done = self._steps[number]
-        self._steps[number] = max(self.position, done)
-        return self._steps[number] - done
-
-    def begin(self) -> None:
-        """An iteration's gradient is there."""
-        self._began = self.position
-
-    def go_on(self, kept: tuple[int, ...]) -> None:
-        """The run goes on where each stood."""
-        self._kept = list(kept)
-
-    def standing(self) -> tuple[int, ...]:
-        """What a checkpoint keeps of them."""
-        return tuple(standing(steps, self._began) for steps in self._steps)
