@@ -16,8 +16,6 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.errors import ConfigError
-from paceline.parallel.mesh import Mesh, gather_bytes
-from paceline.runtime.checkpoints.random_state import digest
 from paceline.runtime.worker.data.loader import refuse_shares, with_batches
 from paceline.runtime.worker.data.sample_order import SampleOrders
 
@@ -163,14 +161,3 @@ def check_loader(loader: Any) -> None:
     if loader.batch_sampler is None:
         raise ConfigError("a mesh needs a loader that makes batches: give it a batch_size.")
     refuse_shares(loader.batch_sampler)
-
-
-def check_same_order(loader: Any, mesh: Mesh) -> None:
-    """Refuse a generator that stands elsewhere on some worker. All workers come here."""
-    told = gather_bytes(digest(loader).encode(), mesh.count)
-    other = next((rank for rank, order in enumerate(told) if order != told[0]), None)
-    if other is not None:
-        raise ConfigError(
-            f"the loader's generator does not stand at the same place on ranks 0 and {other}, so "
-            "their epochs would have different orders. Seed it alike on all, or give the loader none."
-        )

@@ -14,7 +14,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import ConfigError
 from paceline.parallel.along import Along
-from paceline.parallel.loading import check_same_order
 from paceline.parallel.mesh import Mesh
 from paceline.parallel.optimizers import check_known
 from paceline.parallel.pace import MeshPace
@@ -37,6 +36,7 @@ from paceline.parallel.pipeline.plain import Whole, unsplit
 from paceline.parallel.pipeline.worker import Pipeline
 from paceline.parallel.rates import Deferred
 from paceline.parallel.registry import PIPELINES, make_pipeline, parse_along
+from paceline.parallel.same_data import check_same_data
 from paceline.protocols.grid import Grid
 from paceline.runtime.worker.pace import Pace
 from paceline.store.disk.checkpoint import other_model
@@ -97,7 +97,7 @@ def _cut(
     check_known(optimizer, blocks)
     dealt = Pairs(loader, mesh.index("data"), mesh.size("data"), config.seed, loads=index == 0)
     dealt.say = pace.warn if pace.lead else dealt.say
-    check_same_order(loader, mesh)
+    check_same_data(loader, mesh.count)
     pace.ready(blocks, dealt.per_epoch, len(dealt) * mesh.size("data"))
     cuts = _agreed_cuts(pace, blocks, loader, schedule, given, stages)
     check_apart(blocks, cuts)

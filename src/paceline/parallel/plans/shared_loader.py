@@ -14,8 +14,6 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from paceline.errors import ConfigError
-from paceline.parallel.mesh import gather_bytes
-from paceline.runtime.checkpoints.random_state import digest
 from paceline.runtime.worker.data.loader import with_batches
 from paceline.runtime.worker.data.sample_order import SampleOrders
 
@@ -54,17 +52,6 @@ class SharedLoader:
             for at in range(0, len(self) * step, step)
         ]
         yield from with_batches(self._loader, mine)
-
-
-def check_same_order(loader: Any, size: int) -> None:
-    """Refuse a generator that stands elsewhere on some rank. All ranks come here."""
-    told = gather_bytes(digest(loader).encode(), size)
-    other = next((rank for rank, order in enumerate(told) if order != told[0]), None)
-    if other is not None:
-        raise ConfigError(
-            f"the loader's generator does not stand at the same place on ranks 0 and {other}, so "
-            "their epochs would have different orders. Seed it alike on all, or give the loader none."
-        )
 
 
 def _check(loader: DataLoader[Any]) -> None:

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from msgspec import structs
 
 from paceline.errors import ConfigError
 from paceline.runtime.checkpoints.random_state import RandomState
 from paceline.runtime.checkpoints.worker_state import WorkerState
 from paceline.runtime.messages.workers import Ready
+from paceline.runtime.worker.data.fingerprint import fingerprint
 from paceline.runtime.worker.data.loader import Dispensed, StridedLoader, paced_loader, source_of
 from paceline.runtime.worker.data.partition import Partition
 from paceline.runtime.worker.data.sample_order import SampleOrders
@@ -76,6 +78,8 @@ class Intake:
         self._check_several()
         if loader is not None:
             self._source, self._sampler, self._whole_batches = source_of(loader)
+        if self._source is not None:
+            self._source = structs.replace(self._source, data=fingerprint(loader))
         self._source, self._injection = arrange(self._source, self._config, loader is not None)
         source = self._source
         self._batch = source.batch if source is not None and self._config.balance else None
