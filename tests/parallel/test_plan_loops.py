@@ -97,6 +97,12 @@ def test_under_osdp_ranks_draw_numbers_of_their_own_and_need_the_same_data() -> 
         assert "ranks 0 and 1 have different data" in told["split"]
 
 
+def test_under_osdp_a_loop_with_another_loader_than_prepare_gave_is_noticed() -> None:
+    first, second = run("unused_loader", osdp_plan(plan_ranks.Straight, torch.randn(2, 4), torch.randn(2, 1)))
+    assert ["without batches from the loader" in text for text in first] == [True]
+    assert not second
+
+
 def test_batches_that_differ_under_hap_are_refused() -> None:
     for told in run("other_noise", hap_plan()):
         assert "workers gave the model different batches" in told

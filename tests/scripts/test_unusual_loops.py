@@ -78,6 +78,19 @@ def test_a_loop_that_breaks_off_is_told_that_the_epoch_goes_on(lab: Lab) -> None
     assert "broke off a pass over the loader after 3 batches" in notes(trained(lab, "break", 2))
 
 
+@pytest.mark.parametrize("protocol", ["bsp", "asp", "allreduce", "local_sgd"])
+@pytest.mark.parametrize("case", ["ignored", "rebuilt"])
+def test_a_loop_with_another_loader_than_prepare_gave_is_noticed(lab: Lab, case: str, protocol: str) -> None:
+    assert "steps without batches from the loader that prepare gave" in notes(
+        trained(lab, case, 2, protocol=protocol)
+    )
+
+
+@pytest.mark.parametrize("case", ["loader", "often", "uneven stream", "break"])
+def test_a_loop_with_the_prepared_loader_hears_nothing_of_it(lab: Lab, case: str) -> None:
+    assert "without batches from the loader" not in notes(trained(lab, case, 2, protocol="asp"))
+
+
 def test_an_optimizer_that_was_not_prepared_is_noticed(lab: Lab) -> None:
     assert "no prepared optimizer stepped" in notes(trained(lab, "optimizer", 2, protocol="local_sgd"))
 

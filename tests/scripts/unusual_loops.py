@@ -110,7 +110,8 @@ def main() -> None:
     loader = loader_for(case, options.batch)
     pace = paceline.join("bsp")
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1 if case == "schedule" else 10**6)
-    model, optimizer, loader = pace.prepare(model, optimizer, loader)
+    model, optimizer, prepared = pace.prepare(model, optimizer, loader)
+    loader = loader if case == "ignored" else prepared
     if case == "converted":
         model.to(memory_format=torch.channels_last)
     for epoch in pace.epochs(2):
@@ -118,6 +119,8 @@ def main() -> None:
             loader.sampler.set_epoch(epoch)
         if case == "optimizer" and epoch == 1:
             optimizer = torch.optim.SGD(model.parameters(), lr=options.lr)
+        if case == "rebuilt" and epoch == 1:
+            loader = loader_for(case, 2)  # of 48 batches
         for number, (x, y) in enumerate(loader):
             if case == "break" and number == 2:
                 break
@@ -129,6 +132,8 @@ def main() -> None:
                 (model(x.double()).mean() + 0.0 * model.extra.sum()).backward()
             before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
             optimizer.step()
+            for _ in range(5 if case == "often" else 0):
+                optimizer.step()
             scheduler.step()
             if case == "data":  # the usual way to bound weights
                 model[2].weight.data = model[2].weight.data.clamp(-0.1, 0.1)

@@ -306,6 +306,17 @@ def osdp_numbers(rank: int, size: int, plan: Any) -> Any:
     return {"drawn": drawn, "split": refused(lambda: osdp(rank, size, plan).prepare(*begun(Straight), own))}
 
 
+def unused_loader(rank: int, size: int, plan: Any) -> list[str]:
+    """What a script hears that trains with its own loader."""
+    said: list[str] = []
+    pace, mine = osdp(rank, size, plan), loader(BATCH)
+    pace._warn = said.append  # type: ignore[method-assign]
+    model, optimizer, _ = pace.prepare(*begun(Straight), mine)
+    for x, y in mine:
+        _step(model, optimizer, x, y)
+    return said
+
+
 def other_noise(rank: int, size: int, plan: Any) -> str:
     """One worker draws a number more than the others, between its steps."""
     pace = hap(rank, size, plan)

@@ -24,6 +24,7 @@ from paceline.parallel.plans.shared_loader import SharedLoader
 from paceline.parallel.same_data import check_same_data
 from paceline.plan.osdp.plan import OsdpPlan
 from paceline.runtime.checkpoints.random_state import seed_apart
+from paceline.runtime.worker.data.unused import Unused
 from paceline.runtime.worker.optimizer.replacing import replace_step
 from paceline.runtime.worker.optimizer.scaling import taken_from, tell_scaler, welcome_scalers
 from paceline.runtime.worker.pace import Metrics, Pace
@@ -43,6 +44,7 @@ class PlannedPace(Pace):
         self.loss: float | None = None
         self.meter: Meter | None = None
         self._is_whole = False
+        self._unused: Unused | None = None
 
     @abstractmethod
     def _place(
@@ -86,6 +88,9 @@ class PlannedPace(Pace):
             self._warn(
                 f"{made.left_over} of {made.samples} samples of every epoch are too few for a step: unused"
             )
+        if self.lead and self._own_batches:
+            self._unused = Unused(len(made), self._warn)
+            made.on_batch = self._unused.arrived
         welcome_scalers(optimizer)
         replace_step(optimizer, lambda *a, plain=optimizer.step, **k: self._step(plain, *a, **k))
         self._sizes = self._group_sizes()
@@ -179,6 +184,8 @@ class PlannedPace(Pace):
         self.samples += self._global_batch
         self.loss = (self._reported() or {}).get("loss", self.loss)
         self.meter.step()
+        if self._unused is not None:
+            self._unused.stepped()
         return made
 
     def _all_usable(self, mine: bool) -> bool:

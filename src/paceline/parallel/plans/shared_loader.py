@@ -8,7 +8,7 @@ once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
@@ -26,6 +26,8 @@ class SharedLoader:
         _check(loader)
         self._loader, self._batch, self._rank, self._size = loader, batch, rank, size
         self._epoch = 0
+        self.on_batch: Callable[[], None] = lambda: None
+        """Told of every batch."""
         self.dataset, self.batch_size = loader.dataset, batch
         self.samples = len(loader.sampler)  # type: ignore[arg-type]
         self._orders = SampleOrders(loader.sampler, self.samples, seed, loader=loader)
@@ -51,7 +53,9 @@ class SharedLoader:
             order[at + self._rank * self._batch : at + (self._rank + 1) * self._batch]
             for at in range(0, len(self) * step, step)
         ]
-        yield from with_batches(self._loader, mine)
+        for batch in with_batches(self._loader, mine):
+            self.on_batch()
+            yield batch
 
 
 def _check(loader: DataLoader[Any]) -> None:

@@ -17,6 +17,7 @@ from paceline.runtime.worker.data.loader import Dispensed, StridedLoader, paced_
 from paceline.runtime.worker.data.partition import Partition
 from paceline.runtime.worker.data.sample_order import SampleOrders
 from paceline.runtime.worker.data.second_pass import SecondPass
+from paceline.runtime.worker.data.unused import Unused
 from paceline.runtime.worker.data.void import Void
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
@@ -60,6 +61,8 @@ class Intake:
         self._whole_batches = False
         self._injection: Injection | None = None
         self._void = Void(())
+        self._unused: Unused | None = None
+        """Looks whether a prepared loader is used at all; one worker does so for all."""
         self._counted = False
         """Whether a loader tells how many samples there are."""
         self._in_pass = 0
@@ -113,6 +116,8 @@ class Intake:
             self.passed()
             self.device.begin()
             return None
+        if self._link.rank == 0:
+            self._unused = Unused(ready.rounds, self._link.say)
         if source is None:
             rank, size = self._part_of_stream(loader)
 
@@ -180,6 +185,8 @@ class Intake:
         self._void.end()
         if not samples:
             self._void.begin()
+        if self._unused is not None:
+            self._unused.arrived()
         self._fed = True
         self._in_pass += 1
         self.samples += samples
@@ -242,12 +249,19 @@ class Intake:
 
     def stepped(self, which: int) -> None:
         """An optimizer has stepped; what comes now is counted anew."""
+        if self._unused is not None:
+            self._unused.stepped()
         if not self.several:
             self._void.end()
         if not self._fed or self.several:
             self.device.begin()  # no prepared loader, or another step to come: compute begins now
         self._since[which] = 0
         self.used, self.samples, self._fed, self._stepped = [], 0, False, True
+
+    def ends(self) -> None:
+        """This worker takes no further part."""
+        if self._unused is not None:
+            self._unused.ends()
 
     @property
     def wants(self) -> bool:
