@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -112,6 +113,7 @@ class Link:
     def __init__(self, *batches: Batch) -> None:
         self.batches = deque(batches)
         self.config = SimpleNamespace(workers=2)
+        self.enough = False
 
     def next_batch(self, epoch: int) -> Batch | None:
         return self.batches.popleft() if self.batches and self.batches[0].epoch <= epoch else None
@@ -175,6 +177,38 @@ def test_a_loop_that_breaks_off_goes_on_where_it_was(processes: int) -> None:
     seen += [i for (x,) in loader for i in x.tolist()]
     assert seen == list(range(20))
     assert [batch for _, batch in arrived] == batches
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_loop_that_takes_all_and_does_not_ask_for_the_end_begins_the_next_epoch(processes: int) -> None:
+    batches = [Batch(epoch, first, 4) for epoch in range(3) for first in range(0, 20, 4)]
+    loader = paced(Link(*batches), [], DataLoader(DATA, batch_size=4, num_workers=processes))
+    for _ in range(3):
+        assert [i for (x,) in islice(loader, 5) for i in x.tolist()] == list(range(20))
+    assert not list(loader)
+
+
+def test_batches_that_are_taken_one_by_one_come_epoch_after_epoch() -> None:
+    batches = [Batch(epoch, first, 4) for epoch in range(3) for first in range(0, 20, 4)]
+    loader = paced(Link(*batches), [])
+    assert [next(iter(loader))[0].tolist()[0] for _ in batches] == [batch.first for batch in batches]
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_what_is_left_of_an_epoch_is_a_pass_of_its_own(processes: int) -> None:
+    """Also where processes had loaded all of it when the loop broke off."""
+    batches = [Batch(epoch, first, 4) for epoch in range(2) for first in range(0, 20, 4)]
+    loader = paced(Link(*batches), [], DataLoader(DATA, batch_size=4, num_workers=processes))
+    assert len(list(islice(loader, 3))) == 3
+    assert [len(list(loader)) for _ in range(2)] == [2, 5]
+
+
+def test_after_the_end_of_all_work_no_epoch_begins() -> None:
+    link = Link(Batch(0, 0, 4), Batch(1, 0, 4))
+    loader = paced(link, [])
+    next(iter(loader))
+    link.enough = True
+    assert not list(loader)
 
 
 def test_what_a_loader_offers_is_known() -> None:

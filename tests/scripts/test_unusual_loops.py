@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.trace.events import Note, Reported
-from support.runs import Lab, Run
+from support.runs import Lab, Run, once
 from support.tensors import assert_close
 
 SCRIPT = Path(__file__).parent / "unusual_loops.py"
@@ -25,6 +25,19 @@ def test_in_lockstep_it_equals_one_process_with_the_whole_batch(lab: Lab, protoc
     stream whose batches do not divide, gradients that add up from step to step."""
     alone = trained(lab, case, 1)
     assert_close(trained(lab, case, 2, protocol=protocol).weights, alone.weights, 1e-12)
+
+
+@pytest.mark.parametrize("case", ["next", "islice", "islice ahead"])
+@pytest.mark.parametrize(
+    "dials", [{"protocol": "bsp"}, {"protocol": "allreduce"}, {"protocol": "bsp", "shards": "equal"}]
+)
+def test_a_loop_that_takes_the_epochs_batches_and_no_end_has_whole_epochs(
+    lab: Lab, dials: dict[str, Any], case: str
+) -> None:
+    alone, run = trained(lab, case, 1), trained(lab, case, 2, **dials)
+    assert_close(run.weights, alone.weights, 1e-12)
+    assert run.used() == once(2, 96)
+    assert "broke off" not in notes(run)
 
 
 @pytest.mark.parametrize(("protocol", "correct"), [("bsp", "none"), ("asp", "dc"), ("allreduce", "none")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -84,7 +85,17 @@ def loader_for(case: str, batch: int) -> DataLoader[Any]:
     if case == "whole":
         x, y = data()
         return DataLoader(list(zip(x.split(batch), y.split(batch), strict=True)), batch_size=None)  # type: ignore[arg-type]
+    if case == "islice ahead":
+        return DataLoader(samples, batch_size=batch, num_workers=1)
     return (Halving if case == "loader" else DataLoader)(samples, batch_size=batch)
+
+
+def taken(case: str, loader: DataLoader[Any]) -> Iterator[Any]:
+    """The batches of a pass; some loops take as many as there are, and do not ask for the end."""
+    batches = iter(loader)
+    if case == "next":
+        return (next(batches) for _ in range(len(loader)))
+    return islice(batches, len(loader)) if "islice" in case else batches
 
 
 def main() -> None:
@@ -121,7 +132,7 @@ def main() -> None:
             optimizer = torch.optim.SGD(model.parameters(), lr=options.lr)
         if case == "rebuilt" and epoch == 1:
             loader = loader_for(case, 2)  # of 48 batches
-        for number, (x, y) in enumerate(loader):
+        for number, (x, y) in enumerate(taken(case, loader)):
             if case == "break" and number == 2:
                 break
             if case != "never cleared":

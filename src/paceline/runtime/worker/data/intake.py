@@ -66,6 +66,8 @@ class Intake:
         self._counted = False
         """Whether a loader tells how many samples there are."""
         self._in_pass = 0
+        self._begins = False
+        """Whether a pass has begun and had no batch so far."""
         self._stepped = False
         """Whether an optimizer has stepped in this pass."""
         self._told_broken_off = False
@@ -182,6 +184,8 @@ class Intake:
 
     def arrived(self, samples: int, batch: Batch | None = None) -> None:
         """A batch reached the script."""
+        if self._begins and batch is not None:
+            self._begin_pass(batch.epoch)
         self._void.end()
         if not samples:
             self._void.begin()
@@ -201,7 +205,14 @@ class Intake:
 
     def begins(self) -> None:
         """A pass over the loader begins."""
-        if self._in_pass and self._link.rank == 0 and not self._told_broken_off:
+        self._begins = True
+
+    def _begin_pass(self, epoch: int) -> None:
+        """Its first batch has come."""
+        self._begins = False
+        if self._in_pass and epoch != self.epoch:  # nothing was left: only the loader's end was not asked for
+            self.passed()
+        elif self._in_pass and self._link.rank == 0 and not self._told_broken_off:
             self._told_broken_off = True
             self._link.say(
                 f"the script broke off a pass over the loader after {self._in_pass} batches, and begins "
