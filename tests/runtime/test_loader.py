@@ -25,6 +25,7 @@ from torch.utils.data import (
 )
 
 from paceline.errors import ConfigError
+from paceline.parallel.loading import MeshLoader
 from paceline.runtime.worker.data.loader import (
     Dispensed,
     SampleOrders,
@@ -227,6 +228,58 @@ def test_what_a_loader_offers_is_known() -> None:
 def test_loaders_that_cannot_be_dispensed_are_refused() -> None:
     with pytest.raises(ConfigError, match="DistributedSampler"):
         source_of(DataLoader(DATA, sampler=DistributedSampler(DATA, num_replicas=2, rank=1)))
+
+
+class Endless(Sampler[Any]):
+    """Does not say how much it gives."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(range(20))
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(DATA, batch_size=4, sampler=Endless()),
+        DataLoader(DATA, batch_sampler=Endless()),
+        DataLoader(DATA, batch_size=None, sampler=Endless()),
+    ],
+)
+def test_a_sampler_without_a_length_is_refused_by_name(loader: DataLoader[Any]) -> None:
+    with pytest.raises(ConfigError, match=r"sampler \(Endless\) has no length"):
+        source_of(loader)
+
+
+def test_a_mesh_refuses_a_sampler_without_a_length_too() -> None:
+    with pytest.raises(ConfigError, match=r"sampler \(Endless\) has no length"):
+        MeshLoader(DataLoader(DATA, batch_size=4, sampler=Endless()), 0, 2, 0)
+
+
+class Chunks(ByEpoch):
+    """Whole batches."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[Any]:
+        order = list(super().__iter__())
+        return (order[first : first + 5] for first in range(0, 20, 5))
+
+
+def test_telling_a_prepared_loader_the_epoch_does_nothing_and_no_harm() -> None:
+    """Its sampler is told by the run, on every worker alike."""
+    batches = [Batch(epoch, first, 1) for epoch in range(2) for first in range(4)]
+    loader: Any = paced(Link(*batches), [], DataLoader(DATA, batch_sampler=Chunks()))
+    for epoch in range(2):
+        loader.batch_sampler.set_epoch(epoch)
+        assert [i for (x,) in loader for i in x.tolist()] == [(i * 7 + epoch) % 20 for i in range(20)]
+
+
+def test_a_sampler_is_told_the_epoch_through_those_that_make_batches_of_it() -> None:
+    loader: Any = MeshLoader(DataLoader(DATA, batch_size=4, sampler=ByEpoch()), 0, 1, 0)
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        assert [i for (x,) in loader for i in x.tolist()] == [(i * 7 + epoch) % 20 for i in range(20)]
 
 
 class Halved(DataLoader[Any]):

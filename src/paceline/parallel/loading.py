@@ -16,7 +16,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.errors import ConfigError
-from paceline.runtime.worker.data.loader import refuse_shares, with_batches
+from paceline.runtime.worker.data.loader import length_of, refuse_shares, with_batches
 from paceline.runtime.worker.data.sample_order import SampleOrders
 
 Indices = list[Any]
@@ -63,7 +63,7 @@ class MeshLoader:
 
     def _open(self, loader: Any, seed: int) -> None:
         check_loader(loader)
-        batches = len(loader.batch_sampler)
+        batches = length_of(loader.batch_sampler)
         self._orders = SampleOrders(loader.batch_sampler, batches, seed, loader=loader)
         self._turns = len(self._rounds(0))
         if not self._turns:
@@ -79,6 +79,16 @@ class MeshLoader:
     def dataset(self) -> Any:
         """The user's."""
         return self._loader.dataset
+
+    @property
+    def sampler(self) -> Any:
+        """The user's. The run tells it the epoch; telling it once more changes nothing."""
+        return self._loader.sampler
+
+    @property
+    def batch_sampler(self) -> Any:
+        """The user's."""
+        return self._loader.batch_sampler
 
     @property
     def per_epoch(self) -> int:

@@ -85,6 +85,9 @@ class Dispensed(Sampler[Any]):
             batch = self._link.next_batch(self._epoch)
         return batch, self._epoch
 
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing: the run tells the user's own sampler the epoch before it draws that epoch's order."""
+
     def _filled_up(self, batch: Batch, indices: list[Any]) -> list[Any]:
         """A batch and the samples that others share; these are theirs, and not counted."""
         order, injection = self._orders[batch.epoch], self._injection
@@ -218,13 +221,26 @@ def source_of(loader: DataLoader[Any]) -> tuple[Source | None, Any, bool]:
     batches = loader.batch_sampler
     refuse_shares(batches)
     if type(batches) is BatchSampler:
-        units = len(batches.sampler)  # type: ignore[arg-type]
+        units = length_of(batches.sampler)
         order = digest(batches.sampler)
         return Source(units, batches.batch_size, batches.drop_last, order=order), batches.sampler, False
     whole = (
         loader.sampler if batches is None else batches
     )  # batch_size=None: what the dataset has are batches
-    return Source(len(whole), 1, whole=True, order=digest(whole)), whole, True  # type: ignore[arg-type]
+    return Source(length_of(whole), 1, whole=True, order=digest(whole)), whole, True
+
+
+def length_of(sampler: Any) -> int:
+    """How much a sampler gives in an epoch."""
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):
+        without = type(getattr(sampler, "sampler", sampler)).__name__
+        raise ConfigError(
+            f"the loader's sampler ({without}) has no length, so nobody knows how much work an "
+            "epoch is. Give it a __len__ that tells how many indices or batches it gives, or put the data "
+            "into an iterable dataset."
+        ) from None
 
 
 def refuse_shares(batches: Any) -> None:
