@@ -58,11 +58,11 @@ if pace.lead:
 """
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "allreduce"])
+@pytest.mark.parametrize("dials", [{"protocol": "bsp"}, {"protocol": "allreduce"}, {"mesh": {"data": 3}}])
 @pytest.mark.parametrize("how", ["split", "permutation"])
-def test_a_split_without_a_seed_is_the_same_on_all_workers(lab: Lab, how: str, protocol: str) -> None:
+def test_a_split_without_a_seed_is_the_same_on_all_workers(lab: Lab, how: str, dials: dict[str, Any]) -> None:
     """What rank 0 holds back nobody trains on. Random numbers are apart once training begins."""
-    run = lab.trained(lab.script(SPLIT), how, workers=3, protocol=protocol)
+    run = lab.trained(lab.script(SPLIT), how, workers=3, **dials)
     assert run.result.samples == 24
     assert "all is well" in run.log()
 

@@ -39,6 +39,7 @@ from paceline.parallel.registry import along_of
 from paceline.parallel.rows import DealtRows
 from paceline.parallel.same_data import check_same_data
 from paceline.protocols.grid import Grid
+from paceline.runtime.checkpoints.random_state import seed
 from paceline.runtime.worker.data.partition import Partition
 from paceline.runtime.worker.optimizer.clipping import Watch
 from paceline.runtime.worker.optimizer.replacing import replace_step
@@ -71,6 +72,7 @@ def prepare(
     _equal_copies(mesh, model)
     if feeding.copy:  # those of a copy draw the same random numbers (dropout), other copies others
         torch.manual_seed(config.seed + 7919 * feeding.copy)
+        seed(config.seed + 7919 * feeding.copy)
     for share in mesh.shares.values():
         share.begin()
     stepped = Stepped(pace, mesh, model, optimizer, dealt, feeding, pieces)

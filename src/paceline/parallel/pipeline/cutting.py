@@ -38,6 +38,7 @@ from paceline.parallel.rates import Deferred
 from paceline.parallel.registry import PIPELINES, make_pipeline, parse_along
 from paceline.parallel.same_data import check_same_data
 from paceline.protocols.grid import Grid
+from paceline.runtime.checkpoints.random_state import seed
 from paceline.runtime.worker.pace import Pace
 from paceline.store.disk.checkpoint import other_model
 from paceline.store.optimizers import check_suited
@@ -225,6 +226,7 @@ def _apart_randomness(pace: MeshPace, mesh: Mesh) -> None:
     """From here on every worker draws random numbers (dropout) of its own; the first goes on as it was."""
     if pace.rank:
         torch.manual_seed(pace.config.seed + 7919 * pace.rank)
+        seed(pace.config.seed + 7919 * pace.rank)
 
 
 def _restore(folder: Path, saved: CheckpointPart, row: Row, optimizer: torch.optim.Optimizer) -> None:

@@ -78,7 +78,8 @@ def different_data(rank: int) -> str:
         f"ranks 0 and {rank} have different data: the samples of the loader's dataset, or the indices of a "
         "Subset or sampler. Positions are dispensed, so all ranks need the same data in the same order. Do "
         "not divide it by rank, and split with a seeded generator: "
-        "random_split(data, sizes, generator=torch.Generator().manual_seed(0))."
+        "random_split(data, sizes, generator=torch.Generator().manual_seed(0)). Data that only one rank has "
+        "go into an iterable dataset, with --shards own."
     )
 
 
