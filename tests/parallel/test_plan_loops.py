@@ -89,6 +89,20 @@ def test_under_hap_all_ranks_draw_the_same_numbers() -> None:
     assert first["drawn"] == second["drawn"]
 
 
+def test_under_osdp_ranks_draw_numbers_of_their_own_and_need_the_same_data() -> None:
+    plan = osdp_plan(plan_ranks.Straight, torch.randn(2, 4), torch.randn(2, 1))
+    first, second = run("osdp_numbers", plan)
+    assert not set(first["drawn"]) & set(second["drawn"])
+    for told in (first, second):
+        assert "ranks 0 and 1 have different data" in told["split"]
+
+
+def test_under_osdp_a_loop_with_another_loader_than_prepare_gave_is_noticed() -> None:
+    first, second = run("unused_loader", osdp_plan(plan_ranks.Straight, torch.randn(2, 4), torch.randn(2, 1)))
+    assert ["without batches from the loader" in text for text in first] == [True]
+    assert not second
+
+
 def test_batches_that_differ_under_hap_are_refused() -> None:
     for told in run("other_noise", hap_plan()):
         assert "workers gave the model different batches" in told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch.utils.data import (
 )
 
 from paceline.errors import ConfigError
+from paceline.parallel.loading import MeshLoader
 from paceline.runtime.worker.data.loader import (
     Dispensed,
     SampleOrders,
@@ -112,6 +114,7 @@ class Link:
     def __init__(self, *batches: Batch) -> None:
         self.batches = deque(batches)
         self.config = SimpleNamespace(workers=2)
+        self.enough = False
 
     def next_batch(self, epoch: int) -> Batch | None:
         return self.batches.popleft() if self.batches and self.batches[0].epoch <= epoch else None
@@ -177,6 +180,38 @@ def test_a_loop_that_breaks_off_goes_on_where_it_was(processes: int) -> None:
     assert [batch for _, batch in arrived] == batches
 
 
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_loop_that_takes_all_and_does_not_ask_for_the_end_begins_the_next_epoch(processes: int) -> None:
+    batches = [Batch(epoch, first, 4) for epoch in range(3) for first in range(0, 20, 4)]
+    loader = paced(Link(*batches), [], DataLoader(DATA, batch_size=4, num_workers=processes))
+    for _ in range(3):
+        assert [i for (x,) in islice(loader, 5) for i in x.tolist()] == list(range(20))
+    assert not list(loader)
+
+
+def test_batches_that_are_taken_one_by_one_come_epoch_after_epoch() -> None:
+    batches = [Batch(epoch, first, 4) for epoch in range(3) for first in range(0, 20, 4)]
+    loader = paced(Link(*batches), [])
+    assert [next(iter(loader))[0].tolist()[0] for _ in batches] == [batch.first for batch in batches]
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_what_is_left_of_an_epoch_is_a_pass_of_its_own(processes: int) -> None:
+    """Also where processes had loaded all of it when the loop broke off."""
+    batches = [Batch(epoch, first, 4) for epoch in range(2) for first in range(0, 20, 4)]
+    loader = paced(Link(*batches), [], DataLoader(DATA, batch_size=4, num_workers=processes))
+    assert len(list(islice(loader, 3))) == 3
+    assert [len(list(loader)) for _ in range(2)] == [2, 5]
+
+
+def test_after_the_end_of_all_work_no_epoch_begins() -> None:
+    link = Link(Batch(0, 0, 4), Batch(1, 0, 4))
+    loader = paced(link, [])
+    next(iter(loader))
+    link.enough = True
+    assert not list(loader)
+
+
 def test_what_a_loader_offers_is_known() -> None:
     assert source_of(DataLoader(DATA, batch_size=8))[0] == Source(20, 8, False)
     assert source_of(DataLoader(DATA, batch_size=8, drop_last=True))[0] == Source(20, 8, True)
@@ -193,6 +228,58 @@ def test_what_a_loader_offers_is_known() -> None:
 def test_loaders_that_cannot_be_dispensed_are_refused() -> None:
     with pytest.raises(ConfigError, match="DistributedSampler"):
         source_of(DataLoader(DATA, sampler=DistributedSampler(DATA, num_replicas=2, rank=1)))
+
+
+class Endless(Sampler[Any]):
+    """Does not say how much it gives."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(range(20))
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(DATA, batch_size=4, sampler=Endless()),
+        DataLoader(DATA, batch_sampler=Endless()),
+        DataLoader(DATA, batch_size=None, sampler=Endless()),
+    ],
+)
+def test_a_sampler_without_a_length_is_refused_by_name(loader: DataLoader[Any]) -> None:
+    with pytest.raises(ConfigError, match=r"sampler \(Endless\) has no length"):
+        source_of(loader)
+
+
+def test_a_mesh_refuses_a_sampler_without_a_length_too() -> None:
+    with pytest.raises(ConfigError, match=r"sampler \(Endless\) has no length"):
+        MeshLoader(DataLoader(DATA, batch_size=4, sampler=Endless()), 0, 2, 0)
+
+
+class Chunks(ByEpoch):
+    """Whole batches."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[Any]:
+        order = list(super().__iter__())
+        return (order[first : first + 5] for first in range(0, 20, 5))
+
+
+def test_telling_a_prepared_loader_the_epoch_does_nothing_and_no_harm() -> None:
+    """Its sampler is told by the run, on every worker alike."""
+    batches = [Batch(epoch, first, 1) for epoch in range(2) for first in range(4)]
+    loader: Any = paced(Link(*batches), [], DataLoader(DATA, batch_sampler=Chunks()))
+    for epoch in range(2):
+        loader.batch_sampler.set_epoch(epoch)
+        assert [i for (x,) in loader for i in x.tolist()] == [(i * 7 + epoch) % 20 for i in range(20)]
+
+
+def test_a_sampler_is_told_the_epoch_through_those_that_make_batches_of_it() -> None:
+    loader: Any = MeshLoader(DataLoader(DATA, batch_size=4, sampler=ByEpoch()), 0, 1, 0)
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        assert [i for (x,) in loader for i in x.tolist()] == [(i * 7 + epoch) % 20 for i in range(20)]
 
 
 class Halved(DataLoader[Any]):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.trace.events import Note, Reported
-from support.runs import Lab, Run
+from support.runs import Lab, Run, once
 from support.tensors import assert_close
 
 SCRIPT = Path(__file__).parent / "unusual_loops.py"
@@ -25,6 +25,19 @@ def test_in_lockstep_it_equals_one_process_with_the_whole_batch(lab: Lab, protoc
     stream whose batches do not divide, gradients that add up from step to step."""
     alone = trained(lab, case, 1)
     assert_close(trained(lab, case, 2, protocol=protocol).weights, alone.weights, 1e-12)
+
+
+@pytest.mark.parametrize("case", ["next", "islice", "islice ahead"])
+@pytest.mark.parametrize(
+    "dials", [{"protocol": "bsp"}, {"protocol": "allreduce"}, {"protocol": "bsp", "shards": "equal"}]
+)
+def test_a_loop_that_takes_the_epochs_batches_and_no_end_has_whole_epochs(
+    lab: Lab, dials: dict[str, Any], case: str
+) -> None:
+    alone, run = trained(lab, case, 1), trained(lab, case, 2, **dials)
+    assert_close(run.weights, alone.weights, 1e-12)
+    assert run.used() == once(2, 96)
+    assert "broke off" not in notes(run)
 
 
 @pytest.mark.parametrize(("protocol", "correct"), [("bsp", "none"), ("asp", "dc"), ("allreduce", "none")])
@@ -76,6 +89,19 @@ def test_a_stream_that_divides_itself_is_read_whole_with_shards_own(lab: Lab) ->
 
 def test_a_loop_that_breaks_off_is_told_that_the_epoch_goes_on(lab: Lab) -> None:
     assert "broke off a pass over the loader after 3 batches" in notes(trained(lab, "break", 2))
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "asp", "allreduce", "local_sgd"])
+@pytest.mark.parametrize("case", ["ignored", "rebuilt"])
+def test_a_loop_with_another_loader_than_prepare_gave_is_noticed(lab: Lab, case: str, protocol: str) -> None:
+    assert "steps without batches from the loader that prepare gave" in notes(
+        trained(lab, case, 2, protocol=protocol)
+    )
+
+
+@pytest.mark.parametrize("case", ["loader", "often", "uneven stream", "break"])
+def test_a_loop_with_the_prepared_loader_hears_nothing_of_it(lab: Lab, case: str) -> None:
+    assert "without batches from the loader" not in notes(trained(lab, case, 2, protocol="asp"))
 
 
 def test_an_optimizer_that_was_not_prepared_is_noticed(lab: Lab) -> None:

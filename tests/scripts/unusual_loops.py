@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -84,7 +85,17 @@ def loader_for(case: str, batch: int) -> DataLoader[Any]:
     if case == "whole":
         x, y = data()
         return DataLoader(list(zip(x.split(batch), y.split(batch), strict=True)), batch_size=None)  # type: ignore[arg-type]
+    if case == "islice ahead":
+        return DataLoader(samples, batch_size=batch, num_workers=1)
     return (Halving if case == "loader" else DataLoader)(samples, batch_size=batch)
+
+
+def taken(case: str, loader: DataLoader[Any]) -> Iterator[Any]:
+    """The batches of a pass; some loops take as many as there are, and do not ask for the end."""
+    batches = iter(loader)
+    if case == "next":
+        return (next(batches) for _ in range(len(loader)))
+    return islice(batches, len(loader)) if "islice" in case else batches
 
 
 def main() -> None:
@@ -110,7 +121,8 @@ def main() -> None:
     loader = loader_for(case, options.batch)
     pace = paceline.join("bsp")
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1 if case == "schedule" else 10**6)
-    model, optimizer, loader = pace.prepare(model, optimizer, loader)
+    model, optimizer, prepared = pace.prepare(model, optimizer, loader)
+    loader = loader if case == "ignored" else prepared
     if case == "converted":
         model.to(memory_format=torch.channels_last)
     for epoch in pace.epochs(2):
@@ -118,7 +130,9 @@ def main() -> None:
             loader.sampler.set_epoch(epoch)
         if case == "optimizer" and epoch == 1:
             optimizer = torch.optim.SGD(model.parameters(), lr=options.lr)
-        for number, (x, y) in enumerate(loader):
+        if case == "rebuilt" and epoch == 1:
+            loader = loader_for(case, 2)  # of 48 batches
+        for number, (x, y) in enumerate(taken(case, loader)):
             if case == "break" and number == 2:
                 break
             if case != "never cleared":
@@ -129,6 +143,8 @@ def main() -> None:
                 (model(x.double()).mean() + 0.0 * model.extra.sum()).backward()
             before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
             optimizer.step()
+            for _ in range(5 if case == "often" else 0):
+                optimizer.step()
             scheduler.step()
             if case == "data":  # the usual way to bound weights
                 model[2].weight.data = model[2].weight.data.clamp(-0.1, 0.1)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
@@ -293,6 +293,28 @@ def noise(rank: int, size: int, plan: Any) -> Any:
     for x, y in batches:
         _step(model, optimizer, x + torch.randn_like(x), y)
     return {"apart": apart(pace, alone), "drawn": [random.random(), np.random.rand()]}
+
+
+def osdp_numbers(rank: int, size: int, plan: Any) -> Any:
+    """What is drawn after prepare, and what a script is told that splits the data by rank."""
+    pace = osdp(rank, size, plan)
+    random.seed(100)
+    np.random.seed(100)
+    pace.prepare(*begun(Straight), loader(BATCH))
+    drawn = [torch.rand(()).item(), random.random(), np.random.rand()]
+    own = DataLoader(Subset(data(), range(rank, SAMPLES, size)), BATCH)
+    return {"drawn": drawn, "split": refused(lambda: osdp(rank, size, plan).prepare(*begun(Straight), own))}
+
+
+def unused_loader(rank: int, size: int, plan: Any) -> list[str]:
+    """What a script hears that trains with its own loader."""
+    said: list[str] = []
+    pace, mine = osdp(rank, size, plan), loader(BATCH)
+    pace._warn = said.append  # type: ignore[method-assign]
+    model, optimizer, _ = pace.prepare(*begun(Straight), mine)
+    for x, y in mine:
+        _step(model, optimizer, x, y)
+    return said
 
 
 def other_noise(rank: int, size: int, plan: Any) -> str:

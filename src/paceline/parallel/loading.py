@@ -16,9 +16,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.errors import ConfigError
-from paceline.parallel.mesh import Mesh, gather_bytes
-from paceline.runtime.checkpoints.random_state import digest
-from paceline.runtime.worker.data.loader import refuse_shares, with_batches
+from paceline.runtime.worker.data.loader import length_of, refuse_shares, with_batches
 from paceline.runtime.worker.data.sample_order import SampleOrders
 
 Indices = list[Any]
@@ -65,7 +63,7 @@ class MeshLoader:
 
     def _open(self, loader: Any, seed: int) -> None:
         check_loader(loader)
-        batches = len(loader.batch_sampler)
+        batches = length_of(loader.batch_sampler)
         self._orders = SampleOrders(loader.batch_sampler, batches, seed, loader=loader)
         self._turns = len(self._rounds(0))
         if not self._turns:
@@ -81,6 +79,16 @@ class MeshLoader:
     def dataset(self) -> Any:
         """The user's."""
         return self._loader.dataset
+
+    @property
+    def sampler(self) -> Any:
+        """The user's. The run tells it the epoch; telling it once more changes nothing."""
+        return self._loader.sampler
+
+    @property
+    def batch_sampler(self) -> Any:
+        """The user's."""
+        return self._loader.batch_sampler
 
     @property
     def per_epoch(self) -> int:
@@ -163,14 +171,3 @@ def check_loader(loader: Any) -> None:
     if loader.batch_sampler is None:
         raise ConfigError("a mesh needs a loader that makes batches: give it a batch_size.")
     refuse_shares(loader.batch_sampler)
-
-
-def check_same_order(loader: Any, mesh: Mesh) -> None:
-    """Refuse a generator that stands elsewhere on some worker. All workers come here."""
-    told = gather_bytes(digest(loader).encode(), mesh.count)
-    other = next((rank for rank, order in enumerate(told) if order != told[0]), None)
-    if other is not None:
-        raise ConfigError(
-            f"the loader's generator does not stand at the same place on ranks 0 and {other}, so "
-            "their epochs would have different orders. Seed it alike on all, or give the loader none."
-        )

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.errors import ConfigError
 from paceline.parallel import messages as m
 from paceline.parallel.along import Along, as_one
-from paceline.parallel.loading import MeshLoader, check_same_order
+from paceline.parallel.loading import MeshLoader
 from paceline.parallel.mesh import Mesh, mean_along
 from paceline.parallel.optimizers import check_elementwise, check_known, refuse_scaler
 from paceline.parallel.pace import MeshPace
@@ -37,7 +37,9 @@ from paceline.parallel.pieces import TensorPiece, pieces_of
 from paceline.parallel.rates import Deferred
 from paceline.parallel.registry import along_of
 from paceline.parallel.rows import DealtRows
+from paceline.parallel.same_data import check_same_data
 from paceline.protocols.grid import Grid
+from paceline.runtime.checkpoints.random_state import seed
 from paceline.runtime.worker.data.partition import Partition
 from paceline.runtime.worker.optimizer.clipping import Watch
 from paceline.runtime.worker.optimizer.replacing import replace_step
@@ -65,11 +67,12 @@ def prepare(
         )
     else:
         dealt = MeshLoader(loader, feeding.copy, feeding.copies, config.seed)
-        check_same_order(loader, mesh)
+        check_same_data(loader, mesh.count)
     pace.ready(model, dealt.per_epoch, len(dealt) * feeding.copies, pieces)
     _equal_copies(mesh, model)
     if feeding.copy:  # those of a copy draw the same random numbers (dropout), other copies others
         torch.manual_seed(config.seed + 7919 * feeding.copy)
+        seed(config.seed + 7919 * feeding.copy)
     for share in mesh.shares.values():
         share.begin()
     stepped = Stepped(pace, mesh, model, optimizer, dealt, feeding, pieces)

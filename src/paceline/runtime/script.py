@@ -40,7 +40,7 @@ def run_script(seat: Seat, threads: int, conducted: bool = True) -> int:
     faulthandler.enable()
     be_ready(config.path, f"rank{seat.rank}")
     torch.set_num_threads(threads)
-    _seed(config.seed + (0 if config.mesh else seat.rank))  # parts of one model are drawn as one
+    _seed(config.seed)  # all ranks alike, so that they split and make the same data; prepare seeds them apart
     if conducted:  # else torchrun has told
         tell_environment(seat)
     seats.take(seat)

@@ -14,7 +14,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import ConfigError
 from paceline.parallel.along import Along
-from paceline.parallel.loading import check_same_order
 from paceline.parallel.mesh import Mesh
 from paceline.parallel.optimizers import check_known
 from paceline.parallel.pace import MeshPace
@@ -37,7 +36,9 @@ from paceline.parallel.pipeline.plain import Whole, unsplit
 from paceline.parallel.pipeline.worker import Pipeline
 from paceline.parallel.rates import Deferred
 from paceline.parallel.registry import PIPELINES, make_pipeline, parse_along
+from paceline.parallel.same_data import check_same_data
 from paceline.protocols.grid import Grid
+from paceline.runtime.checkpoints.random_state import seed
 from paceline.runtime.worker.pace import Pace
 from paceline.store.disk.checkpoint import other_model
 from paceline.store.optimizers import check_suited
@@ -97,7 +98,7 @@ def _cut(
     check_known(optimizer, blocks)
     dealt = Pairs(loader, mesh.index("data"), mesh.size("data"), config.seed, loads=index == 0)
     dealt.say = pace.warn if pace.lead else dealt.say
-    check_same_order(loader, mesh)
+    check_same_data(loader, mesh.count)
     pace.ready(blocks, dealt.per_epoch, len(dealt) * mesh.size("data"))
     cuts = _agreed_cuts(pace, blocks, loader, schedule, given, stages)
     check_apart(blocks, cuts)
@@ -225,6 +226,7 @@ def _apart_randomness(pace: MeshPace, mesh: Mesh) -> None:
     """From here on every worker draws random numbers (dropout) of its own; the first goes on as it was."""
     if pace.rank:
         torch.manual_seed(pace.config.seed + 7919 * pace.rank)
+        seed(pace.config.seed + 7919 * pace.rank)
 
 
 def _restore(folder: Path, saved: CheckpointPart, row: Row, optimizer: torch.optim.Optimizer) -> None:

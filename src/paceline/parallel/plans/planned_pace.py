@@ -20,8 +20,11 @@ from paceline.errors import BadGradient, ConfigError
 from paceline.parallel.mesh import gather_bytes
 from paceline.parallel.plans.meter import Meter
 from paceline.parallel.plans.sharding import ShardedModel, global_norm, shard
-from paceline.parallel.plans.shared_loader import SharedLoader, check_same_order
+from paceline.parallel.plans.shared_loader import SharedLoader
+from paceline.parallel.same_data import check_same_data
 from paceline.plan.osdp.plan import OsdpPlan
+from paceline.runtime.checkpoints.random_state import seed_apart
+from paceline.runtime.worker.data.unused import Unused
 from paceline.runtime.worker.optimizer.replacing import replace_step
 from paceline.runtime.worker.optimizer.scaling import taken_from, tell_scaler, welcome_scalers
 from paceline.runtime.worker.pace import Metrics, Pace
@@ -41,6 +44,7 @@ class PlannedPace(Pace):
         self.loss: float | None = None
         self.meter: Meter | None = None
         self._is_whole = False
+        self._unused: Unused | None = None
 
     @abstractmethod
     def _place(
@@ -78,12 +82,15 @@ class PlannedPace(Pace):
         model.register_forward_pre_hook(self._begin)
         size = sum(p.numel() * p.element_size() for p in model.parameters())
         self.meter = Meter(size)
-        check_same_order(loader, self.size)
+        check_same_data(loader, self.size)
         made = self._place(model, optimizer, loader)
         if made.left_over and self.lead:
             self._warn(
                 f"{made.left_over} of {made.samples} samples of every epoch are too few for a step: unused"
             )
+        if self.lead and self._own_batches:
+            self._unused = Unused(len(made), self._warn)
+            made.on_batch = self._unused.arrived
         welcome_scalers(optimizer)
         replace_step(optimizer, lambda *a, plain=optimizer.step, **k: self._step(plain, *a, **k))
         self._sizes = self._group_sizes()
@@ -177,6 +184,8 @@ class PlannedPace(Pace):
         self.samples += self._global_batch
         self.loss = (self._reported() or {}).get("loss", self.loss)
         self.meter.step()
+        if self._unused is not None:
+            self._unused.stepped()
         return made
 
     def _all_usable(self, mine: bool) -> bool:
@@ -251,6 +260,7 @@ class OsdpPace(PlannedPace):
                 "those of rank 0"
             )
         self._sharded = shard(model, optimizer, self._osdp, init_device_mesh("cpu", (self.size,)))
+        seed_apart(self._config.seed, self.rank)
         return SharedLoader(loader, self._osdp.batch, self.rank, self.size, self._config.seed)
 
     def _average(self) -> None:

@@ -8,14 +8,12 @@ once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from paceline.errors import ConfigError
-from paceline.parallel.mesh import gather_bytes
-from paceline.runtime.checkpoints.random_state import digest
 from paceline.runtime.worker.data.loader import with_batches
 from paceline.runtime.worker.data.sample_order import SampleOrders
 
@@ -28,6 +26,8 @@ class SharedLoader:
         _check(loader)
         self._loader, self._batch, self._rank, self._size = loader, batch, rank, size
         self._epoch = 0
+        self.on_batch: Callable[[], None] = lambda: None
+        """Told of every batch."""
         self.dataset, self.batch_size = loader.dataset, batch
         self.samples = len(loader.sampler)  # type: ignore[arg-type]
         self._orders = SampleOrders(loader.sampler, self.samples, seed, loader=loader)
@@ -53,18 +53,9 @@ class SharedLoader:
             order[at + self._rank * self._batch : at + (self._rank + 1) * self._batch]
             for at in range(0, len(self) * step, step)
         ]
-        yield from with_batches(self._loader, mine)
-
-
-def check_same_order(loader: Any, size: int) -> None:
-    """Refuse a generator that stands elsewhere on some rank. All ranks come here."""
-    told = gather_bytes(digest(loader).encode(), size)
-    other = next((rank for rank, order in enumerate(told) if order != told[0]), None)
-    if other is not None:
-        raise ConfigError(
-            f"the loader's generator does not stand at the same place on ranks 0 and {other}, so "
-            "their epochs would have different orders. Seed it alike on all, or give the loader none."
-        )
+        for batch in with_batches(self._loader, mine):
+            self.on_batch()
+            yield batch
 
 
 def _check(loader: DataLoader[Any]) -> None:

@@ -115,9 +115,9 @@ def on_rank(rank: int, size: int, request: Any) -> dict[str, Any]:
             made.append(OsdpPace(rank, size, config, plan))
         return made[0]
 
-    random.seed(config.seed + rank)
-    np.random.seed((config.seed + rank) % 2**32)
-    torch.manual_seed(config.seed + rank)
+    random.seed(config.seed)  # all ranks alike, so that they split and make the same data
+    np.random.seed(config.seed % 2**32)
+    torch.manual_seed(config.seed)
     seat.take(seat.Seat(rank, config, None, stand_in=take_part))
     stand_in_for_clipping(made)
     _run(config)

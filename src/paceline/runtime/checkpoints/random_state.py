@@ -45,7 +45,7 @@ def seed(number: int, loader: Any = None) -> None:
     """Let all of them begin anew."""
     torch.default_generator.manual_seed(number)
     random.seed(number)
-    np.random.seed(number)
+    np.random.seed(number % 2**32)
     for generator in generators(loader):
         generator.manual_seed(number)
 

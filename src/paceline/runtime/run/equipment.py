@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from msgspec import structs
 from torch import Tensor
 
 from paceline.config import RunConfig
@@ -13,6 +14,7 @@ from paceline.store.layout import Layout
 from paceline.store.optimizers import OptimizerSpec
 from paceline.store.parameters import Gradients, ParameterStore
 from paceline.store.portions import Portion, used_of
+from paceline.store.work.budget import Fingerprint, Source, different_data
 
 
 def room_needed(layout: Layout, optimizer: OptimizerSpec, replicas: int = 0, states: int = 1) -> int:
@@ -40,10 +42,17 @@ def check_same(lead: Member, members: list[Member]) -> None:
                 f"the loader's generator does not stand at the same place on ranks 0 and {member.rank}, so "
                 "their epochs would have different orders. Seed it alike on all, or give the loader none."
             )
-        if (mine.optimizer.name, mine.source) != (theirs.optimizer.name, theirs.source):
+        if mine.source and theirs.source and not mine.source.data.fits(theirs.source.data):
+            raise ConfigError(different_data(member.rank))
+        if (mine.optimizer.name, _plain(mine.source)) != (theirs.optimizer.name, _plain(theirs.source)):
             raise ConfigError(
                 f"ranks 0 and {member.rank} have different optimizers or loaders. Build the same."
             )
+
+
+def _plain(source: Source | None) -> Source | None:
+    """Without what tells its data apart, which was compared."""
+    return source and structs.replace(source, data=Fingerprint())
 
 
 def check_one_host(name: str, protocol: object, members: list[Member], store_hosts: int) -> None:

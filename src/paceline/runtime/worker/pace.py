@@ -1,7 +1,7 @@
 """What a script holds: its place in the run, and the few words it has for it.
 
-`prepare` works on the user's own objects, in place: schedulers and scalers keep their references,
-and the training loop stays an ordinary one. `optimizer.step()` pushes the gradient, waits for the
+`prepare` works on the user's own objects, in place, but for the loader: schedulers and scalers keep their
+references, and the training loop stays an ordinary one. `optimizer.step()` pushes the gradient, waits for the
 release and leaves the model with fresh weights, as a plain step would.
 """
 
@@ -80,6 +80,7 @@ class Pace(ABC):
     def prepare(self, *objects: Any) -> Any:
         """Tie model, optimizer, loader and per-iteration schedulers to the run; returns them in order.
 
+        The loader that comes back is the one to use: it takes its batches from the run.
         Several models and optimizers are given together: every optimizer's step is an exchange of its own,
         and samples are counted once. A model that no optimizer trains stays every worker's own.
         Give it the training loader and the schedulers that you step once per iteration. One that is

@@ -365,6 +365,7 @@ class Trainer:
         warning = self.intake.device.warning()
         if warning:
             self.link.say(f"rank {self.link.rank}: {warning}")
+        self.intake.ends()
         if self.begun and self.binding.attached:
             self.adopt()
         handed = waits and self.link.config.listen is None

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from math import isclose, isnan
 from typing import Any, Literal
 
 import msgspec
@@ -52,6 +53,36 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return max(0, min(self.end, other.end) - max(self.first, other.first))
 
 
+class Fingerprint(msgspec.Struct, frozen=True):
+    """What tells a loader's data apart, as far as that is cheap: not every difference shows in it."""
+
+    exact: str = ""
+    """A digest of lengths, types, and the indices of subsets and samplers."""
+    means: tuple[float, ...] = ()
+    """Of some rows of its tensors."""
+
+    def fits(self, other: Fingerprint) -> bool:
+        """Whether the data may be the same; machines may compute means that differ in their last digits."""
+        if self.exact != other.exact or len(self.means) != len(other.means):
+            return False
+        return all(map(_about_equal, self.means, other.means))
+
+
+def _about_equal(a: float, b: float) -> bool:
+    return isclose(a, b, rel_tol=1e-3, abs_tol=1e-9) or (isnan(a) and isnan(b))
+
+
+def different_data(rank: int) -> str:
+    """What to say when a rank has other data than rank 0."""
+    return (
+        f"ranks 0 and {rank} have different data: the samples of the loader's dataset, or the indices of a "
+        "Subset or sampler. Positions are dispensed, so all ranks need the same data in the same order. Do "
+        "not divide it by rank, and split with a seeded generator: "
+        "random_split(data, sizes, generator=torch.Generator().manual_seed(0)). Data that only one rank has "
+        "go into an iterable dataset, with --shards own."
+    )
+
+
 class Source(msgspec.Struct, frozen=True):
     """What a loader offers. Units are samples, or whole batches for a batch sampler of the user's."""
 
@@ -62,6 +93,8 @@ class Source(msgspec.Struct, frozen=True):
     """Whether units are whole batches, of whatever size."""
     order: str = ""
     """What tells the states of the sampler's own generators apart; empty: it has none."""
+    data: Fingerprint = Fingerprint()
+    """What tells its dataset apart."""
 
     @property
     def samples(self) -> int | None:

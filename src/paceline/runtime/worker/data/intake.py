@@ -6,15 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from msgspec import structs
 
 from paceline.errors import ConfigError
 from paceline.runtime.checkpoints.random_state import RandomState
 from paceline.runtime.checkpoints.worker_state import WorkerState
 from paceline.runtime.messages.workers import Ready
+from paceline.runtime.worker.data.fingerprint import fingerprint
 from paceline.runtime.worker.data.loader import Dispensed, StridedLoader, paced_loader, source_of
 from paceline.runtime.worker.data.partition import Partition
 from paceline.runtime.worker.data.sample_order import SampleOrders
 from paceline.runtime.worker.data.second_pass import SecondPass
+from paceline.runtime.worker.data.unused import Unused
 from paceline.runtime.worker.data.void import Void
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
@@ -58,11 +61,15 @@ class Intake:
         self._whole_batches = False
         self._injection: Injection | None = None
         self._void = Void(())
+        self._unused: Unused | None = None
+        """Looks whether a prepared loader is used at all; one worker does so for all."""
         self._counted = False
         """Whether a loader tells how many samples there are."""
         self._in_pass = 0
         self.passes = 0
         """How many passes over the loader have ended, those included that a resumed script repeats."""
+        self._begins = False
+        """Whether a pass has begun and had no batch so far."""
         self._stepped = False
         """Whether an optimizer has stepped in this pass."""
         self._told_broken_off = False
@@ -78,6 +85,8 @@ class Intake:
         self._check_several()
         if loader is not None:
             self._source, self._sampler, self._whole_batches = source_of(loader)
+        if self._source is not None:
+            self._source = structs.replace(self._source, data=fingerprint(loader))
         self._source, self._injection = arrange(self._source, self._config, loader is not None)
         source = self._source
         self._batch = source.batch if source is not None and self._config.balance else None
@@ -111,6 +120,8 @@ class Intake:
             self.passed()
             self.device.begin()
             return None
+        if self._link.rank == 0:
+            self._unused = Unused(ready.rounds, self._link.say)
         if source is None:
             rank, size = self._part_of_stream(loader)
 
@@ -176,9 +187,13 @@ class Intake:
 
     def arrived(self, samples: int, batch: Batch | None = None) -> None:
         """A batch reached the script."""
+        if self._begins and batch is not None:
+            self._begin_pass(batch.epoch)
         self._void.end()
         if not samples:
             self._void.begin()
+        if self._unused is not None:
+            self._unused.arrived()
         self._fed = True
         self._in_pass += 1
         self.samples += samples
@@ -193,7 +208,14 @@ class Intake:
 
     def begins(self) -> None:
         """A pass over the loader begins."""
-        if self._in_pass and self._link.rank == 0 and not self._told_broken_off:
+        self._begins = True
+
+    def _begin_pass(self, epoch: int) -> None:
+        """Its first batch has come."""
+        self._begins = False
+        if self._in_pass and epoch != self.epoch:  # nothing was left: only the loader's end was not asked for
+            self.passed()
+        elif self._in_pass and self._link.rank == 0 and not self._told_broken_off:
             self._told_broken_off = True
             self._link.say(
                 f"the script broke off a pass over the loader after {self._in_pass} batches, and begins "
@@ -251,12 +273,19 @@ class Intake:
 
     def stepped(self, which: int) -> None:
         """An optimizer has stepped; what comes now is counted anew."""
+        if self._unused is not None:
+            self._unused.stepped()
         if not self.several:
             self._void.end()
         if not self._fed or self.several:
             self.device.begin()  # no prepared loader, or another step to come: compute begins now
         self._since[which] = 0
         self.used, self.samples, self._fed, self._stepped = [], 0, False, True
+
+    def ends(self) -> None:
+        """This worker takes no further part."""
+        if self._unused is not None:
+            self._unused.ends()
 
     @property
     def wants(self) -> bool:

@@ -49,6 +49,8 @@ class Dispensed(Sampler[Any]):
         self._whole_batches = whole_batches
         self._passes_done = first
         self._epoch = first
+        self._broken_off = False
+        """Whether a pass has begun this epoch and not come to its end."""
         self._handed: deque[tuple[Batch, int | None]] = deque()
 
     def __len__(self) -> int:
@@ -58,8 +60,9 @@ class Dispensed(Sampler[Any]):
         if self._passes_done > 0:  # a resumed script repeats its loop: these epochs are behind us
             self._passes_done -= 1
             return
-        epoch = self._epoch  # one pass, one epoch, for every worker: for a slow one it may be over already
-        while (batch := self._link.next_batch(epoch)) is not None:
+        batch, epoch = self._first()
+        while batch is not None:
+            self._broken_off = True
             # A batch of no positions: this round has nothing for us. We compute, but it counts for nothing.
             count = batch.count or min(self._source.batch, self._source.units)
             order = self._orders[batch.epoch][batch.first : batch.first + count]
@@ -69,7 +72,21 @@ class Dispensed(Sampler[Any]):
             self._about_to(batch)
             alone = self._injection is None or not batch.count
             yield indices if alone else self._filled_up(batch, indices)
-        self._epoch = epoch + 1  # not reached by a loop that breaks off: the next one goes on here
+            batch = self._link.next_batch(epoch)
+        # Not reached by a loop that breaks off: the next one goes on here.
+        self._epoch, self._broken_off = epoch + 1, False
+
+    def _first(self) -> tuple[Batch | None, int]:
+        """The first batch of a pass, and its epoch. One pass, one epoch, for every worker: for a slow one it
+        may be over already. A loop that broke off with the last batch of an epoch goes on with the next."""
+        batch = self._link.next_batch(self._epoch)
+        if batch is None and self._broken_off and not self._link.enough:
+            self._epoch, self._broken_off = self._epoch + 1, False
+            batch = self._link.next_batch(self._epoch)
+        return batch, self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing: the run tells the user's own sampler the epoch before it draws that epoch's order."""
 
     def _filled_up(self, batch: Batch, indices: list[Any]) -> list[Any]:
         """A batch and the samples that others share; these are theirs, and not counted."""
@@ -92,7 +109,9 @@ class Dispensed(Sampler[Any]):
     def take_back(self) -> None:
         """Keep for the next loop what was loaded ahead for one that broke off."""
         while self._handed:
-            self._link.put_back(self._handed.pop()[0])
+            batch = self._handed.pop()[0]
+            self._link.put_back(batch)
+            self._epoch = min(self._epoch, batch.epoch)
 
 
 def with_batches(loader: DataLoader[Any], batches: Any, kind: type[DataLoader[Any]] | None = None) -> Any:
@@ -202,13 +221,26 @@ def source_of(loader: DataLoader[Any]) -> tuple[Source | None, Any, bool]:
     batches = loader.batch_sampler
     refuse_shares(batches)
     if type(batches) is BatchSampler:
-        units = len(batches.sampler)  # type: ignore[arg-type]
+        units = length_of(batches.sampler)
         order = digest(batches.sampler)
         return Source(units, batches.batch_size, batches.drop_last, order=order), batches.sampler, False
     whole = (
         loader.sampler if batches is None else batches
     )  # batch_size=None: what the dataset has are batches
-    return Source(len(whole), 1, whole=True, order=digest(whole)), whole, True  # type: ignore[arg-type]
+    return Source(length_of(whole), 1, whole=True, order=digest(whole)), whole, True
+
+
+def length_of(sampler: Any) -> int:
+    """How much a sampler gives in an epoch."""
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):
+        without = type(getattr(sampler, "sampler", sampler)).__name__
+        raise ConfigError(
+            f"the loader's sampler ({without}) has no length, so nobody knows how much work an "
+            "epoch is. Give it a __len__ that tells how many indices or batches it gives, or put the data "
+            "into an iterable dataset."
+        ) from None
 
 
 def refuse_shares(batches: Any) -> None:

@@ -57,8 +57,9 @@ class SampleOrders:
 
     def _listed(self, epoch: int) -> list[Any]:
         seed((self._seed * 1_000_003 + epoch) & 0x7FFF_FFFF, None if self._own else self._sampler)
-        if hasattr(self._sampler, "set_epoch"):
-            self._sampler.set_epoch(epoch)
+        for each in (self._sampler, getattr(self._sampler, "sampler", None)):
+            if each is not None and hasattr(each, "set_epoch"):
+                each.set_epoch(epoch)
         return list(self._sampler)
 
     def _continued(self, epoch: int) -> list[Any]:
