@@ -1,0 +1,108 @@
+"""What a script saves, loads and resets of its optimizer's state, wherever steps are taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.runs import Lab
+
+HEAD = """
+import copy, sys, torch, paceline
+
+pace = paceline.join()
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+model = torch.nn.Linear(2, 1, bias=False)
+kind = {"sgd": (torch.optim.SGD, {"momentum": 0.5}), "adamw": (torch.optim.AdamW, {"weight_decay": 0.0})}
+cls, settings = kind[sys.argv[1]]
+optimizer = cls(model.parameters(), lr=0.1, **settings)
+
+def train(factor):  # two steps of each, with everybody there from the first to the last
+    pace.gather(1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (factor * model(torch.ones(4, 2)).mean()).backward()
+        optimizer.step()
+    pace.gather(1)
+
+def weights():
+    return next(iter(model.parameters())).detach().clone()
+"""
+DIALS = [
+    {"protocol": "bsp"},
+    {"protocol": "asp", "correct": "auto"},
+    {"protocol": "asp", "correct": "none"},
+    {"protocol": "allreduce"},
+]
+STALE = [pytest.param({"protocol": "asp", "correct": "auto"}, kind, id=kind) for kind in ("sgd", "adamw")]
+
+
+def trained(lab: Lab, text: str, kind: str, **dials: Any) -> Any:
+    return lab.trained(lab.script(HEAD + text), kind, **{"workers": 2} | dials)
+
+
+@pytest.mark.parametrize(("dials", "kind"), STALE)
+def test_plain_pytorch_goes_on_from_what_a_corrected_run_saves(
+    lab: Lab, dials: dict[str, Any], kind: str
+) -> None:
+    saves = """
+model, optimizer = pace.prepare(model, optimizer)
+train(1.0)
+other = torch.nn.Linear(2, 1, bias=False)
+plain = cls(other.parameters(), lr=0.1, **settings)
+plain.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+state = plain.state[other.weight]
+names = ["momentum_buffer"] if sys.argv[1] == "sgd" else ["exp_avg", "exp_avg_sq", "step"]
+assert sorted(state) == names, state
+assert all(bool((state[name] > 0).all()) for name in names), state
+other(torch.ones(1, 2)).sum().backward()
+plain.step()
+"""
+    trained(lab, saves, kind, **dials)
+
+
+MOVES = """
+if sys.argv[2] == "before":
+    optimizer.load_state_dict(state)
+model, optimizer = pace.prepare(model, optimizer)
+if sys.argv[2] == "after":
+    optimizer.load_state_dict(state)
+train(0.0)
+"""
+
+
+@pytest.mark.parametrize("dials", DIALS)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_momentum_that_a_script_loads_moves_the_weights(lab: Lab, when: str, dials: dict[str, Any]) -> None:
+    """No gradient does: in lockstep they move as far as one process does in two steps."""
+    text = "state = optimizer.state_dict() | {'state': {0: {'momentum_buffer': torch.ones(1, 2)}}}" + MOVES
+    script = lab.script(HEAD + text)
+    began = lab.trained(script, "sgd", "never", workers=2, **dials).weights["weight"]
+    moved = lab.trained(script, "sgd", when, workers=2, **dials).weights["weight"] - began
+    far = moved.flatten().tolist()
+    if dials["protocol"] == "asp":  # how far depends on who is there
+        assert all(-0.15 < each < -0.04 for each in far)
+    else:
+        assert far == pytest.approx([-0.1 * (0.5 + 0.25)] * 2)
+
+
+def test_pace_load_brings_back_what_a_corrected_run_has_saved(lab: Lab, tmp_path: Path) -> None:
+    text = f"""
+if sys.argv[2] == "load":
+    pace.load({str(tmp_path / "kept")!r})
+model, optimizer = pace.prepare(model, optimizer)
+if sys.argv[2] == "save":
+    train(1.0)
+    pace.save({str(tmp_path / "kept")!r})
+    torch.save(weights(), {str(tmp_path / "was")!r} if pace.lead else "/dev/null")
+else:
+    was = weights()
+    train(0.0)
+    assert bool((weights() < was - 0.01).all()), (was, weights())
+"""
+    script = lab.script(HEAD + text)
+    for what in ("save", "load"):
+        lab.trained(script, "sgd", what, workers=2, protocol="asp", correct="auto")
