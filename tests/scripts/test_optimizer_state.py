@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from paceline.trace.events import Note
 from support.runs import Lab
 
 HEAD = """
-import copy, sys, torch, paceline
+import collections, copy, sys, torch, paceline
 
 pace = paceline.join()
 torch.manual_seed(0)
@@ -106,3 +107,67 @@ else:
     script = lab.script(HEAD + text)
     for what in ("save", "load"):
         lab.trained(script, "sgd", what, workers=2, protocol="asp", correct="auto")
+
+
+RESETS = {
+    "loaded": "optimizer.load_state_dict(fresh)",
+    "cleared": "optimizer.state.clear()",
+    "replaced": "optimizer.state = collections.defaultdict(dict)",
+}
+
+
+@pytest.mark.parametrize("dials", DIALS)
+@pytest.mark.parametrize("how", sorted(RESETS))
+def test_a_reset_forgets_the_momentum(lab: Lab, how: str, dials: dict[str, Any]) -> None:
+    text = f"""
+fresh = copy.deepcopy(optimizer.state_dict())
+model, optimizer = pace.prepare(model, optimizer)
+train(1.0)
+{RESETS[how]}
+train(0.0)  # the first step may still be taken on a look-ahead; none of these moves the store's weights
+pace.leave()
+state = optimizer.state_dict()["state"]
+assert all(not bool(each["momentum_buffer"].any()) for each in state.values()), state
+"""
+    trained(lab, text, "sgd", **dials)
+
+
+@pytest.mark.parametrize("dials", DIALS[:2])
+def test_what_a_script_writes_into_the_state_by_itself_is_refused(lab: Lab, dials: dict[str, Any]) -> None:
+    text = """
+model, optimizer = pace.prepare(model, optimizer)
+train(1.0)
+optimizer.state[model.weight]["momentum_buffer"] = torch.zeros(1, 2)
+train(1.0)
+"""
+    run = lab.run(lab.script(HEAD + text), "sgd", workers=2, **dials)
+    assert run.result.status == "failed"
+    assert "optimizer.load_state_dict()" in run.end.detail
+
+
+def test_a_state_that_is_loaded_in_the_middle_of_a_resumed_run_counts(lab: Lab) -> None:
+    """One that is loaded before its first step gives way to the checkpoint, which a note says."""
+    text = """
+pace_loads = copy.deepcopy(optimizer.state_dict())
+model, optimizer = pace.prepare(model, optimizer)
+optimizer.load_state_dict(pace_loads)
+train(1.0)
+if sys.argv[2] == "stop":
+    pace.gather(1)
+    raise ValueError("stopped here")
+state = optimizer.state_dict()["state"]
+assert bool((state[0]["momentum_buffer"] > 1.6).all()), state  # two steps from nothing give 1.5
+optimizer.load_state_dict(pace_loads)
+train(0.0)
+pace.leave()
+state = optimizer.state_dict()["state"]
+assert not bool(state[0]["momentum_buffer"].any()), state
+"""
+    script = lab.script(HEAD + text)
+    first = lab.run(script, "sgd", "stop", workers=2, protocol="bsp")
+    assert "stopped here" in first.logs()
+    second = lab.trained(
+        script, "sgd", "go on", workers=2, protocol="bsp", resume=str(first.folder / "checkpoint")
+    )
+    notes = [note.text for note in second.of(Note)]
+    assert any("that of the checkpoint stays" in text for text in notes), notes

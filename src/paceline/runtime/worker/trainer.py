@@ -73,6 +73,8 @@ class Trainer:
         """Whether there is a model."""
         self.trigger: Trigger | None = None
         """What says whether a gradient is pushed; None: every one is."""
+        self._elsewhere: list[Elsewhere] = []
+        """The script's optimizers, where steps are taken elsewhere."""
         self._sent: list[GroupSettings] = []
         self._cleared: set[int] = set()
         """Optimizers whose gradients the script has cleared since their last step."""
@@ -147,7 +149,7 @@ class Trainer:
         """Steps are taken elsewhere, so that is where their memories are."""
         first = 0
         for part in parts_of(self.optimizer):
-            Elsewhere(part, self.binding.index, self.link, self.link.say, first)
+            self._elsewhere.append(Elsewhere(part, self.binding.index, self.link, self.link.say, first))
             first += len(in_order(part, self.binding.index))
 
     def begin(self, ready: Ready, models: list[nn.Module], saving: Callable[[], None]) -> Any:
@@ -197,6 +199,8 @@ class Trainer:
         if self._group_sizes() != self._sizes:
             raise ConfigError("the optimizer got further parameters after prepare. Add them before.")
         self.which = which
+        if self._elsewhere:
+            self._elsewhere[which].steps()
         self.binding.choose(which)
         self.schedulers.begin()
         compute_s = self.intake.computed()
