@@ -140,8 +140,9 @@ class Trainer:
 
     def replace_steps(self, step: Callable[..., Any], zero_grad: Callable[..., None]) -> None:
         """Have every optimizer's step be an exchange of its own. Both are told which optimizer's it is."""
+        elsewhere = self.shared or not self._steps_here
         for which, part in enumerate(parts_of(self.optimizer)):
-            replace_step(part, partial(step, which))
+            replace_step(part, partial(step, which), hooked=elsewhere)
             welcome_scalers(part)
             part.zero_grad = partial(zero_grad, which)  # type: ignore[method-assign]
 
