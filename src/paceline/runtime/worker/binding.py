@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from paceline.errors import ConfigError
 from paceline.fabric.segment import Segment
+from paceline.runtime.worker.devices import one_device, pin, synchronize
 from paceline.runtime.worker.optimizer.scaling import Scaled
 from paceline.store.layout import buffer_homes, describe, named_buffers, named_parameters
 from paceline.store.together import parts_of
@@ -53,7 +54,7 @@ class Binding:
         """The trained parameters of each of several optimizers."""
         self._chosen = self._shares[0]
         self._aside: list[tuple[Tensor, Tensor]] = []
-        self._device = _one_device([*self._parameters, *self._buffers])
+        self._device = one_device([*self._parameters, *self._buffers])
         self._staged = self._device.type != "cpu"
         self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
         self._present: set[int] = set()
@@ -317,6 +318,15 @@ class Binding:
         for i in self._chosen:
             self._seen[i] = self._gradients[i]._version
 
+    @property
+    def writes(self) -> int:
+        """How often gradients were written to since their last step, or since they were cleared."""
+        named = zip(self.trained, self._gradients, self._seen, strict=True)
+        return sum(
+            view._version - seen if p.grad is view else 0 if p.grad is None else 1 + p.grad._version
+            for p, view, seen in named
+        )
+
     def zero(self, set_to_none: bool, which: int = 0) -> None:
         """Zero an optimizer's gradients. Unless they become None, they take part in its next step."""
         share = self._shares[which]
@@ -342,18 +352,18 @@ class Binding:
         if self._device.type == "cpu":
             return segment.bytes
         if self._device.type == "cuda":
-            _pin(segment.bytes)
+            pin(segment.bytes)
         return segment.bytes.to(self._device)
 
     def _to_host(self) -> None:
         assert self._segment is not None
         self._segment.bytes.copy_(self._near_segment, non_blocking=True)
-        _synchronize(self._device)
+        synchronize(self._device)
 
     def _from_host(self) -> None:
         assert self._weights is not None
         self._near_weights.copy_(self._weights.bytes, non_blocking=True)
-        _synchronize(self._device)
+        synchronize(self._device)
 
 
 def _sum(flat: Tensor) -> float:
@@ -376,22 +386,3 @@ def _check_alike(what: str, now: Tensor | None, view: Tensor) -> Tensor:
             "Convert the model before prepare, and let it keep types and shapes."
         )
     return now
-
-
-def _one_device(tensors: list[Tensor]) -> torch.device:
-    devices = {tensor.device for tensor in tensors}
-    if len(devices) > 1:
-        names = ", ".join(sorted(map(str, devices)))
-        raise ConfigError(
-            f"the model lies on several devices ({names}). Give every worker a model on one device."
-        )
-    return devices.pop()
-
-
-def _pin(memory: Tensor) -> None:
-    """Page-lock shared memory, so that copies to and from the device run at full speed."""
-    torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)  # type: ignore[no-untyped-call]
-
-
-def _synchronize(device: torch.device) -> None:
-    torch.accelerator.synchronize(device)

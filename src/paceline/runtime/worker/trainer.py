@@ -23,6 +23,7 @@ from paceline.runtime.checkpoints.worker_state import WorkerState
 from paceline.runtime.messages.workers import Push, Ready
 from paceline.runtime.worker.binding import Binding
 from paceline.runtime.worker.data.intake import Intake
+from paceline.runtime.worker.data.reach import Reach
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
 from paceline.runtime.worker.optimizer.clipping import Watch
@@ -121,6 +122,8 @@ class Trainer:
         self.schedulers.position, self.intake.resumed = ready.position, ready.epoch > 0
         self.shared, self.ahead, self._complete = ready.shared, ready.ahead, ready.agrees
         self._watch = Watch(self.binding.trained)
+        self._reach = Reach(self.binding, self._watch, self.intake.several)
+        self.intake.reached = self._reach.reached
         if self.shared or not self._steps_here:
             self.optimizer.state.clear()
         self.tells = ready.tell
@@ -204,11 +207,13 @@ class Trainer:
             self._elsewhere[which].steps()
         self.binding.choose(which)
         self.schedulers.begin()
+        self.intake.steps()
         compute_s = self.intake.computed()
         self.adopt()
         self._mention_left_over()
         self._exchange(lambda missing: iterate(compute_s, missing))
         self.binding.fresh()
+        self._reach.stepped()
         self.intake.stepped(which)
         self.clip_to = None
         return loss
@@ -275,6 +280,8 @@ class Trainer:
         """The script clears an optimizer's gradients: what steps are made with may lie there from now on."""
         self._cleared.add(which)
         self.binding.zero(set_to_none, which)
+        self.intake.cleared(which)
+        self._reach.cleared()
 
     def _mention_left_over(self) -> None:
         """Say so if a script adds to gradients that it had cleared so far: they may be its own no more."""
@@ -331,7 +338,7 @@ class Trainer:
             clip=self.clip_to,
             which=self.which,
             again=intake.again(self.which),
-            weigh=intake.weigh(self.which) if intake.several else 0,
+            weigh=intake.weigh(self.which),
             spent=self.which in self._spent,
             state=self.standing() if self.tells else None,
         )

@@ -97,8 +97,9 @@ class CollectiveCarrier:
     def _expected_share(self) -> float:
         """This gradient's share, if all the others come from full batches."""
         intake = self._peer.trainer.intake
-        known = intake.samples or intake.used  # a batch that counts for nothing has no samples
-        return (intake.samples / intake.usual if known else 1.0) / self._peer.me.size
+        count = intake.weigh(0)
+        known = count or intake.used  # a batch that counts for nothing has no samples
+        return (count / intake.usual if known else 1.0) / self._peer.me.size
 
     @contextmanager
     def _whole(self) -> Iterator[None]:

@@ -1,0 +1,29 @@
+"""The device that a model lies on, as far as it is not the CPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.errors import ConfigError
+
+
+def one_device(tensors: list[Tensor]) -> torch.device:
+    """The one that all of them lie on."""
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise ConfigError(
+            f"the model lies on several devices ({names}). Give every worker a model on one device."
+        )
+    return devices.pop()
+
+
+def pin(memory: Tensor) -> None:
+    """Page-lock shared memory, so that copies to and from the device run at full speed."""
+    torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)  # type: ignore[no-untyped-call]
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for what was begun there."""
+    torch.accelerator.synchronize(device)
