@@ -10,7 +10,7 @@ from torch import nn
 
 from paceline.errors import ConfigError
 from paceline.fabric.segment import Segment
-from paceline.runtime.worker.binding import Binding
+from paceline.runtime.worker.model.binding import Binding
 from paceline.store.layout import Models
 from paceline.store.together import Together
 

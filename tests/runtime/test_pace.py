@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from types import SimpleNamespace
 
@@ -57,12 +58,28 @@ def test_a_prepared_scheduler_can_be_saved_and_loaded_as_an_ordinary_one(at: int
 def test_state_that_nobody_would_use_is_refused_and_settings_are_loaded() -> None:
     kept, optimizer = adam(), adam()
     link = SimpleNamespace(reaches_state=False, rank=0)
-    Elsewhere(optimizer, {}, link, print)  # type: ignore[arg-type]
+    elsewhere = Elsewhere(optimizer, {}, link, print)  # type: ignore[arg-type]
     optimizer.load_state_dict(kept.state_dict())
+    optimizer.state.clear()
     kept.param_groups[0]["params"][0].grad = torch.ones(2)
     kept.step()
     with pytest.raises(ConfigError, match="--resume"):
         optimizer.load_state_dict(kept.state_dict())
+    elsewhere.steps()
+    with pytest.raises(ConfigError, match="--resume"):
+        optimizer.state.clear()
+    with pytest.raises(ConfigError, match="--resume"):
+        optimizer.load_state_dict(adam().state_dict())
+
+
+def test_an_optimizer_whose_state_is_elsewhere_says_so_to_whom_looks_or_writes() -> None:
+    optimizer, said = adam(), list[str]()
+    Elsewhere(optimizer, {}, SimpleNamespace(reaches_state=True, rank=1), said.append)  # type: ignore[arg-type]
+    assert not list(optimizer.state.values())
+    assert "optimizer.state_dict()" in said[0]
+    with pytest.raises(ConfigError, match="the script writes to"):
+        optimizer.state[optimizer.param_groups[0]["params"][0]] = {}
+    assert not copy.deepcopy(optimizer).state
 
 
 @pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam])

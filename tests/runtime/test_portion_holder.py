@@ -23,7 +23,7 @@ from paceline.runtime.messages.memories import SEGMENT, WEIGHTS
 from paceline.runtime.portions.holder import Holder
 from paceline.store.layout import describe
 from paceline.store.optimizers import describe_optimizer
-from paceline.store.portions import Pushed, StepOrder, SumOrder, cut
+from paceline.store.spread.portions import Pushed, StepOrder, SumOrder, cut
 
 SECRET = b"the secret of a run in the tests"
 WAIT_S = 20.0

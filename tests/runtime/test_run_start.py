@@ -19,7 +19,7 @@ from paceline.runtime.run.member import Member
 from paceline.store.layout import Layout, describe
 from paceline.store.optimizers import OptimizerSpec, describe_optimizer
 from paceline.store.parameters import ParameterStore
-from paceline.store.portions import Portion, cut
+from paceline.store.spread.portions import Portion, cut
 
 PAGES = 8 * 4096
 """A span that begins or ends within a page takes all of it."""

@@ -97,8 +97,8 @@ def test_who_has_left_has_the_optimizers_state_and_a_late_error_is_not_a_success
 ) -> None:
     script = tmp_path / "leaves.py"
     script.write_text(LEAVES)
-    done = shell("train", script, "-p", protocol, "-n", 2, "--correct", "none", "--", -1)
+    done = shell("train", script, "-p", protocol, "-n", 2, "--", -1)
     assert done.code == 0, done.err
-    failed = shell("train", script, "-p", protocol, "-n", 2, "--correct", "none", "--", 1)
+    failed = shell("train", script, "-p", protocol, "-n", 2, "--", 1)
     assert failed.code == 1
     assert "the script of rank 1 failed after it had left" in failed.error

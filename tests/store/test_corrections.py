@@ -23,7 +23,15 @@ from paceline.store.corrections.correction import (
     without_ours,
 )
 from paceline.store.parameters import Gradients, ParameterStore
-from paceline.store.portions import FirstPortion, PortionStore, Pushed, StepEach, cut, of_whole, to_whole
+from paceline.store.spread.portions import (
+    FirstPortion,
+    PortionStore,
+    Pushed,
+    StepEach,
+    cut,
+    of_whole,
+    to_whole,
+)
 from support.corrected import SIZE, Crew, close, noise, plain
 
 HERE = Pushed(0, 0, 0)

@@ -14,7 +14,7 @@ from paceline.errors import ConfigError
 from paceline.store.layout import Layout, describe
 from paceline.store.optimizers import OptimizerSpec, describe_optimizer, export_state, import_state
 from paceline.store.parameters import Gradients, ParameterStore
-from paceline.store.portions import (
+from paceline.store.spread.portions import (
     FirstPortion,
     Portion,
     PortionStore,

@@ -15,8 +15,8 @@ from paceline.store.corrections.correction import GradientPart, Stride
 from paceline.store.layout import ALIGN, Layout, describe
 from paceline.store.optimizers import OptimizerSpec, describe_optimizer
 from paceline.store.parameters import CHUNK, Gradients, ParameterStore
-from paceline.store.portions import PortionStore, cut, of_whole, own_missing, to_whole
-from paceline.store.slices import Slices, slice_evenly, slices_of
+from paceline.store.spread.portions import PortionStore, cut, of_whole, own_missing, to_whole
+from paceline.store.spread.slices import Slices, slice_evenly, slices_of
 
 SETTINGS = {"SGD": {"momentum": 0.9, "weight_decay": 0.1}, "AdamW": {}, "Rprop": {}}
 

@@ -177,13 +177,12 @@ def export_state(
 def import_state(
     optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], values: dict[str, Any]
 ) -> None:
-    """Put exported state back."""
+    """Put exported state back; what is not in it is forgotten."""
     state: dict[int, dict[str, Any]] = {}
     for name, value in {**tensors, **values}.items():
         index, key = name.split(".", 1)
         state.setdefault(int(index), {})[key] = value
-    if state:
-        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def _is_optimizer(cls: Any) -> bool:

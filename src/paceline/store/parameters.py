@@ -116,7 +116,7 @@ class ParameterStore:
 
     def export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """A copy of the optimizer's state, by parameter, and of what corrects; steps go on as before."""
-        tensors, values = self._export()
+        tensors, values = self.optimizer_state()
         if self.corrections is None:
             return tensors, values
         ours = self.corrections.export()
@@ -128,7 +128,8 @@ class ParameterStore:
         if self.corrections is not None:
             self.corrections.load(tensors, values)
 
-    def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def optimizer_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """A copy of it alone."""
         if self._pieces is None:
             return export_state(self._optimizer)
         self._pieces.hand_back(self._optimizer, self._trained)

@@ -28,6 +28,7 @@ from paceline.protocols.rules.compression import check_family
 from paceline.protocols.settings import make_any, resolved
 from paceline.runtime.checkpoints.random_state import RandomState
 from paceline.runtime.checkpoints.writer import CheckpointWriter
+from paceline.runtime.lone.closures import checked_step
 from paceline.runtime.lone.gradients import clip, dense, gradients_of, sums_are_finite
 from paceline.runtime.lone.saving import LoneState, save_lone
 from paceline.runtime.lone.schedules import LoneSchedules
@@ -107,7 +108,9 @@ class RecordedSolo(Pace):
         if self._config.resume is not None:
             self._restore(model, optimizer)
         for part in parts_of(optimizer):
-            replace_step(part, partial(self._step, part, part.step))
+            clips = self._config.clip_norm is not None
+            step = checked_step(part, part.step, partial(self._check, part), clips)
+            replace_step(part, partial(self._step, step))
         trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         size = sum(p.numel() * p.element_size() for p in model.parameters())
         gradient = sum(p.numel() * p.element_size() for p in trained)
@@ -167,13 +170,10 @@ class RecordedSolo(Pace):
             resumed.stopped.restore(loader)
         yield from batches
 
-    def _step(
-        self, optimizer: torch.optim.Optimizer, plain: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
+    def _step(self, step: Callable[..., tuple[bool, Any]], *args: Any, **kwargs: Any) -> Any:
         compute_s = self._emulation.finish()
         began = time.perf_counter()
-        usable = self._check(optimizer)
-        result = plain(*args, **kwargs) if usable else None
+        usable, result = step(*args, **kwargs)
         spent, now = time.perf_counter() - began, self.now()
         self._taken.append(_Step(now, self._samples, compute_s, spent, usable, self._reported()))
         self._samples = 0

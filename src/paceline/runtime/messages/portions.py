@@ -15,8 +15,8 @@ import msgspec
 
 from paceline.store.layout import Layout
 from paceline.store.optimizers import OptimizerSpec
-from paceline.store.portions import Deed, Portion, SumOrder, own_missing, used_of
-from paceline.store.slices import slices_of
+from paceline.store.spread.portions import Deed, Portion, SumOrder, own_missing, used_of
+from paceline.store.spread.slices import slices_of
 
 COORDINATOR = 0
 """Its number among the hosts; others count from 1."""

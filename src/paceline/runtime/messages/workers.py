@@ -79,7 +79,7 @@ class Push(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Of several optimizers, the one that steps."""
     again: bool = False
     """Whether my samples were counted with another optimizer's step."""
-    weigh: int = 0
+    weigh: int | None = None
     """The samples it counts by in a mean, if these are not the ones to be counted."""
     clip: float | None = None
     """The largest norm that the step with my gradient may have, as the script asked."""

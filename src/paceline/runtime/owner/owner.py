@@ -238,7 +238,7 @@ class Owner:
         run = assemble(self._gathering, self.config, members, self.trace.write, self._simulated)
         self._run = run
         self.family = self._family(run)
-        self._gathering.hand_state(run)
+        self._gathering.hand_state(run, members)
         self._gathering.tell(self.note)
         run.ledger.plan(self._planned_epochs)
         self._zero_s = self._clock()

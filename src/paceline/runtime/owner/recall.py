@@ -12,6 +12,7 @@ from paceline.runtime.checkpoints.optimizer_state import packed
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.run import Run
+from paceline.store.corrections.script_state import saved
 from paceline.store.increments import AddingStore
 
 Send = Callable[[Member, m.FromStore, tuple[int, ...]], None]
@@ -29,7 +30,7 @@ def recall(run: Run, member: Member, asked: m.RecallOptimizer, send: Send) -> No
 
 def packed_state(run: Run, weights: bool = False) -> tuple[m.Recalled, Segment]:
     """What it remembers, with the weights if they are asked for; the memory is the caller's to close."""
-    tensors, values = run.store.export()
+    tensors, values = saved(run.store)
     if weights:
         tensors |= {f"model.{name}": view for name, view in run.store.named_weights()}
     return packed_as(tensors, values)

@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.protocols.core.operations import Average, Exchange, Handle, Mix
 from paceline.runtime.messages.workers import Meet, Met, Release
 from paceline.runtime.peer.state import PeerState
-from paceline.runtime.worker.binding import Binding
+from paceline.runtime.worker.model.binding import Binding
 from paceline.store.vector import FlatVector
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from paceline.errors import BadGradient
 from paceline.store.together import Together, parts_of
@@ -14,11 +15,11 @@ LEAVE_GRADIENTS_ALONE = ("SGD", "Adam", "AdamW")
 
 
 def reads_only(optimizer: torch.optim.Optimizer | None) -> bool:
-    """Whether it leaves gradients as they are."""
+    """Whether it leaves gradients as they are, and so do hooks on its steps."""
     if isinstance(optimizer, Together):
         return all(reads_only(part) for part in optimizer.optimizers)
     name = type(optimizer).__name__
-    if optimizer is None or type(optimizer) is not getattr(torch.optim, name, None):
+    if optimizer is None or has_hooks(optimizer) or type(optimizer) is not getattr(torch.optim, name, None):
         return False
     return name in LEAVE_GRADIENTS_ALONE and not any(g.get("foreach") for g in optimizer.param_groups)
 
@@ -53,9 +54,12 @@ def _hasten(optimizer: torch.optim.Optimizer) -> set[int]:
 
 
 def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether somebody wants to be told of its steps."""
+    """Whether somebody wants to be told of its steps, or of everybody's."""
     parts = parts_of(optimizer)
-    return any(bool(p._optimizer_step_pre_hooks or p._optimizer_step_post_hooks) for p in parts)
+    everybodys = _global_optimizer_pre_hooks or _global_optimizer_post_hooks
+    return bool(everybodys) or any(
+        bool(p._optimizer_step_pre_hooks or p._optimizer_step_post_hooks) for p in parts
+    )
 
 
 def not_finite(rank: int, parameter: str | None) -> BadGradient:

@@ -22,8 +22,8 @@ from paceline.runtime.peer.compression import Packed, Packing
 from paceline.runtime.peer.kept_copies import KeptCopies
 from paceline.runtime.peer.memory import Halves, PeerMemory
 from paceline.runtime.peer.state import PeerState
-from paceline.runtime.worker.binding import Binding
 from paceline.runtime.worker.link import StoreLink
+from paceline.runtime.worker.model.binding import Binding
 from paceline.store.compression.codecs import matrices
 from paceline.store.replicas import GRADIENTS, PARAMETERS, answer_parts, is_buffers
 from paceline.store.vector import FlatVector

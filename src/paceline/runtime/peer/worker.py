@@ -45,7 +45,7 @@ from paceline.runtime.peer.steps import PeerSteps, rates
 from paceline.runtime.peer.stopping import PeerEnding
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
-from paceline.runtime.worker.model_calls import renorming
+from paceline.runtime.worker.model.model_calls import renorming
 from paceline.runtime.worker.worker import Worker
 from paceline.store.cutting import cut_of
 from paceline.store.optimizers import OptimizerSpec, check_suited

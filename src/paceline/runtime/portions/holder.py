@@ -32,7 +32,7 @@ from paceline.runtime.messages.hosts import SHARED
 from paceline.runtime.messages.memories import SEGMENT, WEIGHTS
 from paceline.store.corrections.correction import GradientPart
 from paceline.store.parameters import Gradients
-from paceline.store.portions import (
+from paceline.store.spread.portions import (
     Awake,
     Forget,
     KeepGradient,

@@ -30,7 +30,7 @@ from paceline.runtime.messages.portions import (
     Wake,
 )
 from paceline.runtime.portions.routes import PortionRoute, PortionRoutes
-from paceline.store.portions import Deed, SumOrder, of_whole, to_whole
+from paceline.store.spread.portions import Deed, SumOrder, of_whole, to_whole
 
 LOOK_S = 0.2
 LAST_WORD_S = 2.0

@@ -44,8 +44,16 @@ from paceline.runtime.run.member import Member
 from paceline.runtime.run.run import Run
 from paceline.store.disk.folders import saved_in
 from paceline.store.parameters import Gradients, ParameterStore
-from paceline.store.portions import FirstPortion, KeepGradient, Pushed, SumOrder, cut, of_whole, to_whole
-from paceline.store.slices import Slices, slice_evenly, slices_of
+from paceline.store.spread.portions import (
+    FirstPortion,
+    KeepGradient,
+    Pushed,
+    SumOrder,
+    cut,
+    of_whole,
+    to_whole,
+)
+from paceline.store.spread.slices import Slices, slice_evenly, slices_of
 
 Place = tuple[int, int]
 """Host and lane of a worker."""

@@ -30,7 +30,7 @@ from paceline.runtime.messages.portions import (
     PortionPlan,
     from_holder,
 )
-from paceline.store.portions import Portion
+from paceline.store.spread.portions import Portion
 
 encoder = msgspec.msgpack.Encoder()
 

@@ -17,8 +17,8 @@ from paceline.runtime.messages.portions import PortionPlan
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.run import Run, run_state
 from paceline.store.disk.checkpoint import Snapshot, buffers_of, pack
-from paceline.store.portions import FirstPortion, to_whole
-from paceline.store.slices import Slices
+from paceline.store.spread.portions import FirstPortion, to_whole
+from paceline.store.spread.slices import Slices
 
 State = tuple[dict[str, Tensor], dict[str, Any]]
 

@@ -13,7 +13,7 @@ from paceline.runtime.run.member import Member
 from paceline.store.layout import Layout
 from paceline.store.optimizers import OptimizerSpec
 from paceline.store.parameters import Gradients, ParameterStore
-from paceline.store.portions import Portion, used_of
+from paceline.store.spread.portions import Portion, used_of
 from paceline.store.work.budget import Fingerprint, Source, different_data
 
 

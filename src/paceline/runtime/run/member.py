@@ -94,7 +94,7 @@ class Member:
 
     def told(self, push: Push) -> None:
         """What it says about the gradient that lies in its segment."""
-        self.samples, self.finite = push.weigh or push.samples, push.finite
+        self.samples, self.finite = push.samples if push.weigh is None else push.weigh, push.finite
         self.scaled, self.clip, self.which = push.scaled, push.clip, push.which
         self.spent = push.spent
         self.again += push.again

@@ -36,14 +36,15 @@ from paceline.runtime.run.resume import momentum_lost, resume
 from paceline.runtime.run.run import Run
 from paceline.store.corrections.choice import Choice, choose, nothing_stale
 from paceline.store.corrections.correction import memory_bytes
+from paceline.store.corrections.script_state import load
 from paceline.store.disk.checksums import unchecked
 from paceline.store.disk.reserve import Reserve
 from paceline.store.increments import AddingStore
 from paceline.store.layout import Layout
 from paceline.store.ledger import Ledger
-from paceline.store.optimizers import OptimizerSpec, import_state
+from paceline.store.optimizers import OptimizerSpec
 from paceline.store.parameters import ParameterStore
-from paceline.store.portions import Portion
+from paceline.store.spread.portions import Portion
 from paceline.trace.events import Event, WorkerLeft
 
 PARKED = "parked: it takes no part"
@@ -76,6 +77,8 @@ class RunStart:
         self.absent: list[WorkerLeft] = []
         """Who was lost before training began; the others go on without it."""
         self._initial: Segment | None = None
+        self._there: list[Member] = []
+        """Who has begun, and may be gone again."""
 
     @property
     def protocol(self) -> tuple[str, Pacing | Peer]:
@@ -291,17 +294,19 @@ class RunStart:
             if run is not None and isinstance(run.store, AddingStore):
                 run.store.tell(member.rank, state, message.ahead)
             return
-        self._remembered = state
-        if run is not None:
-            steps = run.ledger.pacer.clocks.version
-            if steps and not run.agrees:
-                note("warning", f"optimizer.load_state_dict() takes effect after {steps} updates of others")
-            self.hand_state(run)
+        if run is None:
+            self._remembered = state
+            return
+        steps = run.ledger.pacer.clocks.version
+        if steps and not run.agrees:
+            note("warning", f"optimizer.load_state_dict() takes effect after {steps} updates of others")
+        load(run.store, state, [each.rank for each in self._there if not each.gone])
 
-    def hand_state(self, run: Run) -> None:
+    def hand_state(self, run: Run, members: list[Member]) -> None:
         """Let the run's optimizer remember what a script has loaded; a resumed one has its own memories."""
+        self._there = list(members)
         if self._remembered is not None and self._config.resume is None:
-            import_state(run.store.optimizer, *self._remembered)
+            load(run.store, self._remembered, [member.rank for member in members])
         self._remembered = None
 
     def equip_late(self, member: Member, run: Run, living: list[Member]) -> None:
@@ -316,6 +321,7 @@ class RunStart:
         values = run.store.layout.buffer_views(first.segment.bytes)
         buffers = {slot.name: view for slot, view in zip(run.store.layout.buffers, values, strict=True)}
         equip(member, run.store, None, run.shared, buffers, self.portion)
+        self._there.append(member)
         self._initial = None
 
 

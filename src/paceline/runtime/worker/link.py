@@ -17,7 +17,7 @@ from paceline.protocols import own
 from paceline.runtime.checkpoints.optimizer_state import State, packed, unpacked
 from paceline.runtime.checkpoints.worker_state import WorkerState
 from paceline.runtime.messages import workers as m
-from paceline.runtime.worker.binding import Binding
+from paceline.runtime.worker.model.binding import Binding
 from paceline.runtime.worker.peer_barrier import WorkerBarrier
 from paceline.store.layout import Layout
 from paceline.store.optimizers import OptimizerSpec

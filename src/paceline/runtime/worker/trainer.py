@@ -21,15 +21,16 @@ from paceline.runtime.checkpoints.random_state import RandomState, seed_apart
 from paceline.runtime.checkpoints.step_settings import StepSettings
 from paceline.runtime.checkpoints.worker_state import WorkerState
 from paceline.runtime.messages.workers import Push, Ready
-from paceline.runtime.worker.binding import Binding
 from paceline.runtime.worker.data.intake import Intake
+from paceline.runtime.worker.data.reach import Reach
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
+from paceline.runtime.worker.model.binding import Binding
 from paceline.runtime.worker.optimizer.clipping import Watch
 from paceline.runtime.worker.optimizer.plateau import Unshared
 from paceline.runtime.worker.optimizer.prepared import PreparedSchedulers
 from paceline.runtime.worker.optimizer.replacing import replace_step
-from paceline.runtime.worker.optimizer.scaling import taken_from, tell_scaler, welcome_scalers
+from paceline.runtime.worker.optimizer.scaling import check_scaler, taken_from, tell_scaler, welcome_scalers
 from paceline.runtime.worker.optimizer.schedules import misfit
 from paceline.runtime.worker.optimizer.store_state import Elsewhere
 from paceline.runtime.worker.optimizer.trigger import Trigger
@@ -75,6 +76,8 @@ class Trainer:
         """What says whether a gradient is pushed; None: every one is."""
         self.planned: int | None = None
         """How many epochs the script means to run, as far as it has told."""
+        self._elsewhere: list[Elsewhere] = []
+        """The script's optimizers, where steps are taken elsewhere."""
         self._sent: list[GroupSettings] = []
         self._cleared: set[int] = set()
         """Optimizers whose gradients the script has cleared since their last step."""
@@ -121,6 +124,8 @@ class Trainer:
         self.schedulers.position, self.intake.resumed = ready.position, ready.epoch > 0
         self.shared, self.ahead, self.complete = ready.shared, ready.ahead, ready.agrees
         self._watch = Watch(self.binding.trained)
+        self._reach = Reach(self.binding, self._watch, self.intake.several)
+        self.intake.reached = self._reach.reached
         if self.shared or not self._steps_here:
             self.optimizer.state.clear()
         self.tells = ready.tell
@@ -140,8 +145,9 @@ class Trainer:
 
     def replace_steps(self, step: Callable[..., Any], zero_grad: Callable[..., None]) -> None:
         """Have every optimizer's step be an exchange of its own. Both are told which optimizer's it is."""
+        elsewhere = self.shared or not self._steps_here
         for which, part in enumerate(parts_of(self.optimizer)):
-            replace_step(part, partial(step, which))
+            replace_step(part, partial(step, which), hooked=elsewhere)
             welcome_scalers(part)
             part.zero_grad = partial(zero_grad, which)  # type: ignore[method-assign]
 
@@ -149,7 +155,7 @@ class Trainer:
         """Steps are taken elsewhere, so that is where their memories are."""
         first = 0
         for part in parts_of(self.optimizer):
-            Elsewhere(part, self.binding.index, self.link, self.link.say, first)
+            self._elsewhere.append(Elsewhere(part, self.binding.index, self.link, self.link.say, first))
             first += len(in_order(part, self.binding.index))
 
     def begin(self, ready: Ready) -> Any:
@@ -202,13 +208,17 @@ class Trainer:
         if self._group_sizes() != self._sizes:
             raise ConfigError("the optimizer got further parameters after prepare. Add them before.")
         self.which = which
+        if self._elsewhere:
+            self._elsewhere[which].steps()
         self.binding.choose(which)
         self.schedulers.begin(another=self.intake.again(which))
+        self.intake.steps()
         compute_s = self.intake.computed()
         self.adopt()
         self._mention_left_over()
         self._exchange(lambda missing: iterate(compute_s, missing))
         self.binding.fresh()
+        self._reach.stepped()
         self.intake.stepped(which)
         self.clip_to = None
         return loss
@@ -217,16 +227,8 @@ class Trainer:
         """Unscale it if need be, and carry the iteration out; a scaler hears what it could not see."""
         optimizer = parts_of(self.optimizer)[self.which]
         scaled, self.overflowed = taken_from(optimizer), False
-        if scaled is not None and self.trigger is not None:
-            raise ConfigError(
-                "--trigger adds gradients up that a GradScaler would scale differently. Leave one of them "
-                "out, or use bfloat16, which needs no scaler."
-            )
-        if scaled is not None and self.link.config.store_hosts > 1:
-            raise ConfigError(
-                f"a GradScaler needs a store on one host, but --store-hosts is "
-                f"{self.link.config.store_hosts}. Leave it out, or use bfloat16, which needs no scaler."
-            )
+        if scaled is not None:
+            check_scaler(self.trigger is not None, self.link.config.store_hosts)
         self.scaled |= scaled is not None
         if self.clip_to is None and self._watch.changed(scaled is not None):
             self._mention_clipping()
@@ -275,6 +277,8 @@ class Trainer:
         """The script clears an optimizer's gradients: what steps are made with may lie there from now on."""
         self._cleared.add(which)
         self.binding.zero(set_to_none, which)
+        self.intake.cleared(which)
+        self._reach.cleared()
 
     def _mention_left_over(self) -> None:
         """Say so if a script adds to gradients that it had cleared so far: they may be its own no more."""
@@ -331,7 +335,7 @@ class Trainer:
             clip=self.clip_to,
             which=self.which,
             again=intake.again(self.which),
-            weigh=intake.weigh(self.which) if intake.several else 0,
+            weigh=intake.weigh(self.which),
             spent=self.which in self._spent,
             state=self.standing() if self.tells else None,
         )

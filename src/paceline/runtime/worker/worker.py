@@ -12,9 +12,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.runtime.messages.workers import Ready
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
-from paceline.runtime.worker.model_calls import notice
+from paceline.runtime.worker.model.model_calls import notice
+from paceline.runtime.worker.model.sharing import Sharing
 from paceline.runtime.worker.pace import Metrics, Pace
-from paceline.runtime.worker.sharing import Sharing
 from paceline.runtime.worker.trainer import Trainer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline.errors import ConfigError
-from paceline.runtime.worker.binding import Binding
+from paceline.runtime.worker.model.binding import Binding
 
 
 class Writing:

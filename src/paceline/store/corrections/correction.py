@@ -13,9 +13,10 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from paceline.corrections import NONE, Named, parse_correction
-from paceline.store.corrections.dana import ADAMS, DanaAdam, DanaPush, DanaSGD, Extent, Momentum
+from paceline.store.corrections.dana import ADAMS, SECOND, DanaAdam, DanaPush, DanaSGD, Extent, Momentum
 from paceline.store.corrections.dc import AdaptiveDelayCompensation, DelayCompensation
 from paceline.store.corrections.gap import GapAware
+from paceline.store.corrections.plain import Momenta, State
 from paceline.store.corrections.rule import GradientRule
 from paceline.store.corrections.spans import Span, Vectors, spans
 from paceline.store.lanes import Lanes
@@ -88,6 +89,8 @@ class Corrections:
         """Whose momentum is in the sum."""
         self.awake: frozenset[int] | None = None
         """Who computes, or is about to: these momenta are to be in the sum. None: everybody's."""
+        self._last: list[tuple[Vectors, list[float]]] = []
+        """The momentum of the worker that left when nobody else had one, and what it counted by group."""
         wanted = () if self._momentum is None else (TOTAL, *self._momentum.memory)
         wanted += () if self._rule is None else self._rule.memory
         self._shared = {each: Vectors(layout) for each in wanted}
@@ -217,8 +220,10 @@ class Corrections:
 
     def forget(self, worker: int, lanes: Lanes) -> None:
         """A worker has left: its momentum is dropped, and the sum made anew, without what rounding left."""
-        if self._momentum is None or self._own.pop(worker, None) is None:
+        if self._momentum is None or worker not in self._own:
             return
+        weights, own = self._weights_of([worker])[worker], self._own.pop(worker)
+        self._last = [] if self._own else [(own, weights)]
         self._momentum.forget(worker)
         self._counted.discard(worker)
         lanes.map(self._add_up, self._all)
@@ -266,6 +271,27 @@ class Corrections:
 
     def _shared_in(self, span: Span) -> dict[str, Tensor]:
         return {name: vectors.part(span) for name, vectors in self._shared.items()}
+
+    # -- what scripts save and load -----------------------------------------------------------
+
+    def plain(self) -> dict[str, Tensor]:
+        """The optimizer's state as torch would have it, in whose place this steps."""
+        weights = self._weights_of(self._own)
+        return self._momenta().saved([(self._own[each], weights[each]) for each in self._own] or self._last)
+
+    def load_plain(self, state: State, workers: Collection[int]) -> None:
+        """Go on from a state of torch's, or begin anew if it is empty. `workers` are there."""
+        for worker in set(self._own).difference(workers):
+            del self._own[worker]
+        owns = [self.own(worker) for worker in workers]
+        self._momenta().load(state, owns, workers)
+        self._last, self._counted = [], self._wanted
+        for span in self._all:
+            self._add_up(span)
+
+    def _momenta(self) -> Momenta:
+        assert self._momentum is not None
+        return Momenta(self._spec, self._momentum, self._shared.get(SECOND))
 
     # -- checkpoints --------------------------------------------------------------------------
 

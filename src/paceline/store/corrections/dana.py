@@ -24,7 +24,7 @@ in the first steps of a parameter whose gradient is missing at times.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -87,6 +87,12 @@ class Momentum(Protocol):
         """The worker is gone."""
         ...
 
+    def begin_at(
+        self, steps: Sequence[float], settings: Sequence[GroupSettings], workers: Collection[int]
+    ) -> None:
+        """All have taken so many steps, by group, and these workers are there."""
+        ...
+
     def state(self) -> dict[str, Any]:
         """What is not a vector, for a checkpoint."""
         ...
@@ -145,6 +151,11 @@ class DanaSGD:
     def forget(self, worker: int) -> None:
         """Nothing is kept by worker but its vector."""
 
+    def begin_at(
+        self, steps: Sequence[float], settings: Sequence[GroupSettings], workers: Collection[int]
+    ) -> None:
+        """Steps are not counted."""
+
     def state(self) -> dict[str, Any]:
         """How far ahead it looks."""
         return {"reach": self._reach}
@@ -166,7 +177,7 @@ class DanaAdam:
         """`decoupled`: whether weight decay is, unless a group says otherwise."""
         self._decoupled = decoupled
         self._reach = [0.0] * groups
-        self._second = [1.0] * groups
+        self.left_of_second = [1.0] * groups
         """What is left of the zeros that the second moment began with, by group."""
         self._first: dict[int, list[float]] = {}
         """The same of each worker's first moment."""
@@ -178,7 +189,9 @@ class DanaAdam:
         """Count the gradients in, before any piece is moved."""
         count = len(workers) / max(active, 1)
         self._kept = [group["betas"][1] ** count for group in settings]
-        self._second = [left * kept for left, kept in zip(self._second, self._kept, strict=True)]
+        self.left_of_second = [
+            left * kept for left, kept in zip(self.left_of_second, self._kept, strict=True)
+        ]
         self._reach = [group["lr"] * one * group["betas"][0] for group in settings]
         self._eps = [group["eps"] for group in settings]
         self._was = {worker: self._first.get(worker, [1.0] * len(settings)) for worker in workers}
@@ -233,13 +246,13 @@ class DanaAdam:
         return bool(settings.get("decoupled_weight_decay", self._decoupled))
 
     def _root(self, group: int, second: Tensor) -> Tensor:
-        return second.div(1 - self._second[group]).sqrt_().add_(self._eps[group])
+        return second.div(1 - self.left_of_second[group]).sqrt_().add_(self._eps[group])
 
     def ahead(
         self, group: int, weights: Tensor, total: Tensor, shared: dict[str, Tensor], out: Tensor
     ) -> None:
         """The weights, moved by everybody's first moment."""
-        if self._second[group] < 1:
+        if self.left_of_second[group] < 1:
             torch.addcdiv(
                 weights, total, self._root(group, shared[SECOND]), value=-self._reach[group], out=out
             )
@@ -255,12 +268,24 @@ class DanaAdam:
         """A worker that comes back begins anew."""
         self._first.pop(worker, None)
 
+    def begin_at(
+        self, steps: Sequence[float], settings: Sequence[GroupSettings], workers: Collection[int]
+    ) -> None:
+        """As much is left of the zeros as torch's optimizer has after so many steps."""
+        groups = list(zip(steps, settings, strict=True))
+        first = [group["betas"][0] ** count for count, group in groups]
+        self.left_of_second = [group["betas"][1] ** count for count, group in groups]
+        self._first = {worker: list(first) for worker in workers}
+        self._eps = [group["eps"] for group in settings]
+
     def state(self) -> dict[str, Any]:
         """What corrects bias, and how far ahead it looks."""
         first = {str(worker): left for worker, left in self._first.items()}
-        return {"reach": self._reach, "second": self._second, "eps": self._eps, "first": first}
+        return {"reach": self._reach, "second": self.left_of_second, "eps": self._eps, "first": first}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on with the same bias."""
-        self._reach, self._second, self._eps = (list(state[name]) for name in ("reach", "second", "eps"))
+        self._reach, self.left_of_second, self._eps = (
+            list(state[name]) for name in ("reach", "second", "eps")
+        )
         self._first = {int(worker): list(left) for worker, left in state["first"].items()}

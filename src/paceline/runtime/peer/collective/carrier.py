@@ -35,7 +35,7 @@ from paceline.runtime.peer.collective.link import CollectiveLink
 from paceline.runtime.peer.collective.slab import Slab, pack
 from paceline.runtime.peer.optimizer import not_finite
 from paceline.runtime.peer.state import PeerState
-from paceline.runtime.worker.binding import Binding
+from paceline.runtime.worker.model.binding import Binding
 from paceline.store.replicas import (
     BUFFERS,
     GRADIENTS,
@@ -97,8 +97,9 @@ class CollectiveCarrier:
     def _expected_share(self) -> float:
         """This gradient's share, if all the others come from full batches."""
         intake = self._peer.trainer.intake
-        known = intake.samples or intake.used  # a batch that counts for nothing has no samples
-        return (intake.samples / intake.usual if known else 1.0) / self._peer.me.size
+        count = intake.weigh(0)
+        known = count or intake.used  # a batch that counts for nothing has no samples
+        return (count / intake.usual if known else 1.0) / self._peer.me.size
 
     @contextmanager
     def _whole(self) -> Iterator[None]:

@@ -38,6 +38,8 @@ class Intake:
         """Told when a batch has reached the script, before it is computed."""
         self.on_end: Callable[[], None] = lambda: None
         """Told when a pass over the loader has come to its end."""
+        self.reached: Callable[[], bool] = lambda: True
+        """Whether backward has reached the batch at hand."""
         self.used: list[Batch] = []
         """The batches since the last step."""
         self.samples = 0
@@ -53,8 +55,11 @@ class Intake:
         self._fed = False
         self._batch: int | None = None
         self._since = [0]
-        """Samples since the last step of each of several optimizers."""
+        """Samples in the next gradient of each optimizer."""
         self._last = 0
+        """Samples of the batch at hand."""
+        self._open = False
+        """Whether nobody has looked yet if that is in these gradients."""
         self._loader: Any = None
         self._source: Source | None = None
         self._sampler: Any = None
@@ -129,8 +134,7 @@ class Intake:
                 return self._link.enough
 
             def ends() -> None:
-                self._void.end()
-                self.on_end()
+                self._pass_ends()
                 self._end_pass()
 
             return StridedLoader(loader, rank, size, self.arrived, self.repeats, enough, ready.agrees, ends)
@@ -194,7 +198,8 @@ class Intake:
             self._void.begin()
         if self._unused is not None:
             self._unused.arrived()
-        self._fed = True
+        self._settle()
+        self._fed = self._open = True
         self._in_pass += 1
         self.samples += samples
         self._last = samples
@@ -223,10 +228,16 @@ class Intake:
                 "it anew; --resume counts whole epochs only"
             )
 
+    def _pass_ends(self) -> None:
+        """What is computed from now on is on no batch of ours."""
+        self._void.end()
+        self._settle()
+        self._last = 0
+        self.on_end()
+
     def passed(self) -> None:
         """The loader has come to an end."""
-        self._void.end()
-        self.on_end()
+        self._pass_ends()
         length, batches = self.lengths[1], self._end_pass()
         stepped, self._stepped = self._stepped, False
         if batches and not stepped:
@@ -263,6 +274,22 @@ class Intake:
 
     # -- a step -------------------------------------------------------------------------------
 
+    def _settle(self) -> None:
+        """The batch at hand is behind us: it counts only if it is in a gradient."""
+        if self._open and not self.reached():
+            self._since = [max(0, each - self._last) for each in self._since]
+        self._open = False
+
+    def cleared(self, which: int) -> None:
+        """An optimizer's gradient is gone, and so are the batches that were in it."""
+        self._since[which] = self._last if self._open else 0
+
+    def steps(self) -> None:
+        """An optimizer is about to step."""
+        if max(self._since) > self._last:  # else the batch at hand is all there is
+            self._settle()
+        self._open = False
+
     def computed(self) -> float:
         """The gradient is there: how long it took."""
         return self.device.finish(self._usual_batches())
@@ -275,8 +302,6 @@ class Intake:
         """An optimizer has stepped; what comes now is counted anew."""
         if self._unused is not None:
             self._unused.stepped()
-        if not self.several:
-            self._void.end()
         if not self._fed or self.several:
             self.device.begin()  # no prepared loader, or another step to come: compute begins now
         self._since[which] = 0
@@ -297,5 +322,5 @@ class Intake:
         return self.several and (not self._fed if self._loader is not None else which > 0)
 
     def weigh(self, which: int) -> int:
-        """What a gradient counts in a mean: the samples since its optimizer's last step."""
-        return (self._since[which] or self._last) if self.several else self.samples
+        """What a gradient counts in a mean: its samples. Further steps on a batch count like the first."""
+        return self._since[which] or self._last if self._counted else self.samples

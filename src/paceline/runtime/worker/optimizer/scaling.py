@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
+from paceline.errors import ConfigError
+
 
 class Scaled(NamedTuple):
     """What a scaler said about the step that is to be taken."""
@@ -32,6 +34,20 @@ class Scaled(NamedTuple):
                 gradient.mul_(1.0 / self.scale)
             if self.found_inf and index == 0:
                 gradient[:1] = float("inf")
+
+
+def check_scaler(triggered: bool, store_hosts: int) -> None:
+    """Refuse a scaler where its steps could not be taken rightly."""
+    if triggered:
+        raise ConfigError(
+            "--trigger adds gradients up that a GradScaler would scale differently. Leave one of them "
+            "out, or use bfloat16, which needs no scaler."
+        )
+    if store_hosts > 1:
+        raise ConfigError(
+            f"a GradScaler needs a store on one host, but --store-hosts is {store_hosts}. Leave it out, or "
+            "use bfloat16, which needs no scaler."
+        )
 
 
 def welcome_scalers(optimizer: torch.optim.Optimizer) -> None:

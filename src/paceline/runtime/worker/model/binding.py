@@ -26,7 +26,7 @@ from torch.autograd.graph import increment_version
 
 from paceline.errors import ConfigError
 from paceline.fabric.segment import Segment
-from paceline.runtime.worker.device import one_device, pin, synchronize
+from paceline.runtime.worker.model.device import one_device, pin, synchronize
 from paceline.runtime.worker.optimizer.scaling import Scaled
 from paceline.store.layout import buffer_homes, describe, named_buffers, named_parameters
 from paceline.store.together import parts_of
@@ -327,6 +327,15 @@ class Binding:
         self._aside = []
         for i in self._chosen:
             self._seen[i] = self._gradients[i]._version
+
+    @property
+    def writes(self) -> int:
+        """How often gradients were written to since their last step, or since they were cleared."""
+        named = zip(self.trained, self._gradients, self._seen, strict=True)
+        return sum(
+            view._version - seen if p.grad is view else 0 if p.grad is None else 1 + p.grad._version
+            for p, view, seen in named
+        )
 
     def zero(self, set_to_none: bool, which: int = 0) -> None:
         """Zero an optimizer's gradients. Unless they become None, they take part in its next step."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from paceline.errors import ConfigError
 from paceline.fabric.segment import Segment
-from paceline.runtime.worker.model_calls import notice_loading, renorming
+from paceline.runtime.worker.model.model_calls import notice_loading, renorming
 
 
 class Sharing:
