@@ -55,7 +55,7 @@ torch.set_default_dtype(torch.float64)
 model = torch.nn.Linear(1, 1, bias=False)
 torch.nn.init.zeros_(model.weight)
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-loader = DataLoader(TensorDataset(torch.full((32, 1), float(pace.rank))), batch_size=4)
+loader = DataLoader(TensorDataset(torch.ones(32, 1)), batch_size=4)
 model, optimizer, loader = pace.prepare(model, optimizer, loader)
 every, case = int(sys.argv[1]), sys.argv[2]
 for number, (x,) in enumerate(loader, 1):  # the gradient is 0 on rank 0, and -1 on rank 1
@@ -63,7 +63,7 @@ for number, (x,) in enumerate(loader, 1):  # the gradient is 0 on rank 0, and -1
         model.zero_grad()
     skipped = pace.rank == 1 and number == 2
     if not skipped or case in ("none", "zero_grad"):
-        (-model(x)).mean().backward()
+        (-pace.rank * model(x)).mean().backward()
     if skipped and case == "zero_grad":
         optimizer.zero_grad()
         continue
