@@ -216,7 +216,7 @@ def _load(record: BenchRecord) -> str:
     said = f"- load of the machine before the run: {before:.2f}"
     said += "" if record.load_after is None else f", after it: {record.load_after:.2f}"
     said += "" if others is None else f"; others used {100 * others:.0f} % of its processors meanwhile"
-    if before > record.machine.cores / 4 or (others or 0.0) > MOST_OTHERS:
+    if before > record.machine.cores / 4 if others is None else others > MOST_OTHERS:
         said += " (**loaded**: others were at work, times are not to be trusted)"
     if record.kept:
         said += f"; {record.kept} results are of earlier commands, and this says nothing of their load"
