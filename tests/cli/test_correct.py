@@ -26,7 +26,7 @@ def test_a_run_is_corrected_by_default_says_so_and_is_replayed_to_the_same_bits(
     assert done.code == 0, done.err
     assert "asp + dana" in done.err
     folder = done.out.strip()
-    assert "correct auto: dana" in notes(folder)
+    assert "correcting stale momentum with DANA" in notes(folder)
     result = msgspec.json.decode(Path(folder, "result.json").read_bytes())
     assert result["correct"] == "dana"
     again = shell("replay", folder, "--json")

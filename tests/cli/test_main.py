@@ -1,8 +1,10 @@
-"""The command itself: what it says of itself."""
+"""The command itself: what it says of itself, its help, and the first steps of a newcomer."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+import pytest
 
 import paceline
 from support.command import run_command
@@ -13,7 +15,58 @@ def test_the_version_needs_no_command(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"{paceline.__version__}\n")
 
 
-def test_without_a_command_it_shows_the_commands(tmp_path: Path) -> None:
+def test_without_a_command_it_says_what_to_do_next(tmp_path: Path) -> None:
     done = run_command(cwd=tmp_path)
-    assert done.returncode == 2
-    assert "train" in done.stdout + done.stderr
+    assert done.returncode == 0
+    assert "paceline example digits.py" in done.stdout
+    assert "newest run" not in done.stdout, "there is none here"
+
+
+def test_without_a_command_it_names_the_newest_run(tmp_path: Path) -> None:
+    (tmp_path / "runs/a1").mkdir(parents=True)
+    (tmp_path / "runs/latest").symlink_to("a1")
+    assert "The newest run is a1. Draw it: paceline report runs/latest" in run_command(cwd=tmp_path).stdout
+
+
+def test_no_line_about_a_command_is_cut_off(tmp_path: Path) -> None:
+    shown = run_command("--help", cwd=tmp_path).stdout
+    assert "train " in shown
+    assert not [line for line in shown.splitlines()[1:] if line.endswith("...")]
+
+
+def test_help_explains_the_flags_of_every_day_and_names_the_others(tmp_path: Path) -> None:
+    shown = run_command("train", "--help", cwd=tmp_path).stdout
+    assert "Worker processes to start." in shown
+    assert "--damping" in shown
+    assert "Shrink what a stale gradient counts" not in shown
+    assert len(shown.splitlines()) < 75
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "simulate"])
+def test_help_all_explains_every_flag_that_help_names(command: str, tmp_path: Path) -> None:
+    brief = run_command(command, "--help", cwd=tmp_path).stdout
+    everything = run_command(command, "--help-all", cwd=tmp_path).stdout
+    named = {word.rstrip(",") for word in brief.split() if word.startswith("--") and word.strip("-")}
+    assert len(named) > 20
+    assert not {flag for flag in named - {"--help-all", "--"} if flag not in everything}
+
+
+def test_help_all_after_two_dashes_is_the_scripts(tmp_path: Path) -> None:
+    done = run_command("train", "missing.py", "--", "--help-all", cwd=tmp_path)
+    assert (done.returncode, done.stderr[:6]) == (2, "error:")
+
+
+def test_the_example_is_a_script_that_trains(tmp_path: Path) -> None:
+    assert run_command("example", "mine.py", cwd=tmp_path).returncode == 0
+    done = run_command(
+        "train", "mine.py", "--workers", "1", "--", "--epochs", "1", cwd=tmp_path, timeout_s=90
+    )
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stderr
+
+
+def test_the_example_overwrites_nothing(tmp_path: Path) -> None:
+    (tmp_path / "digits.py").write_text("mine")
+    done = run_command("example", cwd=tmp_path)
+    assert (done.returncode, (tmp_path / "digits.py").read_text()) == (2, "mine")
+    assert "digits.py exists already" in done.stderr

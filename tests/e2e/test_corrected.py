@@ -173,7 +173,7 @@ def test_lockstep_ignores_a_correction_and_says_so(lab: Lab) -> None:
 def test_auto_says_what_it_has_chosen(lab: Lab) -> None:
     run = lab.trained("train.py", "adamw", *SIZES, workers=2, protocol="asp", correct="auto")
     assert run.result.correct == "dana"
-    assert any(note.text.startswith("correct auto: dana") for note in run.of(Note))
+    assert any(note.text.startswith("correcting stale momentum with DANA") for note in run.of(Note))
 
 
 @pytest.fixture(scope="module")

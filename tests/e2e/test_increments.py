@@ -219,7 +219,7 @@ def test_a_correction_is_refused(lab: Lab) -> None:
 def test_the_automatic_correction_is_none_and_the_run_says_so(lab: Lab) -> None:
     dials = {"protocol": "ssp", "apply": "increments", "correct": "auto"}
     run = lab.trained("train.py", "momentum", *SIZES, workers=3, **dials)
-    assert any("correct auto: none" in note.text for note in run.of(Note))
+    assert any("stale gradients are not corrected" in note.text for note in run.of(Note))
 
 
 def assert_refused(run: Run) -> None:

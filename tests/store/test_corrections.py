@@ -189,11 +189,11 @@ def test_auto_is_dana_where_gradients_are_stale_and_there_is_a_momentum() -> Non
     for name, settings in (("SGD", {"momentum": 0.9}), ("Adam", {}), ("AdamW", {}), ("NAdam", {})):
         correct, remark = chosen("auto", name, **settings)
         assert correct == "dana"
-        assert remark.startswith("correct auto: dana")
+        assert remark.startswith("correcting stale momentum with DANA")
     for name, settings in (("SGD", {}), ("RMSprop", {"momentum": 0.9}), ("Adam", {"amsgrad": True})):
         correct, remark = chosen("auto", name, **settings)
         assert correct == "none"
-        assert remark.startswith("correct auto: none, since ")
+        assert remark.startswith("stale gradients are not corrected: ")
     assert chosen("auto", momentum=0.9, lockstep=True) == ("none", "")
 
 

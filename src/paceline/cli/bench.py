@@ -108,7 +108,9 @@ def bench(
         ),
     ] = None,
 ) -> None:
-    """Measure Paceline against other systems: both in the same run, in turns, as ratios.
+    """Measure Paceline against other systems.
+
+    Both run in turns within the same minutes, and results are ratios.
 
     Take a quiet machine: whatever else runs there is measured too.
 

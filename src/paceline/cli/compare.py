@@ -57,7 +57,9 @@ def compare(
     runs: o.Runs = Path("runs"),
     json: o.Json = False,
 ) -> None:
-    """Train SCRIPT under several protocols in turn: same seed, same data, same clock.
+    """Train SCRIPT under several protocols, side by side.
+
+    Every run has the same seed, data and clock.
 
     Prints a table and writes a self-contained HTML report. A run that fails does not keep the others from
     their turn, and when it is stopped, what has finished is shown.

@@ -68,7 +68,9 @@ def doctor(
     ] = False,
     json: o.Json = False,
 ) -> None:
-    """Check what is installed, this machine, and the way to other hosts; say what to do about it.
+    """Check this machine and the way to other hosts.
+
+    Every finding says what to do about it.
 
     Exit status 1 when something is a problem.
 

@@ -7,26 +7,28 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from paceline.cli import advise, plan, testbed, tune
 from paceline.cli.bench import bench
 from paceline.cli.compare import compare
 from paceline.cli.doctor import doctor
+from paceline.cli.flags.grouped import GroupedCommand, GroupedCommands
 from paceline.cli.host import host
 from paceline.cli.profile import profile
 from paceline.cli.protocols import protocols
 from paceline.cli.replay import replay
 from paceline.cli.report import report
-from paceline.cli.running.common import DEBUG
+from paceline.cli.running.common import DEBUG, errors_for_people
 from paceline.cli.running.secret import secret
 from paceline.cli.simulate import simulate
+from paceline.cli.start import example, first_steps
 from paceline.cli.train import train
 from paceline.cli.why import why
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
+    cls=GroupedCommands,
+    invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Train one PyTorch model on many workers, and choose how they keep time.",
@@ -43,6 +45,7 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with errors.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
@@ -51,13 +54,19 @@ def options(
     """Train one PyTorch model on many workers, and choose how they keep time."""
     if debug:
         os.environ[DEBUG] = "1"
+    if context.invoked_subcommand is None:
+        first_steps()
 
 
-class Scripted(TyperCommand):
-    """A command that starts a script, whose options people tend to give to the command."""
+class Scripted(GroupedCommand):
+    """A command that starts a script. Its flags may stand in a file, or be meant for the script."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As ever, but an option that is not ours may be the script's."""
+        """As usual, but flags may come from a TOML file, and an unknown one may be the script's."""
+        from paceline.cli.flags.from_file import expand
+
+        with errors_for_people():
+            args, ctx.default_map = expand(args, self.params)
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
@@ -67,13 +76,20 @@ class Scripted(TyperCommand):
             raise
 
 
-COMMANDS = (train, host, secret, compare, simulate, replay, protocols, report, why, profile, bench, doctor)
-for command in COMMANDS:
-    app.command(cls=Scripted if command in (train, compare, simulate) else None)(command)
-app.add_typer(advise.app, name="advise")
-app.add_typer(plan.app, name="plan")
-app.add_typer(tune.app, name="tune")
-app.add_typer(testbed.app, name="testbed")
+SECTIONS = {
+    "Train": (train, compare, host, secret),
+    "Look": (report, why, replay, protocols),
+    "Plan": (simulate, profile),
+    "This machine": (example, doctor, bench),
+}
+for title, commands in SECTIONS.items():
+    for command in commands:
+        kind = Scripted if command in (train, compare, simulate) else GroupedCommand
+        app.command(cls=kind, rich_help_panel=title)(command)
+app.add_typer(advise.app, name="advise", rich_help_panel="Plan")
+app.add_typer(plan.app, name="plan", rich_help_panel="Plan")
+app.add_typer(tune.app, name="tune", rich_help_panel="Plan")
+app.add_typer(testbed.app, name="testbed", rich_help_panel="This machine")
 
 
 def main() -> None:

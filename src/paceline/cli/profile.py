@@ -26,7 +26,7 @@ def profile(
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Measure what `paceline plan` needs to know, of a model or of a cluster.
+    """Measure a model or a cluster for `paceline plan`.
 
     SCRIPT is run up to its first step; then its layers are timed one by one. Profiles are JSON files that can
     also be written by hand; clusters also as TOML, with devices and links of a small catalogue.

@@ -23,7 +23,7 @@ def protocols(
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """List the protocols: name, family, paper, what each promises, and its settings.
+    """List the protocols, what they promise and their papers.
 
     Those that installed packages offer (entry points of the group paceline.protocols) stand at the end.
     """

@@ -31,7 +31,9 @@ def replay(
     runs: o.Runs = Path("runs"),
     json: o.Json = False,
 ) -> None:
-    """Re-execute a recorded run, asynchronous or not, from its trace: same arrivals, same data, same weights.
+    """Carry out a recorded run again, to the same bits.
+
+    The trace tells the arrivals: same data, same weights, asynchronous or not.
 
     The same workers compute again; the store, or the place where peers meet, hears them in the recorded
     order and at the recorded times. Ends with 1 if the weights differ from the recorded ones in a single bit.

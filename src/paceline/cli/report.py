@@ -18,7 +18,9 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("report.html"),
     json: o.Json = False,
 ) -> None:
-    """Draw runs: loss and accuracy over time, who computed and who waited, staleness, throughput.
+    """Draw runs as an HTML page: accuracy, waits, staleness.
+
+    Loss and accuracy over time, who computed and who waited, staleness, throughput.
 
     Of plans and runs with --plan: the program or the operators, ratios, memory, predicted and measured. The
     file needs no network to open.

@@ -99,7 +99,9 @@ def simulate(
     runs: o.Runs = Path("runs"),
     json: o.Json = False,
 ) -> None:
-    """Simulate a protocol on a cluster of any size: who waits, for how long, how stale.
+    """Simulate protocols on a cluster of any size.
+
+    The result tells who waits, for how long, and how stale gradients are.
 
     The protocol objects are those of a real run. With SCRIPT, real gradients are computed by real
     workers under a virtual clock, so that accuracy against simulated time is exact and repeatable.

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Real hosts on this machine: network namespaces with addresses, link speeds and CPU shares of their "
-    "own. Needs root. Hosts reach one another by address and by name, and nothing else; they share files.",
+    help="Several real hosts on this one machine.\n\nThey are network namespaces with addresses, link "
+    "speeds and CPU shares of their own. Needs root. Hosts reach one another by address and by name, and "
+    "nothing else; they share files.",
 )
 
 HostName = Annotated[str, typer.Argument(metavar="HOST", help="A host of the testbed.")]

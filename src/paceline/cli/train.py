@@ -53,6 +53,7 @@ def train(
             "-p",
             help="How the workers keep step: a name, or a class of your own, my_rules.py:HalfWay. Default: "
             "what the script names.",
+            rich_help_panel=o.PROTOCOL,
         ),
     ] = None,
     set_: o.Set = None,
@@ -63,6 +64,7 @@ def train(
         typer.Option(
             metavar="RUN",
             help="Go on from the checkpoint of a run that did not finish, with its flags unless given anew.",
+            rich_help_panel=o.TRAINING,
         ),
     ] = None,
     plan: Annotated[
@@ -70,6 +72,7 @@ def train(
         typer.Option(
             metavar="FILE",
             help="Shard the model as a file of `paceline plan` says, instead of keeping step by a protocol.",
+            rich_help_panel=o.TRAINING,
         ),
     ] = None,
     plan_cluster: Annotated[
@@ -77,6 +80,7 @@ def train(
         typer.Option(
             metavar="FILE",
             help="With --plan: the cluster as it is now. Refused if it is not the one that was planned for.",
+            rich_help_panel=o.TRAINING,
         ),
     ] = None,
     advice: Annotated[
@@ -84,12 +88,13 @@ def train(
         typer.Option(
             metavar="FILE",
             help="Follow a file of `paceline advise staleness --apply FILE`; flags given here win.",
+            rich_help_panel=o.PROTOCOL,
         ),
     ] = None,
     runs: o.Runs = Path("runs"),
     json: o.Json = False,
 ) -> None:
-    """Train SCRIPT on several worker processes, of this machine or wherever the engine places them.
+    """Train SCRIPT on several workers, of this machine or others.
 
     The script is an ordinary one: it calls paceline.join() and pace.prepare(model, optimizer, loader).
     Results go to a new folder under runs/: config, trace, result, weights as safetensors.
@@ -191,7 +196,7 @@ def _secret(config: Any, file: Path | None) -> str:
 
 
 def _flags(context: typer.Context) -> set[str]:
-    """The flags that were given on the command line."""
+    """The flags that were given, on the command line or in a file."""
     return {name for name in context.params if _was_typed(context, name)}
 
 
@@ -204,7 +209,7 @@ def _typed(context: typer.Context) -> set[str]:
 
 def _was_typed(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
+    return source is not None and source.name in ("COMMANDLINE", "DEFAULT_MAP")
 
 
 def _as_before(run: Path, asked: dict[str, Any], typed: set[str]) -> dict[str, Any]:

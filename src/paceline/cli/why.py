@@ -15,7 +15,9 @@ def why(
     run: Annotated[Path, typer.Argument(help="The run's folder, such as runs/latest.")],
     json: o.Json = False,
 ) -> None:
-    """Tell why a run stands still: who waits for whom, since when, and the Python stack of every worker.
+    """Tell who a run waits for, and where every worker is.
+
+    Who waits for whom, since when, and the Python stack of every worker.
 
     Training goes on undisturbed. Of a run that is over, it tells how it ended. Workers on other hosts are
     listed, without a stack: run the command there, in the same folder, if it is shared.

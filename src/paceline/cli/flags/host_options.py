@@ -30,14 +30,23 @@ def _is_true(given: bool | None) -> bool:
     return given is True
 
 
+TRAINING = "What to train"
+PROTOCOL = "Protocol"
+NUMBERS = "Gradients and steps"
+WORKERS = "Workers"
 HOSTS = "Several hosts"
+FAULTS = "Faults"
+RECORD = "Records"
+EMULATION = "Emulated devices"
+GROUPS = (TRAINING, PROTOCOL, NUMBERS, WORKERS, HOSTS, FAULTS, RECORD, EMULATION)
+"""The groups in which `--help-all` shows the flags, in this order."""
 *_others, _last = (offer.help for offer in ENGINES.values())
 Engine = Annotated[
     str,
     typer.Option(
         metavar="|".join(ENGINES),
         help=f"Who starts the workers: {'; '.join(_others)}; or {_last}.",
-        rich_help_panel=HOSTS,
+        rich_help_panel=WORKERS,
     ),
     Dial("local"),
 ]
@@ -46,7 +55,7 @@ Address = Annotated[
     typer.Option(
         metavar="HOST:PORT|auto",
         help="The Ray to use, from one of its nodes. Default: RAY_ADDRESS, else one of the run's own.",
-        rich_help_panel=HOSTS,
+        rich_help_panel=WORKERS,
     ),
     Dial(None),
 ]
@@ -55,7 +64,7 @@ Master = Annotated[
     typer.Option(
         metavar="URL",
         help="With --engine spark: Spark's master, for instance spark://host:7077. Default: local[*].",
-        rich_help_panel=HOSTS,
+        rich_help_panel=WORKERS,
     ),
     Dial(None),
 ]

@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.flags.host_options import EMULATION as EMULATION
+from paceline.cli.flags.host_options import FAULTS as FAULTS
 from paceline.cli.flags.host_options import HOSTS as HOSTS
+from paceline.cli.flags.host_options import NUMBERS as NUMBERS
+from paceline.cli.flags.host_options import PROTOCOL as PROTOCOL
+from paceline.cli.flags.host_options import RECORD as RECORD
+from paceline.cli.flags.host_options import TRAINING as TRAINING
+from paceline.cli.flags.host_options import WORKERS as WORKERS
 from paceline.cli.flags.host_options import Address as Address
 from paceline.cli.flags.host_options import Dial as Dial
 from paceline.cli.flags.host_options import Engine as Engine
@@ -33,10 +40,6 @@ def _ranks(given: list[int] | None) -> tuple[int, ...]:
     return tuple(sorted(set(given or ())))
 
 
-EMULATION = "Emulated devices"
-NUMBERS = "What a gradient counts"
-TROUBLE = "When something goes wrong"
-
 Script = Annotated[
     Path,
     typer.Argument(
@@ -50,11 +53,20 @@ ClusterFile = Annotated[
         "--cluster", help="A TOML file that describes the cluster, such as examples/clusters/spot.toml."
     ),
 ]
-Workers = Annotated[int, typer.Option("--workers", "-n", help="Worker processes to start."), Dial(1)]
-Seed = Annotated[int, typer.Option(help="Seed of data order, jitter and random number generators."), Dial(0)]
+Workers = Annotated[
+    int, typer.Option("--workers", "-n", help="Worker processes to start.", rich_help_panel=WORKERS), Dial(1)
+]
+Seed = Annotated[
+    int,
+    typer.Option(help="Seed of data order, jitter and random number generators.", rich_help_panel=TRAINING),
+    Dial(0),
+]
 Target = Annotated[
     float | None,
-    typer.Option(help="Accuracy whose first reaching is the time to target, for instance 0.95."),
+    typer.Option(
+        help="Accuracy whose first reaching is the time to target, for instance 0.95.",
+        rich_help_panel=TRAINING,
+    ),
     Dial(None),
 ]
 Slow = Annotated[
@@ -141,7 +153,7 @@ Park = Annotated[
     typer.Option(
         metavar="RANK",
         help="Leave this rank out, any number of times: it takes no part, and the others do all the work.",
-        rich_help_panel=NUMBERS,
+        rich_help_panel=WORKERS,
     ),
     Dial(None, parse=_ranks),
 ]
@@ -211,7 +223,7 @@ Shards = Annotated[
         help="shared: whoever is ready takes the next batch; equal: every worker has an equal share; "
         "own: one chunk of the data each, for good (DefDP), or all that an iterable dataset gives it; "
         "rotating: every epoch the next chunk (SelDP).",
-        rich_help_panel=NUMBERS,
+        rich_help_panel=TRAINING,
     ),
     Dial("shared"),
 ]
@@ -221,7 +233,7 @@ Inject = Annotated[
         metavar="DONORS:SHARE",
         help="With --shards own or rotating: at every step this share of the workers shares this share of "
         "its batch with all others, as SelSync does for data that are unlike. 0.25:0.25, say.",
-        rich_help_panel=NUMBERS,
+        rich_help_panel=TRAINING,
     ),
     Dial(""),
 ]
@@ -230,9 +242,8 @@ Balance = Annotated[
     typer.Option(
         "--balance/--no-balance",
         help="Give every worker a batch in proportion to its measured speed; together they stay workers x "
-        "the loader's batch size. Gradients count by their samples, so the loss has to average over its "
-        "batch, as PyTorch's do by default: one that sums would count wrongly, and nobody could tell.",
-        rich_help_panel=NUMBERS,
+        "the loader's batch size. The loss must average over its batch, as PyTorch's do by default.",
+        rich_help_panel=PROTOCOL,
     ),
     Dial(False),
 ]
@@ -245,7 +256,7 @@ Compress = Annotated[
         "On one host nothing gets faster: the numbers are the same, and bytes are counted as they would be "
         "sent. In a simulation slow links get faster. int8, topk and powersgd feed back what they leave out. "
         "Protocols with a store refuse it: their gradients and weights travel whole.",
-        rich_help_panel=NUMBERS,
+        rich_help_panel=PROTOCOL,
     ),
     Dial("none"),
 ]
@@ -256,13 +267,13 @@ EachCompress = Annotated[
         metavar="HOW,...",
         help="Peer protocols only: one or several ways to compress, comma separated, for instance "
         "none,fp16,topk:0.01; every protocol runs with each (see train --help).",
-        rich_help_panel=NUMBERS,
+        rich_help_panel=PROTOCOL,
     ),
 ]
 BadGradient = Annotated[
     str,
     typer.Option(
-        metavar="stop|skip", help="NaN or infinity in a gradient: stop, or skip it.", rich_help_panel=TROUBLE
+        metavar="stop|skip", help="NaN or infinity in a gradient: stop, or skip it.", rich_help_panel=FAULTS
     ),
     Dial("stop"),
 ]
@@ -271,7 +282,7 @@ OnFailure = Annotated[
     typer.Option(
         metavar="continue|stop",
         help="A worker died: go on with the others, or stop the run.",
-        rich_help_panel=TROUBLE,
+        rich_help_panel=FAULTS,
     ),
     Dial("continue"),
 ]
@@ -282,7 +293,7 @@ StuckAfter = Annotated[
         help="A worker has said nothing for so long (90s, 5m, 1h) and others wait for it: name it, go on "
         "without it as if it had died, or save and stop. Choose more than an iteration or evaluation takes. "
         "Default: name it after 10 s, or after several times what it usually takes.",
-        rich_help_panel=TROUBLE,
+        rich_help_panel=FAULTS,
     ),
     Dial(None),
 ]
@@ -293,7 +304,7 @@ CheckpointEvery = Annotated[
         help="Take a checkpoint every so often, after so many updates (500) or so much time (60s, 10m, 1h), "
         "so that --resume can go on even if everything is killed at once. Default: only when a run is "
         "stopped or fails in good order.",
-        rich_help_panel=TROUBLE,
+        rich_help_panel=RECORD,
     ),
     Dial(None),
 ]
@@ -305,7 +316,7 @@ TraceLimit = Annotated[
         "iterations are left out of it, and counted all the same: results stay what they are, but the run "
         "cannot be replayed, and its report shows no timeline from there on. An iteration takes about 275 "
         "bytes. Default: no limit.",
-        rich_help_panel=TROUBLE,
+        rich_help_panel=RECORD,
     ),
     Dial(None),
 ]
@@ -315,7 +326,7 @@ Keep = Annotated[
         metavar="K",
         help="How many checkpoints to keep: the newest, and those before it, of which --resume takes the "
         "next if the newest is damaged. Each takes as much room as the weights and the optimizer's state.",
-        rich_help_panel=TROUBLE,
+        rich_help_panel=RECORD,
     ),
     Dial(2),
 ]
@@ -325,7 +336,7 @@ PrivateWeights = Annotated[
         "--private-weights",
         help="A copy of the weights for every worker even in lockstep or under allreduce, for scripts that "
         "write to parameters.",
-        rich_help_panel=TROUBLE,
+        rich_help_panel=WORKERS,
     ),
     Dial(False),
 ]
@@ -338,6 +349,7 @@ Fabric = Annotated[
         "(gloo, on the loopback interface; for a model on a GPU NCCL, which is untested). "
         "Over gloo a lost worker ends the run, and a worker that has finished stays until all have; "
         "one-sided protocols (ad_psgd, asynchronous easgd) and --compress need shared memory.",
+        rich_help_panel=WORKERS,
     ),
     Dial("shared"),
 ]
@@ -347,16 +359,23 @@ Mesh = Annotated[
         metavar="AXIS=SIZE,...",
         help="Split the model over a grid of workers, for instance data=2,stage=4: two copies of a pipeline "
         "with four stages. All workers are on this machine. Without --workers there are as many as places.",
+        rich_help_panel=WORKERS,
     ),
     Dial(None),
 ]
-Runs = Annotated[Path, typer.Option(help="Folder that holds the runs.")]
+Runs = Annotated[Path, typer.Option(help="Folder that holds the runs.", rich_help_panel=RECORD)]
 Json = Annotated[
-    bool, typer.Option("--json", help="One JSON document on standard output, nothing else there.")
+    bool,
+    typer.Option(
+        "--json", help="One JSON document on standard output, nothing else there.", rich_help_panel=RECORD
+    ),
 ]
 Set = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="NAME=VALUE", help="A setting of the protocol; `paceline protocols` lists them."
+        "--set",
+        metavar="NAME=VALUE",
+        help="A setting of the protocol; `paceline protocols` lists them.",
+        rich_help_panel=PROTOCOL,
     ),
 ]

@@ -53,9 +53,9 @@ def secret_for(folder: Path, file: Path | None) -> str:
 def secret(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to put it.")],
 ) -> None:
-    """Make a secret for runs over several hosts, in a file that only its owner can read.
+    """Make a secret for runs over several hosts.
 
-    A file that holds one already is kept, and made its owner's only.
+    Only the owner of its file can read it. A file that holds one already is kept, and made its owner's only.
 
     Example: paceline secret --out run.secret
     """
