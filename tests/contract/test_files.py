@@ -26,6 +26,7 @@ def test_says_what_it_is_where_it_comes_from_and_what_it_promises(name: str) -> 
     assert told.title.endswith(".")
     assert len(told.paper) > 20
     assert told.promise.endswith(".")
+    assert told.when.endswith(".")
 
 
 @every_name

@@ -68,7 +68,12 @@ def _show(entries: list[About], whole: bool) -> None:
     console = Console(highlight=False)
     for entry in entries:
         console.print(f"[bold]{entry.name}[/] ({entry.family})  {entry.title}")
-        told = {"promise": entry.promise, "paper": entry.paper, "from": entry.source}
+        told = {
+            "promise": entry.promise,
+            "use it when": entry.when,
+            "paper": entry.paper,
+            "from": entry.source,
+        }
         lines = [f"{word}: {text}" for word, text in told.items() if text]
         lines += [f"--set {s.name}={s.default}  {s.help}" for s in entry.settings]
         for line in lines:

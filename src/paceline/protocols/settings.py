@@ -43,6 +43,8 @@ class About(msgspec.Struct, frozen=True):
     title: str
     paper: str
     promise: str
+    when: str
+    """In which situation it is the one to use."""
     settings: tuple[Setting, ...]
     body: str = ""
     """The rest of what it says: paragraphs, as they stand there."""
@@ -133,13 +135,14 @@ def about_class(name: str, family: str, cls: type[Any], mine: bool = False) -> A
     """The same for a class of whatever family; `mine`: it is a user's own."""
     doc = (_own_doc(cls) if mine else "") or inspect.getdoc(sys.modules[cls.__module__]) or ""
     title, *rest = doc.split("\n\n")
-    body = "\n\n".join(text for text in rest if not text.startswith(("Paper:", "Promise:")))
+    body = "\n\n".join(text for text in rest if not text.startswith(("Paper:", "Promise:", "When:")))
     return About(
         name,
         family,
         " ".join(title.split()) if mine else title.split("\n", 1)[0],
         _paragraph(doc, "Paper"),
         _paragraph(doc, "Promise"),
+        _paragraph(doc, "When"),
         _settings(cls),
         body,
         (inspect.getsourcefile(cls) or "") if mine else "",

@@ -4,6 +4,8 @@ Paper: Zhang et al., "Two-dimensional Sparse Parallelism for Large Scale Deep Le
 Training", arXiv 2508.03854, 2025.
 
 Promise: with SGD, synchronised after every step, tables train as in one process.
+
+When: embedding tables are too large for one worker, and all-to-all over all workers is slow.
 """
 
 from __future__ import annotations

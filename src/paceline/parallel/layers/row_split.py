@@ -6,6 +6,8 @@ Training of Deep Networks in Apache Spark", 2017 (arXiv 1708.05840).
 Promise: loss, gradients and weights are those of one process, up to the order of sums, for any number of
 workers.
 
+When: layers are too wide for one worker, and the numbers must be those of one process.
+
 Invariant: no weight ever moves; forward gathers activations, backward reduces their gradients to who owns
 them. The paper's own exchanges are not published: this is the exact form, with collectives between the
 workers instead of stages of Spark. With an axis `data` the grid repeats the model: mode `grad` averages

@@ -4,6 +4,8 @@ Paper: Zhao, Cheng, Chen, Zheng, Liu, Yang, You, "DSP: Dynamic Sequence Parallel
 Transformers", ICML 2025.
 
 Promise: no staleness; weights as one process has them, to rounding. A switch sends less than 1/N of a tensor.
+
+When: samples have two long dimensions, such as time and space, and do not fit on one worker.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ as MXNet's `dist_async` (Chen et al., arXiv 1512.01274).
 
 Promise: no waiting at all; staleness has no bound.
 
+When: workers are unequal or slow links make waiting dear, and the model stands stale gradients (with
+momentum the default correction helps).
+
 Invariant: a push is applied and its worker released at once, so nobody ever waits.
 """
 

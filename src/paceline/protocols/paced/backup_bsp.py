@@ -6,6 +6,9 @@ arXiv 1604.00981.
 Promise: every round is one step with the mean of the first gradients to come, none of them stale;
 it never waits for the `backups` slowest.
 
+When: one or two of many workers are late now and then, and losing their late gradients costs less than
+waiting for them.
+
 Invariant: a round ends when all but `backups` of the active workers (but at least one) wait, and
 no gradient in its step was computed on the weights of an earlier round. Who is still computing
 then is late: its gradient is dropped, and it goes on at once with fresh weights, in the round that

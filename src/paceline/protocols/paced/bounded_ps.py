@@ -7,6 +7,9 @@ The rules of the third are not known to us: this one waits for each of the two r
 Promise: nobody is more than `staleness` iterations ahead of the slowest, and after every `resync`
 steps per active worker all start together on the same weights.
 
+When: workers drift apart slowly and you want a bound as well as a fresh start for all from time to
+time.
+
 Invariant: a released worker has completed at most `staleness` iterations more than the slowest
 active worker (SSP's rule, taken from there). Once resync x active steps have been made since all
 last started together, nobody is released until all wait; then all are. staleness=null with resync=0

@@ -5,6 +5,9 @@ MXNet's `dist_sync` (Chen et al., arXiv 1512.01274).
 
 Promise: no staleness; one step per round, equal to one process with the whole batch.
 
+When: workers are about equal, or steps must equal those of one process with the whole batch. With
+`--balance` also when one worker is always slower.
+
 Invariant: nobody starts an iteration before the gradients of all active workers went into one
 step. *All active wait* is the test, not *clocks are equal*: a worker that joins late, or has
 left, then needs no special case. The mean is over the round's contributors, not over the number

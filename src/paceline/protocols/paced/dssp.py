@@ -5,6 +5,8 @@ Learning", IEEE ICDCS 2019, arXiv 1908.11848.
 
 Promise: gap at most `upper` with the bounded presets; chosen to wait least within the range.
 
+When: slowness comes and goes and you do not know which bound to choose.
+
 When the fastest worker passes `lower`, a controller predicts from the last two push times of that
 worker and of the slowest after how many extra iterations it would stop nearest to a push of the
 slowest, and grants that many. A grant is spent before `lower` is looked at again.

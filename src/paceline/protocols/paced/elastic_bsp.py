@@ -6,6 +6,8 @@ Deep Learning", IEEE ICDM 2019, arXiv 2001.01347; with "ZipLine", Machine Learni
 Promise: all start each superstep together on the same weights; within it at most `lookahead`
 iterations each once they are predicted.
 
+When: iteration times differ but can be predicted, and all should meet regularly on the same weights.
+
 A superstep goes from barrier to barrier. While it is monitored, all run freely, until each has
 pushed twice and so has an interval without a barrier in it. Then each worker's next `lookahead`
 pushes are predicted, ZipLine chooses one of them for each, and who has made that push waits for

@@ -6,6 +6,9 @@ arXiv 2407.00101.
 Promise: a step is made of exactly as many gradients as the threshold says; it never falls, and
 never passes the number of active workers.
 
+When: you want the speed of asynchronous steps at the beginning and the accuracy of large synchronous
+ones at the end.
+
 Gradients gather in a buffer until there are as many as the threshold K(u), then make one step. K
 grows with u, the gradients received so far, from `first` to (if it goes so far) all active workers.
 

@@ -4,6 +4,8 @@ Paper: Wang, Catterall, Mortier, "Probabilistic Synchronous Parallel", arXiv 170
 
 Promise: who passes saw `sample` random others, none more than `staleness` behind; no bound on the gap.
 
+When: there are many workers, and asking all of them before every step is too expensive.
+
 A worker p that has pushed draws `sample` of the others and goes on if c_p - c_j <= staleness for
 all of them; else it waits and looks again. staleness=0 is the paper's pBSP, staleness > 0 its pSSP.
 Every push is applied at once: a sample decides who runs, it does not average gradients.

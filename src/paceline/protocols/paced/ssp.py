@@ -7,6 +7,8 @@ workers compute and the server only adds, are a setting of a run: `--apply incre
 
 Promise: nobody is more than `staleness` iterations ahead of the slowest.
 
+When: slowness comes and goes and staleness must stay within a known bound.
+
 Invariant: a released worker has completed at most `staleness` iterations more than the slowest
 active worker. Hence staleness=0 waits exactly as BSP does, and some worker can always run.
 """

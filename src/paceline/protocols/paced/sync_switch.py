@@ -5,6 +5,9 @@ Learning", IEEE ICDCS 2021, arXiv 2104.08364.
 
 Promise: each phase keeps its own protocol's promise; all start a phase together, on the same weights.
 
+When: a short phase in lockstep is enough to reach the accuracy of lockstep, and the rest may be
+asynchronous.
+
 A run is a list of phases, each a protocol with a share of the work. At a phase's end nobody is
 released any more; pushes are carried out by the old rule until all wait. Then the new rule begins,
 with nothing to remember and all clocks equal. Weights, momentum and data position are the store's

@@ -4,6 +4,8 @@ Paper: Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient Des
 
 Promise: nobody ever waits; one averaging leaves the sum of the two models as it was.
 
+When: there is no store, workers are unequal, and nobody may wait.
+
 Invariant: the sum of all models changes by the workers' own steps only. What others average belongs to the
 published copy of a worker's model; it computes on another, and takes the published one over when it comes
 with its next step, which was computed on what is older by then. Exchanges are carried out one by one, so

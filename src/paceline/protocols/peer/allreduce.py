@@ -5,6 +5,8 @@ PyTorch's DistributedDataParallel (Li et al., VLDB 2020).
 
 Promise: no staleness; every step equals one process with the batches of all workers as one.
 
+When: workers are equal, links are fast, and steps must equal those of one process with the whole batch.
+
 Invariant: all replicas are equal after every iteration. The mean is weighted by the samples behind
 each gradient, so that uneven batches change nothing. Unlike `bsp`, any optimizer will do: every worker
 has its own. Where memory is shared, and the optimizer is one of torch's, equal replicas are kept as one

@@ -5,6 +5,8 @@ the details as in OpenDiLoCo (Jaghouar et al., 2024), fragments and delay as in 
 
 Promise: after every outer step all replicas are equal, with one exchange per `period` iterations.
 
+When: links are slow enough that one exchange per hundreds of iterations must do.
+
 Invariant: snapshot and outer momentum are the same on all workers after every outer step; every worker
 makes that step by itself. The outer rule is that of torch.optim.SGD(nesterov=True): momentum begins as
 the first displacement. With lr=1 and momentum=0 this is local SGD. Inner optimizers keep their state.

@@ -6,6 +6,8 @@ random matching as in Zhang et al., arXiv 2112.01433.
 Promise: mixing never changes the mean of all replicas; each exchanges with few neighbours per step, and waits
 for nobody else.
 
+When: the network is a graph of neighbours, or a few exchanges per step must do for many workers.
+
 Invariant: the mean follows the mean of the gradients exactly, whatever the topology: rows and columns of
 the mixing matrix sum to 1 at every step, also after a worker died. `combine_then_adapt` is the paper's:
 the gradient is taken at the replica's own weights while they are mixed. `adapt_then_combine` mixes what

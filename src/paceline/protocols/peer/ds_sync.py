@@ -5,6 +5,8 @@ Distributed DNN Training", 2022 (arXiv 2007.03298).
 
 Promise: nobody waits for another group; on a grid, all is mixed with all after one cycle of groupings.
 
+When: an all-reduce over all workers is slow, but groups of a few average quickly.
+
 Invariant: every grouping is a partition of the workers, the same on all of them; members of a group are
 equal after each iteration, float buffers included; the mean of all replicas is left as it was. Without
 gradients, one cycle of a grid or hyper-grid gives everybody the exact mean. Parameters are averaged,

@@ -4,6 +4,8 @@ Paper: Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", Ne
 
 Promise: no replica is forced onto another; the centre is pulled to the mean of all, and is the model.
 
+When: workers should explore apart from one another and stay tied to a common model.
+
 Invariant: an exchange without gradients leaves the sum of all replicas and the centre as it was: what the
 spring takes from one end it gives to the other. With beta=1 the centre becomes the mean exactly. The
 first exchange is in the first iteration, as in the authors' code; both ends use the values from before

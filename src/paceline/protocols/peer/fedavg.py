@@ -5,6 +5,8 @@ AISTATS 2017.
 
 Promise: after every round all replicas are the mean of the clients', weighted by their samples.
 
+When: clients hold their own data and only models may travel.
+
 Invariant: the weights of a round sum to 1. A round is `period` iterations here, not epochs of a client's own
 data. With `fraction` below 1 (C in the paper) so many of the workers train in a round, drawn at random, the
 same by everybody; the others wait for its end, without data, and have no part in the mean. All have equally

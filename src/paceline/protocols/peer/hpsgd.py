@@ -5,6 +5,8 @@ Paper: Zhou et al., "HPSGD: Hierarchical Parallel SGD With Stale Gradients Featu
 
 Promise: nobody waits for bytes that travel within a round; every gradient moves the model exactly once.
 
+When: averaging takes about as long as a few iterations, and it should cost no waiting.
+
 Invariant: the agreed model (the snapshot) is the same on all workers after every merge, and is moved by the
 mean displacement of the round before; the replica then starts anew from it, and its own drift lives on in
 the displacement that was just sent off. With `blocking` there is no overlap: all wait for the average of a

@@ -5,6 +5,8 @@ start as in Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020
 
 Promise: all replicas are equal after every averaging, one per `period` iterations.
 
+When: links are slow and workers are about equal.
+
 Invariant: an averaging leaves the mean of the replicas as it was. With period=1 this is BSP for SGD,
 with momentum and weight decay too (the update is linear), but not for Adam. The model is averaged
 after iterations period, 2*period, ...; float buffers with it. The optimizer's state stays every

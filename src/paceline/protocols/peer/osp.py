@@ -6,6 +6,8 @@ Paper: Chen et al., "OSP: Boosting Distributed Model Training with 2-stage Synch
 Promise: every gradient is averaged and applied exactly once; nobody waits for the part that was put off if it
 travels within an iteration.
 
+When: a full average takes longer than backward can hide, but fits into one more iteration.
+
 Invariant: the agreed model moves by the mean gradient of every iteration, tensor by tensor, whichever stage
 carried it, and so does what the optimizers remember. A replica differs from it only in the tensors that are
 under way: there it has taken the step of its own gradient for now (the paper's *local-gradient-based

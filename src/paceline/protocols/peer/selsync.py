@@ -5,6 +5,8 @@ CLUSTER 2023.
 
 Promise: all workers take the same branch at every step; after a parameter synchronisation all are equal.
 
+When: gradients change little most of the time, so that many averages can be left out.
+
 Invariant: a step synchronises exactly if at least one worker's relative gradient change is `delta` or
 more, or its window is not full yet: one bit per worker is exchanged first. delta=0 is BSP for SGD.
 

@@ -31,7 +31,9 @@ def choose(asked: str, protocol: str, lockstep: bool, spec: OptimizerSpec, layou
         why = f"under {protocol!r} nobody computes while weights change, so no gradient is stale"
         return Choice(NONE, f"--correct {asked} is ignored: {why}")
     if asked == AUTO:
-        return Choice(NONE, f"stale gradients are not corrected: {unsuited}") if unsuited else _automatic(spec)
+        return (
+            Choice(NONE, f"stale gradients are not corrected: {unsuited}") if unsuited else _automatic(spec)
+        )
     if not _is_real(layout):
         raise ConfigError(f"--correct {asked} is for real numbers, and a parameter is not. {_instead(asked)}")
     if named.dana and unsuited and not _has_no_momentum(spec):
@@ -50,7 +52,9 @@ def nothing_stale(asked: str) -> Choice:
             f"--correct {asked} corrects gradients, but with --apply increments the store sees none: workers "
             "step by themselves. Leave one of them out."
         )
-    return Choice(NONE, "stale gradients are not corrected: workers step by themselves" if asked == AUTO else "")
+    return Choice(
+        NONE, "stale gradients are not corrected: workers step by themselves" if asked == AUTO else ""
+    )
 
 
 def _automatic(spec: OptimizerSpec) -> Choice:

@@ -4,6 +4,8 @@ Paper: Zhuang, Weng, Luo, Toh, Li, Lin, "Accumulated Decoupled Learning with Gra
 Convolutional Neural Networks", ICML 2021.
 
 Promise: as `fdg`, with the staleness in updates divided by `every`.
+
+When: a pipeline should never wait, and gradients of several batches can make one step.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Paper: Rumelhart, Hinton, Williams, "Learning representations by back-propagating errors", Nature 1986.
 
 Promise: no staleness; bit for bit what one process computes. One stage computes at a time.
+
+When: a model must be cut into stages and the numbers must be those of plain PyTorch.
 """
 
 from __future__ import annotations

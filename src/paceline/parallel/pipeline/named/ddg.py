@@ -3,6 +3,8 @@
 Paper: Huo, Gu, Yang, Huang, "Decoupled Parallel Backpropagation with Convergence Guarantee", ICML 2018.
 
 Promise: a gradient is exactly that of the weights its batch was forwarded at, K-1-k updates ago at stage k.
+
+When: a pipeline should not wait for backward, and memory is enough to keep graphs.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ whose way to mix the copies could not be verified: here it is all-reduce, or gos
 
 Promise: a gradient is exactly that of the weights its batch was forwarded at, up to 2(K-1-k)-1 updates ago.
 
+When: stages are about equally slow, and forward, backward and update should all overlap.
+
 Every iteration does its backward first, as the published code does, so that 2(K-1-k)-1 updates lie between
 forward and backward at stage k, none at the last.
 """

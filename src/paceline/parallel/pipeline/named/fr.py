@@ -3,6 +3,8 @@
 Paper: Huo, Gu, Huang, "Training Neural Networks Using Features Replay", NeurIPS 2018.
 
 Promise: stage k back-propagates at its current weights, exactly K-1-k updates after it forwarded a batch.
+
+When: a pipeline should not wait for backward, and staleness should be as low as replaying allows.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ Paper: Xu, Huo, Huang, "On the Acceleration of Deep Learning Model Parallelism w
 
 Promise: stage k back-propagates at its current weights, exactly m_k updates after it forwarded a batch;
 stragglers change nothing but the time.
+
+When: you choose how stale each stage may be, and memory is scarce.
 """
 
 from __future__ import annotations
