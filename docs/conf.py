@@ -1,4 +1,4 @@
-"""Sphinx's settings for the documentation site: `make docs` builds it, and nothing in it is loaded from elsewhere."""
+"""Sphinx's settings for the documentation site, which `make docs` builds. It loads nothing from the internet."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,6 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "scripts"))
 
 from site_pages import write_pages  # noqa: E402
-
 from sphinx.application import Sphinx  # noqa: E402
 
 import paceline  # noqa: E402

@@ -1,8 +1,8 @@
 """Pages of the documentation site that are made, not written: protocols, commands, figures.
 
-`docs/conf.py` calls `write_pages` before Sphinx reads the sources. A protocol's page comes from its docstring,
-its settings and a simulation; a command's page comes from the command itself. They go to docs/made/, which git
-ignores.
+`docs/conf.py` calls `write_pages` before Sphinx reads the sources. A protocol's page comes from its
+docstring, its settings and a simulation; a command's page comes from the command itself. They go to
+docs/made/, which git ignores.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ def drawn(entry: About) -> str:
     states = "".join(f'<span><i class="pl-{s}"></i>{s}</span>' for s in STATES)
     svg = str(timeline(record, window))
     scene = "Four stages on four workers, one batch after another." if entry.family == "split" else SCENE
-    return f'```{{raw}} html\n<figure class="pl-timeline"><figcaption>{scene} {states}</figcaption>{svg}</figure>\n```'
+    figure = f'<figure class="pl-timeline"><figcaption>{scene} {states}</figcaption>{svg}</figure>'
+    return f"```{{raw}} html\n{figure}\n```"
 
 
 def simulated(entry: About) -> RunRecord | None:
