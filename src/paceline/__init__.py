@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from paceline.protocols import Pacing, Peer
     from paceline.runtime.worker.pace import Pace
 
-__version__ = "0.1.0"
 __all__ = ["ConfigError", "PacelineError", "RunError", "RunStopped", "join", "run"]
 
 
@@ -43,3 +42,12 @@ def run(**recipe: Any) -> Any:
     from paceline.runtime.recipe import run
 
     return run(join, **recipe)
+
+
+def __getattr__(name: str) -> Any:
+    """The version, which is looked up when it is asked for: the look-up takes longer than this import."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("paceline")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

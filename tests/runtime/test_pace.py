@@ -38,7 +38,7 @@ def schedulers() -> list[lr_scheduler.LRScheduler]:
 
 
 @pytest.mark.parametrize("at", range(4))
-@pytest.mark.filterwarnings("ignore:Detected call of")
+@pytest.mark.filterwarnings("ignore:Detected call of", "ignore:The epoch parameter")
 def test_a_prepared_scheduler_can_be_saved_and_loaded_as_an_ordinary_one(at: int) -> None:
     prepared, plain = schedulers()[at], schedulers()[at]
     follow(prepared, lambda: 3)
