@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all test-spark bench clean
+.PHONY: demo test test-all test-spark docs bench clean
 .DELETE_ON_ERROR:
 
 # Four workers, one of them 2.5x slower, five ways to keep step; a table and a report at the end.
@@ -22,6 +22,11 @@ test-all: $(VENV)/.installed-dev
 # PySpark is 400 MB and needs Java 17, so its tests are apart; `make test` skips them without it.
 test-spark: $(VENV)/.installed-spark
 	$(BIN)/pytest tests/engines/test_spark.py tests/docs -k "spark or cluster"
+
+# The documentation site; a warning is an error.
+docs: $(VENV)/.installed-dev
+	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
+	@echo "the site is docs/_build/html/index.html"
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/paceline bench --record
@@ -48,4 +53,4 @@ $(VENV)/.installed-spark: $(VENV)/.installed-dev
 	@touch $@
 
 clean:
-	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) runs docs/_build docs/made .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,4 +1,4 @@
-"""Sphinx's settings for the documentation site, which `make docs` builds. It loads nothing from the internet."""
+"""Settings of the documentation site, which `make docs` builds with Sphinx. All of it is local."""
 
 import sys
 from pathlib import Path
@@ -29,7 +29,7 @@ html_static_path = ["made/timeline.css", "static"]
 html_css_files = ["timeline.css", "site.css"]
 html_theme_options = {"source_repository": "", "sidebar_hide_name": False}
 
-write_pages(HERE / "made")
+write_pages(HERE.parent)
 
 ELSEWHERE = {
     "](../benchmarks/": "](made/records/",

@@ -28,7 +28,6 @@ from paceline.view.palette import STATES, css
 from paceline.view.report.gantt import timeline, windows
 from paceline.view.report.record import RunRecord
 
-ROOT = Path(__file__).resolve().parents[1]
 WORKERS, ITERATIONS = 4, 30
 CLUSTER = Cluster(
     workers=WORKERS,
@@ -45,8 +44,9 @@ FAMILIES = {
 }
 
 
-def write_pages(folder: Path) -> None:
-    """All of them, anew."""
+def write_pages(root: Path) -> None:
+    """All of them, anew, in the docs/made of a checkout or a copy."""
+    folder = root / "docs" / "made"
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "protocols").mkdir(parents=True)
     (folder / "commands").mkdir()
@@ -58,9 +58,16 @@ def write_pages(folder: Path) -> None:
     for name, command in commands():
         (folder / "commands" / f"{name.replace(' ', '-')}.md").write_text(command_page(name, command))
     (folder / "commands" / "index.md").write_text(commands_index())
-    shutil.copytree(ROOT / "benchmarks", folder / "records", ignore=shutil.ignore_patterns("*.json"))
-    text = (ROOT / "CONTRIBUTING.md").read_text()
+    shutil.copytree(root / "benchmarks", folder / "records", ignore=shutil.ignore_patterns("*.json"))
+    (folder / "records" / "index.md").write_text(records_index(folder / "records"))
+    text = (root / "CONTRIBUTING.md").read_text()
     (folder / "contributing.md").write_text(text.replace("](docs/", "](../").replace("](LICENSE)", ""))
+
+
+def records_index(folder: Path) -> str:
+    """The records of the benchmarks, by name."""
+    names = "\n".join(sorted(path.stem for path in folder.glob("*.md")))
+    return f"# Records of the benchmarks\n\n```{{toctree}}\n:maxdepth: 1\n\n{names}\n```\n"
 
 
 def protocols_index(entries: list[About]) -> str:

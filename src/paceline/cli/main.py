@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -76,7 +77,7 @@ class Scripted(GroupedCommand):
             raise
 
 
-SECTIONS = {
+SECTIONS: dict[str, tuple[Callable[..., None], ...]] = {
     "Train": (train, compare, host, secret),
     "Look": (report, why, replay, protocols),
     "Plan": (simulate, profile),
