@@ -1,4 +1,4 @@
-"""Every exception of the project.
+"""Every exception of the project::
 
     PacelineError                 anything we raise on purpose
     ├── ConfigError (ValueError)  the user asked for something impossible; exit status 2
