@@ -162,9 +162,11 @@ def test_a_rate_that_nothing_looks_at_is_refused(shell: Shell) -> None:
     assert (ran.code, "only looked at by --park-slow" in ran.error) == (2, True)
 
 
-def test_a_simulation_of_times_parks_too(shell: Shell) -> None:
-    cluster = ("-n", 4, "--slow", "3:4", "--iterations", 200, "--weighting", "sum", "--jitter", 0.1)
-    ran = shell("simulate", "-p", "asp", *cluster, "--park-slow", 1, "--lr", 0.35, "--json")
+@pytest.mark.parametrize(("weighting", "lr"), [("sum", 0.35), ("mean", 1.29)])
+def test_a_simulation_of_times_parks_too(shell: Shell, weighting: str, lr: float) -> None:
+    """Both rates let three of four be active: a push is a whole step, or a quarter of one."""
+    cluster = ("-n", 4, "--slow", "3:4", "--iterations", 200, "--weighting", weighting, "--jitter", 0.1)
+    ran = shell("simulate", "-p", "asp", *cluster, "--park-slow", 1, "--lr", lr, "--json")
     assert ran.code == 0, ran.err
     notes = [e for e in read_trace(shell.runs / ran.json["run"]) if isinstance(e, Note)]
     assert parked(notes) == [3]
