@@ -162,11 +162,10 @@ def test_a_rate_that_nothing_looks_at_is_refused(shell: Shell) -> None:
     assert (ran.code, "only looked at by --park-slow" in ran.error) == (2, True)
 
 
-@pytest.mark.parametrize(("weighting", "lr"), [("sum", 0.35), ("mean", 1.29)])
-def test_a_simulation_of_times_parks_too(shell: Shell, weighting: str, lr: float) -> None:
-    """Both rates let three of four be active: a push is a whole step, or a quarter of one."""
-    cluster = ("-n", 4, "--slow", "3:4", "--iterations", 200, "--weighting", weighting, "--jitter", 0.1)
-    ran = shell("simulate", "-p", "asp", *cluster, "--park-slow", 1, "--lr", lr, "--json")
+def test_a_simulation_of_times_parks_too(shell: Shell) -> None:
+    """With this rate three of four may be active if a push is a part of a mean; if it were a whole step, one."""
+    cluster = ("-n", 4, "--slow", "3:4", "--iterations", 200, "--weighting", "mean", "--jitter", 0.1)
+    ran = shell("simulate", "-p", "asp", *cluster, "--park-slow", 1, "--lr", 1.29, "--json")
     assert ran.code == 0, ran.err
     notes = [e for e in read_trace(shell.runs / ran.json["run"]) if isinstance(e, Note)]
     assert parked(notes) == [3]
