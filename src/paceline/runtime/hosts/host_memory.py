@@ -8,7 +8,7 @@ from paceline.errors import RunError
 from paceline.fabric.board import Board
 from paceline.fabric.segment import Segment
 from paceline.runtime.hosts.local_worker import LocalWorker
-from paceline.runtime.messages.hosts import SHARED, Clocks, Equip
+from paceline.runtime.messages.hosts import SHARED, ClocksNoted, Equip
 from paceline.runtime.messages.memories import COMMON, WEIGHTS
 from paceline.runtime.messages.portions import PortionPlan
 from paceline.store.layout import Layout
@@ -27,7 +27,7 @@ class HostMemory:
         self._board: Board | None = None
         """The clocks of all ranks, where workers keep barriers of their own."""
 
-    def note(self, told: Clocks) -> None:
+    def note(self, told: ClocksNoted) -> None:
         """Ranks are that far, by now."""
         self._board = self._board or Board.create(told.ranks)
         for rank, clock in told.clocks.items():

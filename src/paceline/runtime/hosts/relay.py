@@ -43,7 +43,7 @@ from paceline.runtime.messages.hosts import (
     SHARED,
     WORKER,
     Belongs,
-    Clocks,
+    ClocksNoted,
     Copy,
     Dismissed,
     End,
@@ -308,7 +308,7 @@ class Relay:
             told = shared_decoder.decode(data)
         except msgspec.DecodeError as error:
             raise RunError(f"a message of {len(data)} bytes that is not ours: {error}") from None
-        if isinstance(told, Clocks):
+        if isinstance(told, ClocksNoted):
             self._memory.note(told)
         else:
             self._gave_up("the run is over")

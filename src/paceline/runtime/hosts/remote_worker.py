@@ -20,7 +20,7 @@ from paceline.runtime.messages.hosts import (
     SHARED,
     WORKER,
     Belongs,
-    Clocks,
+    ClocksNoted,
     Dismissed,
     End,
     Equip,
@@ -77,7 +77,7 @@ class RemoteWorker:
 
     def send(self, message: msgspec.Struct, fds: tuple[int, ...] = ()) -> None:
         """Send a message, after the memory it speaks of."""
-        if isinstance(message, Clocks):
+        if isinstance(message, ClocksNoted):
             self.host.session.send(SHARED, _encoder.encode(message), HOST)
             return
         shared = self._shared and isinstance(message, m.Release)

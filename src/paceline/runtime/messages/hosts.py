@@ -94,7 +94,7 @@ class SumVectors(msgspec.Struct, frozen=True, tag="Sum"):
     terms: list[Term]
 
 
-class Clocks(msgspec.Struct, frozen=True, tag=True):
+class ClocksNoted(msgspec.Struct, frozen=True, tag="Clocks"):
     """How far ranks are, for workers that keep barriers of their own: note it on the host's board."""
 
     ranks: int
@@ -117,7 +117,7 @@ class Over(msgspec.Struct, frozen=True, tag=True):
 
 FromHost = Offer | Belongs | Gone | LendMemory | Fetched | VectorStaged
 ToHost = Equip | Offer | Belongs | Fetch | Copy | VectorStaged | SumVectors | Dismissed | End | PortionPlan
-ToAll = Clocks | Over
+ToAll = ClocksNoted | Over
 """To a host, about all of its workers."""
 host_decoder: msgspec.msgpack.Decoder[FromHost] = msgspec.msgpack.Decoder(FromHost)
 guest_decoder: msgspec.msgpack.Decoder[ToHost] = msgspec.msgpack.Decoder(ToHost)

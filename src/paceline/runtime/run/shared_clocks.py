@@ -1,7 +1,7 @@
 """The clocks of a run whose workers keep barriers of their own: a board here, and a copy on every other host.
 
 The owner writes, workers read the board of their host. What changes here is sent to every host that has
-workers, in order: so a copy shows what was true a moment ago. Clocks only rise, and who joins begins at the
+workers, in order: so a copy shows what was true a moment ago. ClocksNoted only rise, and who joins begins at the
 clock of the slowest; so an old copy makes its workers wait longer, and never lets one pass against the rule.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from paceline.fabric.board import Board
 from paceline.fabric.channel import WorkerLine
-from paceline.runtime.messages.hosts import Clocks
+from paceline.runtime.messages.hosts import ClocksNoted
 
 
 class SharedClocks:
@@ -26,11 +26,11 @@ class SharedClocks:
         """A rank is that far; None: it no longer takes part."""
         self.board.note(rank, clock)
         for line in self._hosts.values():
-            line.send(Clocks(self._ranks, {rank: clock}))
+            line.send(ClocksNoted(self._ranks, {rank: clock}))
 
     def share(self, line: WorkerLine) -> None:
         """A worker is about to begin: from now on its host has a copy."""
         number = line.host_number
         if number is not None and number not in self._hosts:
             self._hosts[number] = line
-            line.send(Clocks(self._ranks, dict(self.board.clocks)))
+            line.send(ClocksNoted(self._ranks, dict(self.board.clocks)))
