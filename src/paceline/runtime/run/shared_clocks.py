@@ -1,7 +1,7 @@
 """The clocks of a run whose workers keep barriers of their own: a board here, and a copy on every other host.
 
 The owner writes, workers read the board of their host. What changes here is sent to every host that has
-workers, in order: so a copy shows what was true a moment ago. ClocksNoted only rise, and who joins begins at the
+workers, in order: so a copy shows what was true a moment ago. Clocks only rise, and who joins begins at the
 clock of the slowest; so an old copy makes its workers wait longer, and never lets one pass against the rule.
 """
 
