@@ -10,11 +10,13 @@ from random import Random
 
 import pytest
 
+from e2e.test_peer_barriers import ALL as ASK_ALL
+from e2e.test_peer_barriers import EVALUATES, gaps
 from paceline.engines.hosting import enrol
 from paceline.engines.local import LocalEngine
 from paceline.errors import ConfigError
 from paceline.protocols import PACED
-from paceline.trace.events import WorkerJoined, WorkerLeft
+from paceline.trace.events import Evaluated, Passed, WorkerJoined, WorkerLeft
 from support.hosts import SECRET, Apart
 from support.runs import Lab, once, wait_until
 from support.tensors import assert_equal
@@ -110,15 +112,51 @@ def test_a_worker_stuck_on_another_host_is_dropped_and_ended_there(lab: Lab, els
     assert apart.statuses[3] == -signal.SIGKILL
 
 
-def test_workers_that_could_not_read_each_others_clocks_are_refused_with_what_to_use(
+def test_who_asks_all_on_both_hosts_is_never_further_ahead_than_the_staleness(
     lab: Lab, elsewhere: LocalEngine
 ) -> None:
-    dials = {"workers": 2, "protocol": "psp", "settings": {"form": "distributed"}}
-    apart = Apart(lab, elsewhere, "train.py", "momentum", here=1, **dials)
-    apart.host(1)
+    """Every worker keeps a barrier of its own, by its host's copy of the clocks; all wait for one there."""
+    dials = DIALS | {"protocol": "psp", "settings": ASK_ALL | {"staleness": 2}}
+    apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, *lab.pause(1, only=3), here=2, **dials)
+    apart.host(2)
+    random = Random(1)
+    apart.wire.cut_after(random.randrange(4000) for _ in range(3))
+    lab.until_paused(1)
+    apart.running.until_pushes(3 * (1 + 2))
+    lab.go_on()
     run = apart.finish()
-    assert run.end.user_mistake
-    assert "rank 1 is on another. Use form=central" in run.end.detail
+    assert run.result.status == "finished", run.end.detail
+    assert max(gaps(run)) == 2 == run.result.max_clock_gap, "more than promised, or nobody came as far"
+    assert run.used() == once(EPOCHS, SAMPLES)
+    assert run.result.barrier_questions == sum(event.asked for event in run.of(Passed))
+    assert apart.wire.all_cut
+
+
+def test_a_far_worker_that_all_wait_for_at_their_own_barriers_may_be_killed(
+    lab: Lab, elsewhere: LocalEngine
+) -> None:
+    dials = DIALS | {"protocol": "psp", "settings": ASK_ALL, "slow": {3: 6000.0}}
+    apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, here=2, **dials)
+    apart.host(2)
+    apart.running.until_pushes(3)
+    apart.kill(3)
+    run = apart.finish()
+    assert run.result.status == "finished", run.end.detail
+    assert run.died == {3}
+    assert run.used() == once(EPOCHS, SAMPLES)
+
+
+def test_who_evaluates_on_another_host_is_not_waited_for_and_comes_back_at_the_slowest_clock(
+    lab: Lab, elsewhere: LocalEngine
+) -> None:
+    dials = {"workers": 3, "protocol": "psp", "settings": ASK_ALL | {"sample": 2}, "slow": {2: 2.0}}
+    apart = Apart(lab, elsewhere, lab.script(EVALUATES), here=0, device_time_s=0.002, **dials)
+    apart.host(3)
+    run = apart.finish()
+    assert run.result.status == "finished", run.end.detail
+    assert len(run.of(Evaluated)) == 3
+    assert run.result.max_clock_gap == 0
+    assert run.used() == once(3, 48)
 
 
 def test_a_host_that_is_killed_takes_its_workers_along_and_the_run_goes_on(

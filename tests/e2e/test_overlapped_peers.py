@@ -63,6 +63,9 @@ def test_osp_applies_every_gradient_exactly_once_while_averages_travel(lab: Lab,
     x, _ = CASES["exact"].samples(SAMPLES)
     assert torch.equal(run.weights["w"], model.state_dict()["w"] - EPOCHS * x.sum(0) / 4)
     assert overlapped(run) == bool(overlap)
+    later = (EPOCHS * SAMPLES // (4 * BATCH) - 1) * run.weights["w"].nbytes  # nothing before it was ranked
+    first = 64  # a whole vector with what aligns it
+    assert run.result.sent_ahead == pytest.approx(later / (later + first) if overlap else 0.0)
 
 
 @pytest.mark.parametrize("name", ["momentum", "adamw"])

@@ -135,6 +135,14 @@ def test_to_measure_the_effective_learning_rate_changes_no_bit_of_training(lab: 
     assert told[0]["effective_lr"] == pytest.approx(1.0, abs=1e-6), "all begin with the same weights"
     assert told[0]["weight_variance"] == pytest.approx(0.0, abs=1e-12)
     assert told[-1]["weight_variance"] > 0
+    summary, shares = measured.result.landscape, [values["effective_lr"] for values in told]
+    assert summary is not None
+    assert summary.reports == len(told)
+    assert summary.effective_lr == pytest.approx(sum(shares) / len(shares))
+    assert (summary.lowest, summary.last) == (min(shares), shares[-1])
+    assert summary.weight_variance == max(values["weight_variance"] for values in told)
+    assert summary.noise_strength == max(values["noise_strength"] for values in told)
+    assert plain.result.landscape is None
 
 
 def test_without_a_loader_nothing_can_be_measured(lab: Lab) -> None:
@@ -184,7 +192,7 @@ def test_what_is_evaluated_last_is_what_is_saved(lab: Lab) -> None:
     run = lab.trained("peers.py", "momentum", workers=3, protocol="local_sgd", settings={"period": 5})
     last = run.of(Evaluated)[-1]
     assert last.values["total"] == pytest.approx(sum(float(t.sum()) for t in run.weights.values()))
-    assert last.values["consensus_distance"] > 0
+    assert run.result.consensus_distance == last.values["consensus_distance"] > 0
 
 
 def test_bytes_are_counted_per_exchange(lab: Lab) -> None:

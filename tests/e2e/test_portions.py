@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from e2e.scripts.cases import CASES
+from e2e.test_peer_barriers import ALL as ASK_ALL
+from e2e.test_peer_barriers import gaps
 from paceline.engines.local import LocalEngine
 from paceline.fabric.wire import TLS_MAGIC
 from paceline.store.disk.folders import saved_in
@@ -215,6 +217,21 @@ def test_a_host_that_holds_nothing_may_be_lost(lab: Lab, others: list[LocalEngin
     lab.go_on()
     run = spread.finish()
     assert run.result.status == "finished", run.end.detail
+    assert_each_gradient_is_in_every_portion_once(run)
+
+
+def test_workers_keep_their_own_barriers_over_a_spread_store(lab: Lab, others: list[LocalEngine]) -> None:
+    """All wait for one of the first host; a gradient counts on every copy of the clocks when all holders have
+    been told to add it."""
+    dials = DIALS | {"protocol": "psp", "settings": ASK_ALL, "weighting": "sum", "store_hosts": 2}
+    spread = Spread(lab, others, "train.py", "exact_in_parts", *SIZES, *lab.pause(4, only=1), **dials)
+    spread.hosts(1, 1)
+    lab.until_paused(1)
+    spread.running.until_pushes(3 + 3 * 4)
+    lab.go_on()
+    run = spread.finish()
+    assert run.result.status == "finished", run.end.detail
+    assert max(gaps(run)) == 0
     assert_each_gradient_is_in_every_portion_once(run)
 
 

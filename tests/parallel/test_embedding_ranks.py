@@ -41,6 +41,9 @@ def all_cases() -> dict[str, Case]:
     made["one group"] = replace(two, pattern="one", linear=True, tables=tables("table"))
     made["one group, all shards"] = replace(made["one group"], axes=dict(one), moment_scale=1.0)
     made["delayed once"] = replace(two, delay=True, linear=True, steps=5)
+    made["one group, delayed"] = replace(two, axes=dict(one), delay=True, every=2, steps=5)
+    made["decayed"] = replace(two, weight_decay=0.3, moment_scale=2.0)
+    made["decayed by itself"] = replace(made["decayed"], decoupled_weight_decay=True, delay=True)
     made["every 3"] = replace(two, every=3, steps=7)
     made["every 3, sgd"] = replace(two, optimizer="sgd", every=3, steps=5)
     made["never"] = replace(two, every=1000)
@@ -118,6 +121,9 @@ def test_groups_of_one_are_data_parallel_with_averaged_weights(trained: dict[str
         f"adagrad {MESHES[2]}",
         "scaled",
         "delayed",
+        "one group, delayed",
+        "decayed",
+        "decayed by itself",
         "every 3",
         "every 3, sgd",
         "never",

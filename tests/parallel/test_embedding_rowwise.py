@@ -34,6 +34,40 @@ def test_duplicates_are_added_up_before_they_are_squared() -> None:
     assert torch.equal(tables.weights[0][[0, 2, 4, 5]], before[[0, 2, 4, 5]])
 
 
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_weight_decay_is_torchs_where_every_row_is_looked_up(decoupled: bool) -> None:
+    """Tables of one column have a moment for each number, as torch has; decoupled is AdamW's product."""
+    tables = EmbeddingTables(ALONE, [Table("a", 6, 1)], dtype=torch.float64)
+    plain = nn.Parameter(tables.weights[0].detach().clone())
+    ours = RowWiseAdagrad(
+        tables.weights, lr=0.5, eps=1e-10, weight_decay=0.2, decoupled_weight_decay=decoupled
+    )
+    theirs = torch.optim.Adagrad([plain], lr=0.5, eps=1e-10, weight_decay=0.0 if decoupled else 0.2)
+    tables.trained_by(ours)
+    for step in range(4):
+        wanted = torch.linspace(-1.0, step, 6, dtype=torch.float64).unsqueeze(1)
+        (tables({"a": torch.arange(6)})["a"] - wanted).square().sum().backward()
+        plain.grad = 2 * (plain.detach() - wanted)
+        if decoupled:
+            plain.data.mul_(1 - 0.5 * 0.2)
+        ours.step()
+        theirs.step()
+        ours.zero_grad()
+        torch.testing.assert_close(tables.weights[0], plain, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_rows_that_are_not_looked_up_do_not_decay(decoupled: bool) -> None:
+    tables = tables_of()
+    optimizer = RowWiseAdagrad(tables.weights, weight_decay=0.2, decoupled_weight_decay=decoupled)
+    tables.trained_by(optimizer)
+    before = tables.weights[0].detach().clone()
+    (tables({"a": torch.tensor([2])})["a"].sum() * 0.0).backward()
+    optimizer.step()
+    assert torch.equal(tables.weights[0][[0, 1, 3, 4, 5]], before[[0, 1, 3, 4, 5]])
+    assert bool((tables.weights[0][2].abs() < before[2].abs()).all())
+
+
 def test_gradients_of_several_batches_are_one_step() -> None:
     some, others = tables_of(), tables_of()
     for tables, batches in ((some, ([1], [1, 4])), (others, ([1, 1, 4],))):
@@ -54,6 +88,7 @@ def test_gradients_of_several_batches_are_one_step() -> None:
         (lambda w: torch.optim.SGD(w, lr=0.1, weight_decay=0.1), "SGD without weight_decay"),
         (lambda w: RowWiseAdagrad([*w, nn.Parameter(torch.ones(2, 2))]), "tables.weights, nothing else"),
         (lambda w: RowWiseAdagrad(w, moment_scale=0.5), "a number >= 1, got 0.5"),
+        (lambda w: RowWiseAdagrad(w, weight_decay=-0.1), "weight_decay is a number >= 0, got -0.1"),
     ],
 )
 def test_other_optimizers_are_refused(optimizer: object, said: str) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.trace.events import Decided, Evaluated, Kept, WorkerLeft
+from support.recurrence import cut, recurrence, rule_of, whole
 from support.runs import Lab, Run, wait_until
 
 TWO = {"workers": 2, "mesh": {"stage": 2}, "protocol": "bp"}
@@ -65,6 +66,26 @@ def test_sleeps_change_no_bit_of_layerwise_weights(lab: Lab) -> None:
     assert plain.result.staleness.max == 6
     assert plain.result.updates == 24
     assert not same(plain.weights, piped(lab, "--norm", protocol="bp").weights)
+
+
+def test_adl_averages_its_batches_and_follows_the_scheduler_on_real_workers(lab: Lab) -> None:
+    """11 batches: the last update has one. A batch's rate is that of the update it begins."""
+    run = piped(lab, "--epochs", 1, "--samples", 44, "--schedule", protocol="adl", settings={"every": "2"})
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3)]
+    model, cuts = nn.Sequential(*layers, nn.Linear(6, 3)), (1, 2, 3)
+    draw = torch.Generator().manual_seed(1)
+    x, y = torch.randn(44, 6, generator=draw), torch.randint(0, 3, (44,), generator=draw)
+    batches = list(zip(x.split(4), y.split(4), strict=True))
+    trained = recurrence(
+        cut(model, cuts),
+        batches,
+        rule_of("adl", 4),
+        rate=lambda batch: 0.05 * 0.5 ** (batch // 5),
+        momentum=0.9,
+    )
+    close(run.weights, whole(model, cuts, trained))
+    assert run.result.updates == 6
 
 
 def test_copies_under_allreduce_train_as_one_process_with_their_batches_together(lab: Lab) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import e, exp, inf, log, pi
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from paceline.plan.staleness.policies import (
     PolicyStep,
     best,
     group_survey,
+    is_worth_it,
     learning_rates,
     lockstep,
     longest_s,
@@ -133,6 +135,33 @@ def test_time_to_target_is_preferred_to_the_bare_rate():
 
 def test_a_thousand_workers_are_surveyed_in_few_steps():
     assert len(survey(like(1000), [Direction(1.0)], PolicyStep(0.0001))) < 120
+
+
+class Promised(NamedTuple):
+    """What a change is judged by."""
+
+    rate_per_s: float
+    seconds_to_target: float | None = None
+    margin: float = 0.5
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "worth"),
+    [
+        (Promised(1.0499), Promised(1.0), False),
+        (Promised(1.0501), Promised(1.0), True),
+        (Promised(0.5, 95.01), Promised(1.0, 100.0), False),
+        (Promised(0.5, 94.99), Promised(1.0, 100.0), True),  # the time counts, where both have one
+        (Promised(9.0, 99.0), Promised(1.0, 100.0), False),
+        (Promised(1.051, 99.0), Promised(1.0), True),
+        (Promised(1.0499), Promised(1.0, 100.0), False),
+        (Promised(0.1), Promised(1.0, margin=0.71), True),  # back within the margin, at any price
+        (Promised(0.1), Promised(1.0, margin=0.7), False),
+        (Promised(0.1), Promised(0.0), True),
+    ],
+)
+def test_a_change_is_worth_it_from_five_per_cent_on(new, old, worth):
+    assert is_worth_it(new, old, safety=0.7) is worth
 
 
 # -- learning rates ------------------------------------------------------------------------------

@@ -186,6 +186,22 @@ def test_osp_hides_what_fits_beside_computing(share: float, took: float) -> None
     assert more - some == pytest.approx(20 * took)
 
 
+@pytest.mark.parametrize("summarise", [False, True])
+def test_a_result_tells_what_share_of_the_bytes_osp_put_off(summarise: bool) -> None:
+    """Half of the model in all iterations but the first, which nothing was ranked before."""
+    on = cluster(model_bytes=128_000)
+    told = {
+        share: simulate_peers(
+            make_peer("osp", {"overlap": share, **OVERLAPPED}), on, iterations=8, summarise=summarise
+        ).result()
+        for share in (0.0, 0.5, 1.0)
+    }
+    assert {share: each.sent_ahead for share, each in told.items()} == {0.0: 0.0, 0.5: 3.5 / 8, 1.0: 7 / 8}
+    for name, ahead in (("allreduce", None), ("ad_psgd", 1.0)):
+        result = simulate_peers(make_peer(name), on, iterations=8, summarise=summarise).result()
+        assert result.sent_ahead == ahead
+
+
 def test_osp_puts_off_as_much_as_the_link_carries_beside_computing() -> None:
     """Averaging takes four times as long as computing, so a quarter of it can be hidden."""
     on = cluster(2, link=Link(bandwidth_bytes_per_s=1e5), model_bytes=400_000)

@@ -72,6 +72,8 @@ def optimizer_of(case: Case, tables: EmbeddingTables) -> torch.optim.Optimizer:
         lr=case.lr,
         moment_scale=case.moment_scale,
         delay=case.delay,  # type: ignore[arg-type]
+        weight_decay=case.weight_decay,
+        decoupled_weight_decay=case.decoupled_weight_decay,
     )
 
 

@@ -33,6 +33,8 @@ class Case:
     """Whether copies are made equal after the last step."""
     linear: bool = False
     """Whether the loss is: then gradients do not depend on weights."""
+    weight_decay: float = 0.0
+    decoupled_weight_decay: bool = False
 
 
 def ids_of(case: Case, step: int, place: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -82,14 +84,20 @@ class Copy:
         self.synced = {i: v.clone() for i, v in self.v.items()}
         self._case, self._blocks = case, blocks
 
-    def step(self, gradients: dict[int, Tensor]) -> None:
+    def step(self, gradients: dict[int, Tensor], seen: dict[int, Tensor]) -> None:
+        """`seen`: of each table 1 for the rows that were looked up, else 0."""
         for index, g in gradients.items():
             if self._case.optimizer == "sgd":
                 self.weights[index] = self.weights[index] - self._case.lr * g
             else:
-                self._adagrad(index, g)
+                self._adagrad(index, g, self._case.weight_decay * seen[index].unsqueeze(1))
 
-    def _adagrad(self, index: int, g: Tensor) -> None:
+    def _adagrad(self, index: int, g: Tensor, decay: Tensor) -> None:
+        before = self.weights[index]
+        if not self._case.decoupled_weight_decay:
+            g = g + decay * before
+        else:
+            self.weights[index] = (1 - self._case.lr * decay) * before
         cut = g.view(len(g), self._blocks, -1)
         v = self.v[index] = self.v[index] + cut.square().mean(2)
         used = torch.where(self.synced[index] > 0, self.synced[index], v) if self._case.delay else v
@@ -110,7 +118,7 @@ def reference(case: Case, blocks: int = 1) -> list[Copy]:
     copies = [Copy(case, blocks) for _ in range(groups)]
     for step in range(case.steps):
         for group, copy in enumerate(copies):
-            copy.step(mean_gradient(case, copy.weights, step, [group]))
+            copy.step(mean_gradient(case, copy.weights, step, [group]), looked_up(case, step, [group]))
         if (step + 1) % case.every == 0 or (case.at_last and step + 1 == case.steps):
             _average(copies)
     return copies
@@ -128,8 +136,19 @@ def one_process(case: Case) -> Copy:
     """Training on the mean gradient of all samples: what full model parallel computes."""
     copy = Copy(case, 1)
     for step in range(case.steps):
-        copy.step(mean_gradient(case, copy.weights, step))
+        copy.step(mean_gradient(case, copy.weights, step), looked_up(case, step))
     return copy
+
+
+def looked_up(case: Case, step: int, groups: list[int] | None = None) -> dict[int, Tensor]:
+    """Of each table: 1 for the rows that one of these groups has ids of, else 0."""
+    seen = {index: torch.zeros(table["rows"]).double() for index, table in enumerate(case.tables)}
+    for place in places(case.axes):
+        if groups is None or place["data"] in groups:
+            ids, _ = ids_of(case, step, place)
+            for index, table in enumerate(case.tables):
+                seen[index][ids[table["name"]][0]] = 1.0
+    return seen
 
 
 def mean_gradient(

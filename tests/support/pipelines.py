@@ -205,9 +205,7 @@ class Driver:
             self.trained.first_update[number] = actor.stage.iterations - 1
         if actor.optimizer is None:
             return
-        for p in actor.computing.row.parameters():
-            if p.grad is not None:
-                p.grad.mul_(1.0 / len(operation.batches))
+        actor.computing.average(len(operation.batches))
         actor.optimizer.step()
         actor.optimizer.zero_grad()
 

@@ -25,6 +25,7 @@ from paceline.trace.events import (
     WorkerJoined,
     WorkerLeft,
 )
+from paceline.trace.landscape import LandscapeSummary
 from paceline.trace.lasting import Books
 from support.drive import Schedule
 from support.schedules import schedules
@@ -168,6 +169,7 @@ def test_what_is_not_known_is_null() -> None:
         *("samples_per_s", "loss", "accuracy", "target", "time_to_target_s", "max_clock_gap"),
         *("staleness", "bytes_sent", "bytes_received", "bytes_sent_each", "emulated", "fabric"),
         *("barrier_looks", "barrier_questions", "mesh", "bytes_by_axis", "lookups", "lssr", "trigger"),
+        *("sent_ahead", "consensus_distance", "landscape"),
     }
     assert told["waiting_share"] == [None, None]
     assert (told["status"], told["failures"]) == ("running", [])
@@ -263,3 +265,37 @@ def test_the_lssr_of_lines_that_were_left_out_is_in_the_totals() -> None:
     for event in told:
         books.add(event)
     assert result(told[1], books.totals(3.0)).lssr == 0.6
+
+
+MEASURED = [
+    Reported(1.0, 0, 1, {"effective_lr": 1.0, "weight_variance": 0.0, "noise_strength": 0.25}),
+    Exchanged(1.0, "average", (0, 1), 300, ahead=False),
+    Evaluated(1.5, 0, 1, 4, {"loss": 2.0, "consensus_distance": 0.5}),
+    Exchanged(2.0, "average", (0, 1), 100, ahead=True),
+    Reported(2.0, 0, 2, {"effective_lr": 0.25, "weight_variance": 4.0, "noise_strength": 0.0}),
+    Reported(3.0, 1, 3, {"consensus_distance": 0.125}),
+    Reported(3.5, 1, 3, {"effective_lr": inf, "weight_variance": nan, "noise_strength": 0.0}),
+    Reported(4.0, 0, 4, {"effective_lr": 0.5, "weight_variance": 1.0, "noise_strength": 0.0}),
+]
+
+
+def test_what_travelled_ahead_and_what_was_measured_are_in_the_result() -> None:
+    told = result(*MEASURED, family="peer")
+    assert told.sent_ahead == 0.25
+    assert told.consensus_distance == 0.125
+    assert told.landscape == LandscapeSummary(
+        reports=3, effective_lr=1.75 / 3, lowest=0.25, last=0.5, weight_variance=4.0, noise_strength=0.25
+    )
+    plain = result(Exchanged(1.0, "average", (0, 1), 300), Reported(1.0, 0, 1, {"loss": 1.0}), family="peer")
+    assert (plain.sent_ahead, plain.consensus_distance, plain.landscape) == (None, None, None)
+    nothing = result(Exchanged(1.0, "average", (0, 1), 300, ahead=False), family="peer")
+    assert nothing.sent_ahead == 0.0
+
+
+def test_the_same_of_lines_that_were_left_out_is_in_the_totals() -> None:
+    books, whole = Books(), result(*MEASURED, family="peer")
+    for event in [started(family="peer"), *MEASURED]:
+        books.add(event)
+    short = result(*MEASURED[:3], books.totals(4.0), family="peer")
+    for name in ("sent_ahead", "consensus_distance", "landscape"):
+        assert getattr(short, name) == getattr(whole, name)

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from paceline.trace import Result, tally
+from paceline.trace.landscape import LandscapeSummary
 from paceline.view.compare import compare, labels, speedups
 from paceline.view.figures import DASH
 from paceline.view.terminal.table import comparison, print_comparison, summary
@@ -157,6 +158,18 @@ def test_summary_tells_the_share_of_local_steps_where_there_is_one() -> None:
     assert "local steps" in shown
     assert "90 % (LSSR)" in shown
     assert "LSSR" not in text(summary(result("allreduce")))
+
+
+def test_summary_tells_what_osp_put_off_and_what_dpsgd_measured() -> None:
+    shown = text(summary(result("osp", sent_ahead=0.4375, consensus_distance=0.125)), 160)
+    assert "put off    44 % of the bytes sent, while workers went on" in shown
+    assert "apart      0.125 from the mean of all replicas, when last measured" in shown
+    measured = LandscapeSummary(12, 0.75, 0.5, 0.9, 0.01, 0.25)
+    shown = text(summary(result("dpsgd", landscape=measured)), 160)
+    assert "75 % of the learning rate on average, lowest 50 %, last 90 %" in shown
+    assert "variance of the weights up to 0.01, noise up to 0.25" in shown
+    plain = text(summary(result("allreduce")), 160)
+    assert not any(word in plain for word in ("put off", "apart", "effective rate"))
 
 
 def test_words_of_a_run_are_never_read_as_terminal_markup() -> None:

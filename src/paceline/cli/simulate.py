@@ -258,12 +258,10 @@ def _check_park_slow(common: dict[str, Any], each: Wanted, protocol: Pacing | Pe
 
 def _parking(common: dict[str, Any]) -> SlowParking | None:
     from paceline.config import RunConfig
-    from paceline.protocols.rules.slow_parking import SlowParking
+    from paceline.store.ledger import parking_of
 
-    if common["park_slow"] is None:
-        return None
-    config = RunConfig(run="", folder="", weighting=common["weighting"])
-    return SlowParking(common["park_slow"], lambda active: config.step_share(1.0, active), common["lr"])
+    asked = {name: common[name] for name in ("weighting", "park_slow")}
+    return parking_of(RunConfig(run="", folder="", workers=2, **asked), common["lr"])
 
 
 def _simulated(

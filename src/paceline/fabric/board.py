@@ -1,9 +1,8 @@
-"""A board of clocks: workers of one host ask each other how far they are without a word.
+"""A board of clocks: workers of one host see how far all are without a word.
 
-One cell of eight bytes for each rank, in anonymous shared memory. A worker writes to its own cell only, and
-an aligned cell is written whole: whoever is killed at whatever instant leaves a clock that was true, and no
-lock. What is gone is said by whoever notices: the owner writes to a cell while its worker sleeps, to let it
-take part, and when it is gone.
+One cell of eight bytes for each rank, in anonymous shared memory. An aligned cell is written whole: whoever
+is killed at whatever instant leaves a clock that was true, and no lock. Used by barriers that workers keep
+themselves, where the owner writes and every host has a copy, and by the signs of a mesh.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ class Board:
         return board
 
     @classmethod
-    def of(cls, fd: int, ranks: int) -> Board:
+    def of(cls, fd: int, ranks: int, *, writable: bool = True) -> Board:
         """One that another process has made; the descriptor is closed."""
-        segment = Segment(fd, ranks * CELL_BYTES)
+        segment = Segment(fd, ranks * CELL_BYTES, writable=writable)
         segment.close_fd()
         return cls(segment)
 
@@ -46,14 +45,14 @@ class Board:
         """A rank takes part from now on, at that clock; None: it no longer does."""
         self._cells[rank] = GONE if clock is None else clock
 
-    def tick(self, rank: int) -> int:
-        """The rank has completed an iteration; its new clock."""
-        self._cells[rank] += 1
-        return self._cells[rank]
-
     def present(self) -> list[int]:
         """Who takes part."""
         return [rank for rank, clock in enumerate(self._cells) if clock != GONE]
+
+    @property
+    def clocks(self) -> dict[int, int]:
+        """How far everybody is who takes part."""
+        return {rank: clock for rank, clock in enumerate(self._cells) if clock != GONE}
 
     def clock(self, rank: int) -> int:
         """How far a rank is."""

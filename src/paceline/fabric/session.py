@@ -130,6 +130,8 @@ class Session:
 
     def _put(self, queue: int, item: Outgoing) -> None:
         with self._changed:
+            if self._closed:  # nobody will ever send it
+                return
             idle = self._sock is not None and not (self._turn or self._again or self._begun)
             waiting = self._lanes.setdefault(queue, deque())
             if not waiting:

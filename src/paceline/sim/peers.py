@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from heapq import heappop, heappush
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from paceline.errors import RunError
 from paceline.protocols import PEERS, Decision, Pacer, Peer, own
 from paceline.protocols.core.asleep import Asleep
-from paceline.protocols.core.meeting import SETTLING, Gathered, Meeting, call_of
+from paceline.protocols.core.meeting import SETTLING, Gathered, Kind, Meeting, call_of
 from paceline.protocols.core.operations import (
     Agree,
     Average,
@@ -143,7 +143,8 @@ class PeerLoop:
         self._asleep = Asleep()
         self._workers = [_Worker(protocol, rank, cluster, seed) for rank in range(cluster.workers)]
         self._exchange_s = [0.0] * cluster.workers
-        self._sent = [0] * cluster.workers
+        self._sent = [0] * cluster.workers, [0] * cluster.workers
+        """Bytes that each gave away and waited for, and those with which it went on."""
         self._summarised = summarised
         clocks, batch = self._pacer.clocks, cluster.batch
         self._record: SimulationRecord = Full(
@@ -256,20 +257,33 @@ class PeerLoop:
     def _exchange(self, worker: _Worker, operation: Exchange) -> None:
         """There and back, and nobody else is needed."""
         rank = worker.me.rank
-        spent = self._exchange_s[rank] = self._trade(rank, operation)
+        spent = self._exchange_s[rank] = self._trade(rank, operation, ahead=False)
         self._sleep(worker)
         self._asleep.travels(rank, spent)
         self._book(worker, {rank})
         self._plan(self._now + spent, WAKE, rank, worker.me.parameters)
 
-    def _trade(self, rank: int, operation: Exchange) -> float:
+    def _trade(self, rank: int, operation: Exchange, ahead: bool) -> float:
         there, back = operation.rule.travels(operation.vector.size_bytes)
         spent = self._costs.exchange(rank, there, back, self._now)
-        self._sent[rank] += there
-        if not self._summarised:
-            got = None if there == back else back
-            self._emit(Exchanged(self._now, "exchange", (rank,), there, spent, got))
+        self._gave("exchange", (rank,), there, spent, None if there == back else back, ahead)
         return spent
+
+    def _gave(
+        self,
+        kind: Kind | Literal["exchange"],
+        ranks: tuple[int, ...],
+        size: int,
+        takes_s: float,
+        got: int | None,
+        ahead: bool,
+    ) -> None:
+        """On record: what each of these gave away, and whether it went on meanwhile."""
+        for rank in ranks:
+            self._sent[ahead][rank] += size
+        if not self._summarised:
+            known = ahead if self._protocol.sends_ahead else None
+            self._emit(Exchanged(self._now, kind, ranks, size, takes_s, got, ahead=known))
 
     def _hear_back(self, rank: int, answer: bool, asking_s: float) -> None:
         self._asleep.came(rank, self._now, pushes=False)
@@ -280,7 +294,7 @@ class PeerLoop:
     def _start(self, worker: _Worker, operation: Average | Mix | Exchange) -> Handle:
         worker.started += 1
         if isinstance(operation, Exchange):
-            worker.there_at[worker.started] = self._now + self._trade(worker.me.rank, operation)
+            worker.there_at[worker.started] = self._now + self._trade(worker.me.rank, operation, ahead=True)
         else:
             self._meet(worker, operation, worker.started)
         return Handle(worker.started)
@@ -304,7 +318,6 @@ class PeerLoop:
             size, takes_s = each.given_bytes, self._costs.joint(each, self._now)
             value = each.outcome if each.kind == "agree" else Phantom(each.size_bytes)
             for rank in each.receivers:
-                self._sent[rank] += size
                 spent = takes_s[rank]
                 if each.lane <= 0 or self._workers[rank].waits_for == each.lane:
                     self._workers[rank].waits_for = None
@@ -314,10 +327,15 @@ class PeerLoop:
                     answered.add(rank)
                 else:
                     self._workers[rank].there_at[each.lane] = self._now + spent
-            if not self._summarised:
-                longest = max(takes_s.values())
-                self._emit(Exchanged(self._now, each.kind, each.receivers, size, longest))
+            self._gave(each.kind, each.receivers, size, max(takes_s.values()), None, each.lane > 0)
         self._book(worker, answered)
+
+    def _tell_summed_up(self, rank: int, waited_for: int, ahead: int) -> None:
+        if not self._protocol.sends_ahead:
+            self._emit(Exchanged(self._now, "average", (rank,), waited_for + ahead))
+            return
+        for size, went_on in ((waited_for, False), (ahead, True)):
+            self._emit(Exchanged(self._now, "average", (rank,), size, ahead=went_on))
 
     def _sleep(self, worker: _Worker) -> None:
         self._asleep.came(worker.me.rank, self._now, pushes=worker.compute_s is not None)
@@ -359,8 +377,8 @@ class PeerLoop:
     def _end(self) -> None:
         waiting = [worker.me.rank for worker in self._workers if worker.alive]
         if self._summarised:
-            for rank, sent in enumerate(self._sent):
-                self._emit(Exchanged(self._now, "average", (rank,), sent))
+            for rank, sizes in enumerate(zip(*self._sent, strict=True)):
+                self._tell_summed_up(rank, *sizes)
         if waiting:
             text = f"at {self._now:g} s of virtual time: ranks {waiting[:8]} wait for ever"
             self._record.ended(self._now, "failed", text)

@@ -51,6 +51,13 @@ def run_started(config: RunConfig, name: str, settings: dict[str, Any], simulate
     )
 
 
+def parking_of(config: RunConfig, rate: float = 0.0) -> SlowParking | None:
+    """What parks slow workers, if anybody is parked: a push counts by its share of a step."""
+    if config.park_slow is None:
+        return None
+    return SlowParking(config.park_slow, lambda active: config.step_share(1.0, active), rate)
+
+
 def _recorded_sha256(run: Path) -> str:
     start = next(read_trace(run))
     return start.protocol_sha256 if isinstance(start, events.RunStarted) else ""
@@ -84,10 +91,8 @@ class Ledger:
         self.config = config
         self.named = name, resolved(protocol) if settings is None else settings
         """The protocol that stands on record, and its settings."""
-        self.parking: SlowParking | None = None
+        self.parking = parking_of(config)
         """Parks slow workers while the run goes on; None: nobody is."""
-        if config.park_slow is not None:
-            self.parking = SlowParking(config.park_slow, lambda active: config.step_share(1.0, active))
         self.pacer = Pacer(protocol, config.drop_staler, self.parking)
         self.asleep = Asleep()
         """Among peers: what they slept, other than for the answer to a push."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from paceline.trace.landscape import LandscapeSummary
 from paceline.trace.lookups import Lookups as Lookups
 from paceline.trace.waits import waiting_words
 
@@ -169,6 +170,8 @@ class Exchanged(Event, frozen=True, gc=False, tag="exchanged"):
     """What each got; None: as much as it gave."""
     axis: str | None = None
     """Along which axis of a mesh."""
+    ahead: bool | None = None
+    """Whether those who gave went on meanwhile; None: under this protocol nobody does."""
 
 
 class LookedUp(Event, frozen=True, gc=False, tag="looked_up"):
@@ -334,6 +337,12 @@ class Totals(Event, frozen=True, gc=False, tag="totals"):
     """Gradients that were pushed with a later one."""
     forced: int = 0
     """Pushes that were not triggered."""
+    ahead_bytes: int | None = None
+    """Of what peers gave away, that with which they went on; None: under this protocol nobody does."""
+    consensus_distance: float | None = None
+    """The last distance of replicas from their mean."""
+    landscape: LandscapeSummary | None = None
+    """What was measured of the landscape."""
 
 
 class Gap(Event, frozen=True, gc=False, tag="gap"):

@@ -73,6 +73,9 @@ class Books(Tally):
             travel_s=tuple(self.travel_s[rank] for rank in ranks),
             withheld=self._withheld,
             forced=self._forced,
+            ahead_bytes=self._ahead_bytes,
+            consensus_distance=self._distance,
+            landscape=self._landscape,
         )
 
 

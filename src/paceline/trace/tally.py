@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import isfinite, nan
 from typing import Any
 
@@ -27,6 +27,7 @@ from paceline.trace.events import (
     WorkerJoined,
     WorkerLeft,
 )
+from paceline.trace.landscape import LandscapeSummary, measured
 from paceline.trace.lookups import Lookups, LookupSummary, sum_up
 
 
@@ -115,6 +116,13 @@ class Result(msgspec.Struct, frozen=True):
     """Gradients that took no part: dropped, or skipped as not finite; null where there is no store."""
     trigger: TriggerSummary | None = None
     """Where gradients were pushed only if they were large enough; null elsewhere."""
+    sent_ahead: float | None = None
+    """Of the bytes that peers gave away, the share that travelled while they went on: what OSP puts off, or
+    an average with a delay. Null where the protocol sends nothing ahead."""
+    consensus_distance: float | None = None
+    """How far replicas were from their mean when it was last measured: the root of the mean square."""
+    landscape: LandscapeSummary | None = None
+    """Where D-PSGD measures its effective learning rate; null elsewhere."""
 
 
 class Tally:
@@ -148,6 +156,9 @@ class Tally:
         self._since: dict[int, float] = {}
         self._losses: deque[float] = deque(maxlen=50)
         self._lssr: float | None = None
+        self._distance: float | None = None
+        self._landscape: LandscapeSummary | None = None
+        self._ahead_bytes: int | None = None
         self._dropped = self._withheld = self._forced = 0
         self._pushes: Counter[int] = Counter()
         self.exchanged_bytes: Counter[int] = Counter()
@@ -188,14 +199,20 @@ class Tally:
                 self._got_bytes += len(event.workers) * got
                 if event.axis is not None:
                     self.bytes_by_axis[event.axis] += len(event.workers) * event.bytes
+                if event.ahead is not None:
+                    ahead = len(event.workers) * event.bytes if event.ahead else 0
+                    self._ahead_bytes = (self._ahead_bytes or 0) + ahead
             case LookedUp():
                 self._lookups.setdefault(event.worker, []).append(event.lookups)
             case Reported():
                 if "loss" in event.values:
                     self._losses.append(event.values["loss"])
                 self._lssr = event.values.get("lssr", self._lssr)
+                self._landscape = measured(self._landscape, event.values)
+                self._measured_distance(event.values)
             case Evaluated():
                 self.evaluations.append(event)
+                self._measured_distance(event.values)
             case WorkerJoined():
                 self._since[event.worker] = event.t
                 if event.pid is not None:
@@ -258,7 +275,18 @@ class Tally:
             lssr=self._lssr,
             dropped=self._dropped if start.family == "paced" else None,
             trigger=None if start.trigger is None else self._triggered(),
+            sent_ahead=self._sent_ahead(),
+            consensus_distance=self._distance,
+            landscape=self._landscape,
         )
+
+    def _measured_distance(self, values: Mapping[str, float]) -> None:
+        distance = values.get("consensus_distance", nan)
+        self._distance = distance if isfinite(distance) else self._distance
+
+    def _sent_ahead(self) -> float | None:
+        sent = self.exchanged_bytes.total()
+        return None if self._ahead_bytes is None or not sent else self._ahead_bytes / sent
 
     def _triggered(self) -> TriggerSummary:
         steps = self.pushes + self._withheld
@@ -338,6 +366,8 @@ class Tally:
             self.exchanged_bytes = Counter(dict(enumerate(event.sent_each)))
             self._got_bytes = event.got_bytes
             self._lssr = event.lssr
+            self._ahead_bytes, self._distance = event.ahead_bytes, event.consensus_distance
+            self._landscape = event.landscape
             self._losses = deque((nan if x is None else x for x in event.losses), maxlen=50)
         if event.looks is not None and event.asked is not None:
             self._looks = event.looks, event.asked

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from paceline.protocols.grid import Grid
 from paceline.trace import Result
 from paceline.trace.events import RunStarted
+from paceline.trace.landscape import LandscapeSummary
 from paceline.trace.lookups import LookupSummary
 
 DASH = "—"
@@ -208,3 +209,13 @@ def lookups(told: LookupSummary) -> str:
         f"{told.imbalance:.2f}x the mean of ids; slowest rank {told.straggler}, "
         f"{told.straggler_factor:.2f}x the mean"
     )
+
+
+def landscape(told: LandscapeSummary) -> list[tuple[str, str]]:
+    """What D-PSGD measured: which share of the learning rate acts, and what makes it less."""
+    share, lowest, last = (percent(each) for each in (told.effective_lr, told.lowest, told.last))
+    variance, noise = number(told.weight_variance), number(told.noise_strength)
+    return [
+        ("effective rate", f"{share} of the learning rate on average, lowest {lowest}, last {last}"),
+        ("measured", f"variance of the weights up to {variance}, noise up to {noise}"),
+    ]

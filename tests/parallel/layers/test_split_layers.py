@@ -192,6 +192,27 @@ def test_bytes_and_synchronisations_are_those_of_the_papers_table(workers: int) 
         assert measured.multiply_adds == predicted.multiply_adds - unasked
 
 
+@pytest.mark.parametrize(
+    ("pair", "numbers", "exchanges"),
+    [
+        (False, 2 * (16 + 24 + 16) + 8, 7),  # every inner width is gathered, its gradient reduced
+        (True, 4 * 24 + 2 * 8, 3),  # sums for everybody: of a pair's outputs, of its input's gradient
+    ],
+)
+def test_costs_of_layers_with_nothing_between_them_are_the_formulas(
+    pair: bool, numbers: int, exchanges: int
+) -> None:
+    widths, batch, workers = (12, 16, 24, 16, 8), 5, 4
+    model = nn.Sequential(*(nn.Linear(inputs, outputs) for inputs, outputs in pairwise(widths)))
+    chosen = RowSplit(pair=pair, smallest=1)
+    for predicted, measured, owned in costs_of(model, torch.randn(batch, 12), workers, chosen):
+        assert measured.sent_bytes == numbers * batch * 4 * (workers - 1) // workers == predicted.sent_bytes
+        assert measured.synchronisations == exchanges == predicted.synchronisations
+        assert measured.weight_bytes == predicted.weight_bytes == owned * 4
+        weights = sum(inputs * outputs for inputs, outputs in pairwise(widths))
+        assert predicted.multiply_adds == 3 * batch * weights / workers
+
+
 def test_pairing_halves_the_synchronisations() -> None:
     model, x = mlp(12, 16, 24, 16, 8), torch.randn(5, 12)
     plain, paired = (costs_of(model, x, 2, RowSplit(pair=pair, smallest=1))[0] for pair in (False, True))

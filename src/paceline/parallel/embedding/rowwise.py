@@ -5,6 +5,10 @@ row, v += mean(g^2), w -= lr * g / (sqrt(v / c) + eps). The paper's section on t
 formula is derived. Groups that average weights build v from smaller batches, which makes it up to G times too
 large, so c lies in [1, G]. c = 1 is FBGEMM's; public TorchRec and FBGEMM have neither scale nor delay.
 
+Weight decay is FBGEMM's, of the rows that a step moves: L2 adds weight_decay * w to g, as torch's Adagrad
+does, and so counts in v; decoupled, as AdamW's, takes lr * weight_decay * w off the row besides. torch decays
+all rows in every step, and refuses to with sparse gradients.
+
 Invariant: a row that was not looked up keeps its weights and its moment, bit for bit.
 """
 
@@ -29,17 +33,23 @@ class RowWiseAdagrad(torch.optim.Optimizer):
         eps: float = 1e-8,
         moment_scale: float | Literal["groups"] = "groups",
         delay: bool = False,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: bool = False,
     ) -> None:
         """`moment_scale`: c, `groups` takes as many as there are. `delay`: divide by the moment of the last
-        synchronisation, which is the same in all groups, and let new squares count from the next one on."""
+        synchronisation, which is the same in all groups, and let new squares count from the next one on.
+        `weight_decay`: of the rows that were looked up; added to the gradient, or decoupled from it."""
         if moment_scale != "groups" and not (isinstance(moment_scale, int | float) and moment_scale >= 1):
             raise ConfigError(f"moment_scale is 'groups' or a number >= 1, got {moment_scale!r}.")
         if not (lr >= 0 and eps >= 0):
             raise ConfigError(f"row-wise AdaGrad: lr and eps are >= 0, got {lr} and {eps}.")
+        if not 0 <= weight_decay < float("inf"):
+            raise ConfigError(f"row-wise AdaGrad: weight_decay is a number >= 0, got {weight_decay}.")
         self.groups = 1
         """How many copies of the tables there are; the tables say."""
         defaults = {"lr": lr, "eps": eps, "moment_scale": moment_scale, "delay": delay}
-        super().__init__(params, defaults)
+        decay = {"weight_decay": weight_decay, "decoupled_weight_decay": decoupled_weight_decay}
+        super().__init__(params, defaults | decay)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -63,6 +73,9 @@ class RowWiseAdagrad(torch.optim.Optimizer):
             )
         gradient = p.grad.coalesce()
         rows, g = gradient._indices()[0], gradient._values()
+        decay, decoupled = group["weight_decay"], group["decoupled_weight_decay"]
+        if decay and not decoupled:
+            g = g.add(p.index_select(0, rows), alpha=decay)
         v = self.moments(p, group)["sum"]
         moment = v.index_select(0, rows).add_(g.square().mean(1))
         v.index_copy_(0, rows, moment)
@@ -70,7 +83,10 @@ class RowWiseAdagrad(torch.optim.Optimizer):
             synced = self.state[p]["synced"].index_select(0, rows)
             moment = torch.where(synced > 0, synced, moment)
         rate = group["lr"] / ((moment / self._scale(group)).sqrt_().add_(group["eps"]))
-        p.index_add_(0, rows, g * rate.neg_().unsqueeze(1))
+        change = g * rate.neg_().unsqueeze(1)
+        if decay and decoupled:
+            change.sub_(p.index_select(0, rows), alpha=group["lr"] * decay)
+        p.index_add_(0, rows, change)
 
     def moments(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         """What is remembered of a parameter: zeros at first."""

@@ -74,6 +74,12 @@ class Computing:
             _add(self.row.get_parameter(name), copy.grad)
         return None if self._first else kept.input.grad
 
+    def average(self, batches: int) -> None:
+        """Before an update: make the sum of these batches' gradients their mean."""
+        gradients = [p.grad for p in self.row.parameters() if p.grad is not None]
+        if batches > 1 and gradients:
+            torch._foreach_mul_(gradients, 1.0 / batches)
+
     def _again(self, kept: PendingBackward) -> Tensor:
         """The second forward: the same dropout, and no trace in running statistics."""
         now = torch.get_rng_state()

@@ -133,8 +133,6 @@ class InTurn:
 
 
 def _update(place: _Place, batches: int) -> None:
-    if batches > 1:
-        gradients = [p.grad for p in place.computing.row.parameters() if p.grad is not None]
-        torch._foreach_mul_(gradients, 1.0 / batches)
+    place.computing.average(batches)
     place.optimizer.step()
     place.optimizer.zero_grad()

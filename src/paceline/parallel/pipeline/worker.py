@@ -218,11 +218,7 @@ class Pipeline:
 
     def _update(self, operation: e.Update) -> None:
         began = time.perf_counter()
-        if len(operation.batches) > 1:
-            torch._foreach_mul_(
-                [p.grad for p in self._computing.row.parameters() if p.grad is not None],
-                1.0 / len(operation.batches),
-            )
+        self._computing.average(len(operation.batches))
         self._along.update(sum(self._sizes.pop(index) for index in operation.batches))
         self._updates += 1
         self._rates.applied(len(operation.batches))

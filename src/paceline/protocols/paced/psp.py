@@ -26,7 +26,8 @@ A worker never draws itself, so that `sample` is what it says. `pass_fraction` i
 barrier of its own (psp_distributed.py), asks the workers of its sample for their clocks, and tells the
 store when it goes on. It hears of no events, so it asks again every `poll_s` seconds: a new sample, or
 with resample=fixed those who lagged. Clocks heard are never ahead of the table's, so the invariant
-holds; that nobody lags any more is noticed up to `poll_s` later.
+holds; that nobody lags any more is noticed up to `poll_s` later. Workers read the clocks from their
+host's copy, which the store's process keeps up to date: it passes on what it is told and judges nobody.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class PSP:
     seed: int = 0
     """Seed of the samples. The same seed and the same order of events give the same decisions."""
     form: Form = "central"
-    """Who looks at clocks: central, the store for all; distributed, every worker for itself, on one host."""
+    """Who looks at clocks: central, the store for all; distributed, every worker for itself."""
 
     drawn: int = field(init=False, default=0)
     """Random numbers used so far."""

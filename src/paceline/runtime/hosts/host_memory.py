@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 
 from paceline.errors import RunError
+from paceline.fabric.board import Board
 from paceline.fabric.segment import Segment
 from paceline.runtime.hosts.local_worker import LocalWorker
-from paceline.runtime.messages.hosts import SHARED, Equip
+from paceline.runtime.messages.hosts import SHARED, ClocksNoted, Equip
 from paceline.runtime.messages.memories import COMMON, WEIGHTS
 from paceline.runtime.messages.portions import PortionPlan
 from paceline.store.layout import Layout
@@ -23,6 +24,16 @@ class HostMemory:
         self._shared: Segment | None = None
         self._common: Segment | None = None
         """Answers for all peers."""
+        self._board: Board | None = None
+        """The clocks of all ranks, where workers keep barriers of their own."""
+
+    def note(self, told: ClocksNoted) -> None:
+        """Ranks are that far, by now."""
+        self._board = self._board or Board.create(told.ranks)
+        for rank, clock in told.clocks.items():
+            if not 0 <= rank < told.ranks:
+                raise RunError(f"a clock of rank {rank}, and the run has {told.ranks} ranks.")
+            self._board.note(rank, clock)
 
     def place(self, lane: int, what: int, offset: int, length: int | None) -> memoryview:
         """Where a piece belongs; None: all that a memory has."""
@@ -62,7 +73,7 @@ class HostMemory:
         assert memory is not None
         return memory
 
-    def fds(self, worker: LocalWorker, shared: bool) -> tuple[int, ...]:
+    def fds(self, worker: LocalWorker, shared: bool, barrier: bool) -> tuple[int, ...]:
         """What a worker is handed that may begin; weights that all read are sealed."""
         weights = worker.weights or self._shared
         if worker.segment is None or weights is None:
@@ -72,4 +83,7 @@ class HostMemory:
             given = (*given, self._common.fd, worker.answers.fd)
         if shared:
             weights.seal_for_readers()
-        return given
+        if not barrier:
+            return given
+        assert self._board is not None, "clocks are told before a worker that looks at them may begin"
+        return (*given, self._board.fd)

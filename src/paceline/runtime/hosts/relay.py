@@ -43,6 +43,7 @@ from paceline.runtime.messages.hosts import (
     SHARED,
     WORKER,
     Belongs,
+    ClocksNoted,
     Copy,
     Dismissed,
     End,
@@ -56,6 +57,7 @@ from paceline.runtime.messages.hosts import (
     ToHost,
     VectorStaged,
     guest_decoder,
+    shared_decoder,
 )
 from paceline.runtime.messages.memories import INITIAL, SEGMENT, MemoryStretch
 from paceline.runtime.messages.portions import PortionPlan
@@ -287,7 +289,7 @@ class Relay:
     def arrived(self, lane: int, what: int, data: bytes) -> None:
         """A message arrives."""
         if lane == SHARED and what == HOST:
-            self._gave_up("the run is over")
+            self._told_all(data)
             return
         if lane >= len(self._locals):
             raise RunError(f"a message for lane {lane}, which does not exist.")
@@ -299,6 +301,17 @@ class Relay:
             self._tell(worker, m.store_decoder.decode(data))
         except msgspec.DecodeError as error:
             raise RunError(f"a message of {len(data)} bytes that is not ours: {error}") from None
+
+    def _told_all(self, data: bytes) -> None:
+        """What concerns all workers of the host: how far others are, or that the run is over."""
+        try:
+            told = shared_decoder.decode(data)
+        except msgspec.DecodeError as error:
+            raise RunError(f"a message of {len(data)} bytes that is not ours: {error}") from None
+        if isinstance(told, ClocksNoted):
+            self._memory.note(told)
+        else:
+            self._gave_up("the run is over")
 
     def _obey(self, worker: LocalWorker, order: ToHost) -> None:
         if isinstance(order, Equip):
@@ -343,7 +356,7 @@ class Relay:
             if message.until is not None:  # it is about to save its state
                 self._folder.mkdir(mode=0o700, exist_ok=True)
         if isinstance(message, m.Ready):
-            fds = self._memory.fds(worker, message.shared)
+            fds = self._memory.fds(worker, message.shared, message.barrier is not None)
         with self._lock, contextlib.suppress(OSError):
             if not worker.gone:
                 worker.channel.send(message, fds)

@@ -20,6 +20,7 @@ from paceline.runtime.messages.hosts import (
     SHARED,
     WORKER,
     Belongs,
+    ClocksNoted,
     Dismissed,
     End,
     Equip,
@@ -76,6 +77,9 @@ class RemoteWorker:
 
     def send(self, message: msgspec.Struct, fds: tuple[int, ...] = ()) -> None:
         """Send a message, after the memory it speaks of."""
+        if isinstance(message, ClocksNoted):
+            self.host.session.send(SHARED, _encoder.encode(message), HOST)
+            return
         shared = self._shared and isinstance(message, m.Release)
         if isinstance(message, m.Ready):
             shared = self._equip(message, fds)
@@ -98,7 +102,8 @@ class RemoteWorker:
     def _equip(self, ready: m.Ready, fds: tuple[int, ...]) -> bool:
         """Its memory, at this end; whether it waits in the queue of what its host's workers share."""
         assert self.layout is not None, "a worker registers before it is equipped"
-        peer = len(fds) > len((SEGMENT, WEIGHTS))
+        board = ready.barrier is not None  # its host has a copy, which was sent in the common queue
+        peer = len(fds) > len((SEGMENT, WEIGHTS)) and not board
         writes = mmap.ACCESS_WRITE if peer else mmap.ACCESS_READ
         self._segment, self._weights = _map(fds[0], mmap.ACCESS_WRITE), _map(fds[1], writes)
         if peer:
@@ -106,7 +111,7 @@ class RemoteWorker:
             memories = dict(enumerate((self._segment, self._weights, *answers)))
             self.peer = RemotePeer(self.host, self.lane, self.layout, memories)
         self._shared, self._varies = ready.shared, ready.ahead
-        session, queue = self.host.session, SHARED if ready.shared or peer else None
+        session, queue = self.host.session, SHARED if ready.shared or peer or board else None
         if self.plan is not None:
             session.send(self.lane, _encoder.encode(self.plan), HOST, queue)
         session.send(self.lane, _encoder.encode(Equip(ready.shared, peer)), HOST, queue)

@@ -152,7 +152,8 @@ class MeetingPlace:
         there, back = self._sums.trade(rank, message, self._meeting.active)
         spent = self._traded(rank, there, back, began, lane)
         both = there, spent, None if there == back else back
-        self._owner.trace.write(events.Exchanged(now, "exchange", (rank,), *both))
+        ahead = self._is_ahead(lane)
+        self._owner.trace.write(events.Exchanged(now, "exchange", (rank,), *both, ahead=ahead))
         if not lane:
             self._asleep.travels(rank, spent)
             return {rank: m.Met()}
@@ -198,8 +199,13 @@ class MeetingPlace:
                 self._asleep.travels(rank, self._spent_on(rank, spent))
             answers |= done
             given, got = each.given_bytes, each.answer_bytes if self._owner.virtual is None else None
-            self._owner.trace.write(events.Exchanged(now, each.kind, each.receivers, given, spent, got))
+            told = now, each.kind, each.receivers, given, spent, got
+            self._owner.trace.write(events.Exchanged(*told, ahead=self._is_ahead(each.lane)))
         return answers
+
+    def _is_ahead(self, lane: int) -> bool | None:
+        """Whether workers went on after they had come to it; None: under this protocol they never do."""
+        return lane > 0 if self._run.protocol.sends_ahead else None
 
     def _met(self, gathered: Gathered, began: float) -> float:
         """How long a joint operation has taken, or will."""

@@ -33,7 +33,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     agrees: bool = False
     """Whether your model is the run's own after every step."""
     barrier: PeerBarrier | None = None
-    """Where you decide yourself when to go on; the last descriptor is the board of all clocks."""
+    """Where you decide yourself when to go on; the last descriptor is your host's board of all clocks."""
     ahead: bool = False
     """Whether you compute on a look-ahead, and not on the store's own weights."""
     rounds: int | None = None
@@ -50,6 +50,9 @@ class Lend(msgspec.Struct, frozen=True, tag=True):
 
 class Added(msgspec.Struct, frozen=True, tag=True):
     """Your gradient is in the weights. When you go on is your own business."""
+
+    clock: int
+    """How many iterations you have completed."""
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):

@@ -94,6 +94,15 @@ class SumVectors(msgspec.Struct, frozen=True, tag="Sum"):
     terms: list[Term]
 
 
+class ClocksNoted(msgspec.Struct, frozen=True, tag="Clocks"):
+    """How far ranks are, for workers that keep barriers of their own: note it on the host's board."""
+
+    ranks: int
+    """How many the board has."""
+    clocks: dict[int, int | None]
+    """None: it takes no part."""
+
+
 class Dismissed(msgspec.Struct, frozen=True, tag=True):
     """The store has no more to say to this worker."""
 
@@ -107,8 +116,9 @@ class Over(msgspec.Struct, frozen=True, tag=True):
 
 
 FromHost = Offer | Belongs | Gone | LendMemory | Fetched | VectorStaged
-ToHost = (
-    Equip | Offer | Belongs | Fetch | Copy | VectorStaged | SumVectors | Dismissed | End | Over | PortionPlan
-)
+ToHost = Equip | Offer | Belongs | Fetch | Copy | VectorStaged | SumVectors | Dismissed | End | PortionPlan
+ToAll = ClocksNoted | Over
+"""To a host, about all of its workers."""
 host_decoder: msgspec.msgpack.Decoder[FromHost] = msgspec.msgpack.Decoder(FromHost)
 guest_decoder: msgspec.msgpack.Decoder[ToHost] = msgspec.msgpack.Decoder(ToHost)
+shared_decoder: msgspec.msgpack.Decoder[ToAll] = msgspec.msgpack.Decoder(ToAll)

@@ -260,6 +260,8 @@ class Owner:
             if len(members) == 1:
                 self._follow(joined)
         for member in members:
+            if run.clocks is not None:
+                run.clocks.share(member.channel)
             self.send(member, ready(run, self.keeping, member, self._work.draw(member)), run.fds(member))
             self.on_release(member.rank)
         self.trace.flush()

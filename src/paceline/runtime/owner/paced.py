@@ -17,6 +17,7 @@ from paceline.runtime.run.family import Concluded
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.owner_view import OwnerView
 from paceline.runtime.run.run import Run
+from paceline.runtime.run.shared_clocks import SharedClocks
 from paceline.store.increments import AddingStore
 from paceline.store.optimizers import GroupSettings
 
@@ -73,8 +74,8 @@ class PacedFamily:
         kept = push.withheld, push.forced
         run.ledger.pushed(decision, now, push.samples, push.compute_s, spent, scale, not usable, kept)
         owner.report(member, push.values)
-        if run.board is not None and run.at_barriers([member]):
-            self._leave_to_itself(member)
+        if run.clocks is not None and run.at_barriers([member]):
+            self._leave_to_itself(member, run.clocks, run.ledger.pacer.clocks.clock(member.rank))
 
     def _set(self, run: Run, member: Member, push: m.Push) -> None:
         """The settings of its script's optimizer; how long steps are decides who is parked."""
@@ -82,9 +83,10 @@ class PacedFamily:
         if run.ledger.parking is not None:
             run.ledger.parking.rate = step_rate(member.settings, self._owner.config.lr_cap)
 
-    def _leave_to_itself(self, member: Member) -> None:
+    def _leave_to_itself(self, member: Member, clocks: SharedClocks, clock: int) -> None:
         """Its gradient is in the weights, and it keeps a barrier of its own: it tells when it has passed."""
-        self._owner.send(member, self._owner.stopping or m.Added())
+        clocks.note(member.rank, clock)
+        self._owner.send(member, self._owner.stopping or m.Added(clock))
         member.asks = True
         self._owner.on_added(member.rank)
 

@@ -35,7 +35,7 @@ class PortionRun(Run):
         arrived: Callable[[], State],
     ) -> None:
         """`arrived` waits for the portions that were asked for, and gives their optimizers' state."""
-        super().__init__(run.ledger, store, run.weights, run.shared)
+        super().__init__(run.ledger, store, run.weights, run.shared, run.clocks)
         self._plan, self._slices, self._arrived = plan, slices, arrived
         self.wanted: memoryview | None = None
         """Where all portions of the weights are to be put, as they are after the next order."""

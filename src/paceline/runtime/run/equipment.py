@@ -8,7 +8,6 @@ from torch import Tensor
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
 from paceline.fabric.segment import Segment
-from paceline.protocols.paced.psp_distributed import own_barrier
 from paceline.runtime.run.member import Member
 from paceline.store.layout import Layout
 from paceline.store.optimizers import OptimizerSpec
@@ -53,18 +52,6 @@ def check_same(lead: Member, members: list[Member]) -> None:
 def _plain(source: Source | None) -> Source | None:
     """Without what tells its data apart, which was compared."""
     return source and structs.replace(source, data=Fingerprint())
-
-
-def check_one_host(name: str, protocol: object, members: list[Member], store_hosts: int) -> None:
-    """Refuse workers that could not read the board."""
-    far = next((f"rank {member.rank} is on another" for member in members if member.far), "")
-    if store_hosts > 1:
-        far = f"the store lies on {store_hosts}"
-    if far and own_barrier(protocol, 0) is not None:
-        raise ConfigError(
-            f"protocol {name!r} with form=distributed needs one host, since workers read each other's clocks "
-            f"in shared memory, but {far}. Use form=central, in which the store looks for all."
-        )
 
 
 def one_link(name: str, config: RunConfig, members: list[Member]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from paceline.fabric.board import Board
 from paceline.fabric.segment import Segment
 from paceline.protocols import Pacing, own
 from paceline.protocols.core.base import memory
@@ -14,6 +13,7 @@ from paceline.protocols.settings import resolved
 from paceline.runtime.checkpoints.worker_state import saved
 from paceline.runtime.run.held_gradients import HeldGradients
 from paceline.runtime.run.member import Member
+from paceline.runtime.run.shared_clocks import SharedClocks
 from paceline.store.disk.checkpoint import VERSION, RunState, SavedRule, Snapshot, snapshot
 from paceline.store.ledger import Ledger
 from paceline.store.parameters import ParameterStore
@@ -28,11 +28,11 @@ class Run:
         store: ParameterStore,
         weights: Segment,
         shared: bool,
-        board: Board | None = None,
+        clocks: SharedClocks | None = None,
     ) -> None:
-        """`board`: the clocks, where workers keep barriers of their own."""
+        """`clocks`: where workers keep barriers of their own, for all to see."""
         self.ledger = ledger
-        self.board = board
+        self.clocks = clocks
         self.store = store
         self.weights = weights
         self.shared = shared
@@ -52,7 +52,7 @@ class Run:
         """What a worker is given: its segment, its weights, the board if there is one."""
         assert member.segment is not None, "a worker is equipped before it is told"
         given = member.segment.fd, (member.weights or self.weights).fd
-        return given if self.board is None else (*given, self.board.fd)
+        return given if self.clocks is None else (*given, self.clocks.board.fd)
 
     @property
     def computing(self) -> frozenset[int]:
@@ -70,7 +70,7 @@ class Run:
     def at_barriers(self, living: list[Member]) -> list[Member]:
         """Who waits at a barrier of its own."""
         clocks = self.ledger.pacer.clocks
-        return [each for each in living if self.board is not None and clocks.is_waiting(each.rank)]
+        return [each for each in living if self.clocks is not None and clocks.is_waiting(each.rank)]
 
     @property
     def agrees(self) -> bool:

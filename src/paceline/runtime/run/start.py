@@ -14,7 +14,6 @@ from msgspec import structs
 from paceline.config import RunConfig
 from paceline.corrections import AUTO, parse_correction
 from paceline.errors import ConfigError, WorkerFailed
-from paceline.fabric.board import Board
 from paceline.fabric.segment import Segment, check_room
 from paceline.protocols import Pacing, Peer, own
 from paceline.protocols.paced.psp_distributed import own_barrier
@@ -24,7 +23,6 @@ from paceline.runtime.checkpoints.optimizer_state import State, unpacked
 from paceline.runtime.checkpoints.worker_state import WorkerState
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.equipment import (
-    check_one_host,
     check_same,
     equip,
     memory_needed,
@@ -34,6 +32,7 @@ from paceline.runtime.run.equipment import (
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.resume import momentum_lost, resume
 from paceline.runtime.run.run import Run
+from paceline.runtime.run.shared_clocks import SharedClocks
 from paceline.store.corrections.choice import Choice, choose, nothing_stale
 from paceline.store.corrections.correction import memory_bytes
 from paceline.store.corrections.script_state import load
@@ -216,7 +215,6 @@ class RunStart:
         protocol = make(name, self._settings)
         triggering.check(self._trigger, name, paced=True, lockstep=protocol.lockstep)
         slow_parking.check(self._config.park_slow, name, paced=True)
-        check_one_host(name, protocol, members, self._config.store_hosts)
         if self._config.apply == "increments":
             increments.check_rule(name, protocol.lockstep, own.names_a_file(name), self._trigger)
         shared = protocol.lockstep and not self._config.private_weights
@@ -234,9 +232,9 @@ class RunStart:
         opening: list[Event] = []
         config = structs.replace(self._config, correct=correct, trigger=self._trigger)
         ledger = Ledger(config, name, protocol, opening.append, simulated=simulated)
-        board = None if own_barrier(protocol, 0) is None else Board.create(self._config.workers)
-        if board is not None:
-            ledger.on_member = board.note
+        clocks = None if own_barrier(protocol, 0) is None else SharedClocks(self._config.workers)
+        if clocks is not None:
+            ledger.on_member = clocks.note
         ledger.offer(lead.registered.source, {member.rank for member in members})
         buffers, was = resume(self._config.resume, store, ledger)
         self.remarks += unchecked(self._config.resume)
@@ -259,7 +257,7 @@ class RunStart:
         ledger.write = write
         for event in opening:  # not before all has gone well: a run that never begins writes its own
             write(event)
-        return Run(ledger, store, weights, shared, board)
+        return Run(ledger, store, weights, shared, clocks)
 
     @property
     def trigger(self) -> float | None:
@@ -314,7 +312,6 @@ class RunStart:
         others = [x for x in living if x.segment is not None]
         if not others or isinstance(self.protocol[1], Peer):
             raise ConfigError(f"rank {member.rank} cannot join now: nobody is there to go on with it.")
-        check_one_host(*self.protocol, [member], self._config.store_hosts)
         first = others[0]
         assert first.segment is not None
         check_same(first, [first, member])

@@ -73,7 +73,8 @@ class StoreLink:
             ready, received = self._introduce(message, binding, lends=True)
         assert isinstance(ready, m.Ready), "nobody is asked twice"
         if ready.barrier is not None:
-            self._barrier = WorkerBarrier(ready.barrier, Board.of(received.pop(), self.config.workers))
+            board = Board.of(received.pop(), self.config.workers, writable=False)
+            self._barrier = WorkerBarrier(ready.barrier, board)
         segment = Segment(received[0], binding.layout.segment_bytes)
         weights = Segment(received[1], binding.layout.weights_bytes, writable=not ready.shared)
         self.segments = [segment, weights, *self._further(received[2:], binding.layout)]
@@ -101,8 +102,8 @@ class StoreLink:
         """Announce the gradient, sleep until released."""
         self._send(message)
         if self._barrier is not None:
-            self._expect(m.Added)
-            self._send(self._barrier.wait(self._nap))
+            added, _ = self._expect(m.Added)
+            self._send(self._barrier.wait(added.clock, self._nap))
         release, _ = self._expect(m.Release)
         self._take(release.batch, release.over)
         return release

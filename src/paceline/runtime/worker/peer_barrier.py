@@ -16,10 +16,14 @@ class WorkerBarrier:
         self._rule = rule
         self._board = board
 
-    def wait(self, nap: Callable[[float], None]) -> m.BarrierPassed:
-        """The worker's gradient is in the weights: count it, and return when it may go on."""
+    def wait(self, clock: int, nap: Callable[[float], None]) -> m.BarrierPassed:
+        """The worker's gradient is in the weights, and its clock is this: return when it may go on."""
         rule, board = self._rule, self._board
-        clock = board.tick(rule.rank)
-        while not rule.may_advance(clock, board.present(), board.clock):
+        while not rule.may_advance(clock, self._members(), board.clock):
             nap(rule.poll_s)
         return m.BarrierPassed(rule.tries, rule.asked)
+
+    def _members(self) -> list[int]:
+        """Who takes part: this worker does, though a copy of the board may not show yet that it is back."""
+        present = self._board.present()
+        return present if self._rule.rank in present else sorted([*present, self._rule.rank])

@@ -108,6 +108,15 @@ def _facts(result: Result) -> list[tuple[str, str]]:
     ]
     if result.lssr is not None:
         facts.append(("local steps", f"{figures.percent(result.lssr)} (LSSR)"))
+    if result.sent_ahead is not None:
+        facts.append(
+            ("put off", f"{figures.percent(result.sent_ahead)} of the bytes sent, while workers went on")
+        )
+    if result.consensus_distance is not None:
+        distance = figures.number(result.consensus_distance)
+        facts.append(("apart", f"{distance} from the mean of all replicas, when last measured"))
+    if result.landscape is not None:
+        facts += figures.landscape(result.landscape)
     if result.dropped:
         share = figures.percent(result.dropped / max(result.iterations or 0, 1))
         facts.append(("dropped", f"{figures.plural(result.dropped, 'gradient')}, {share} of all"))
