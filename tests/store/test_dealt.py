@@ -67,7 +67,13 @@ class Dealers(Drawers):
 
 
 @examples(max_examples=15)
-@given(units=st.integers(1, 40), batch=st.integers(1, 7), workers=st.integers(1, 5), section=lengths, schedule=schedules())
+@given(
+    units=st.integers(1, 40),
+    batch=st.integers(1, 7),
+    workers=st.integers(1, 5),
+    section=lengths,
+    schedule=schedules(),
+)
 def test_every_position_is_finished_exactly_once(
     units: int, batch: int, workers: int, section: int, schedule: list[Action]
 ) -> None:

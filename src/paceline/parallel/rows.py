@@ -16,7 +16,7 @@ import msgspec
 from torch.utils.data import DataLoader
 
 from paceline.errors import ConfigError
-from paceline.parallel.loading import Indices, MeshLoader
+from paceline.parallel.loading import AnyRounds, Indices, MeshLoader
 from paceline.parallel.mesh import Mesh, gather_bytes
 from paceline.parallel.pace import MeshPace
 from paceline.runtime.worker.data.partition import Partition
@@ -84,9 +84,9 @@ class DealtRows(MeshLoader):
             )
         return turns
 
-    def _loaded(self, rounds: list[list[Indices]]) -> Iterator[Any]:
-        for dealt in rounds:
-            yield self._loader.collate_fn(self._shared(dealt[self._copy]))
+    def _loaded(self, rounds: AnyRounds, coming: range) -> Iterator[Any]:
+        for at in coming:
+            yield self._loader.collate_fn(self._shared(rounds[at][self._copy]))
 
     def _shared(self, order: Indices) -> list[Any]:
         """The rows of a batch in their order: one's own, and those of the others of this copy."""

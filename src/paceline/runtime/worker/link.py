@@ -203,6 +203,10 @@ class StoreLink:
             self._said.add(text)
             self._send(m.Say("warning", text))
 
+    def note(self, text: str) -> None:
+        """Put something on record that a person may like to know."""
+        self._send(m.Say("info", text))
+
     def leave(
         self, values: dict[str, float] | None, waits: bool = False, state: WorkerState | None = None
     ) -> None:
