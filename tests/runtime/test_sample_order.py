@@ -1,4 +1,4 @@
-"""Orders are those of plain PyTorch, bit for bit, however long they are and in whatever pieces they are drawn."""
+"""Orders are those of plain PyTorch, bit for bit, of any length and in any pieces."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ is drawn here with the same calls into tensors; any other sampler is iterated ov
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain, islice, pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -60,7 +60,7 @@ class Batches:
     def cut(self, start: int, stop: int) -> list[Any]:
         """As lists of Python's integers."""
         bounds = self._bounds[start : stop + 1].tolist()
-        return [self._flat.cut(first, end) for first, end in zip(bounds, bounds[1:], strict=False)]
+        return [self._flat.cut(first, end) for first, end in pairwise(bounds)]
 
 
 class Looked:

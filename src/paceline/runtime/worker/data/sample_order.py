@@ -24,7 +24,7 @@ KEPT = 1 << 26
 drawn once more if it is wanted again: after a worker was lost, or by a run that is resumed."""
 QUIET_S = 2.0
 """Drawing that takes longer than this is told of."""
-LONG = 30_000_000
+LONG = 10_000_000
 """Positions that take longer than that where they are drawn by one call."""
 
 Say = Callable[[str], None]
@@ -94,7 +94,7 @@ class SampleOrder(Sequence[Any]):
             while self._drawn < stop:
                 self._more()
                 self._forget(keep)
-                if monotonic() - told > QUIET_S:
+                if self._drawn < stop and monotonic() - told > QUIET_S:
                     told = monotonic()
                     self._say(self._progress())
             self._state = RandomState.now(self._sampler)
@@ -111,8 +111,8 @@ class SampleOrder(Sequence[Any]):
         piece = next(self._given, None)
         if piece is None:
             raise ConfigError(
-                f"the loader's sampler gave {self._drawn} of the {self._units} it has by its length, in epoch "
-                f"{self._epoch}. Let its __len__ tell the truth."
+                f"the loader's sampler gave {self._drawn} of the {self._units} it has by its length, in "
+                f"epoch {self._epoch}. Let its __len__ tell the truth."
             )
         self._starts.append(self._drawn)
         self._pieces.append(piece)
@@ -120,7 +120,8 @@ class SampleOrder(Sequence[Any]):
         if self._drawn > self._units or (self._drawn == self._units and self._has_more()):
             raise ConfigError(
                 f"the loader's sampler gave more than the {self._units} it has by its length, in epoch "
-                f"{self._epoch}: the rest would never be trained on. Let its __len__ tell the truth, rounded up."
+                f"{self._epoch}: the rest would never be trained on. Let its __len__ tell the truth, rounded "
+                "up."
             )
 
     def _has_more(self) -> bool:
