@@ -145,7 +145,8 @@ def _check_gaps(run: Path, until: int | None) -> None:
         elif isinstance(event, Gap) and (until is None or until > last):
             raise ConfigError(
                 f"the record at {run} lacks {event.events} events from {event.since:.1f} s on ({event.why}), "
-                f"so it cannot be replayed beyond that. Replay it up to verdict {last} with --until."
+                f"so it cannot be replayed beyond that. Replay it up to verdict {last} with --until"
+                + (", or record a run with --trace-limit none." if event.wanted else ".")
             )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.errors import ConfigError
-from paceline.runtime.worker.data.loader import LookedUp, length_of, refuse_shares, with_batches
+from paceline.runtime.worker.data.loader import BatchLookup, length_of, refuse_shares, with_batches
 from paceline.runtime.worker.data.sample_order import BatchOrders
 
 Indices = list[Any]
@@ -173,7 +173,7 @@ class MeshLoader:
         if not self._loads:
             yield from (None for _ in coming)
             return
-        yield from with_batches(self._loader, LookedUp(coming, lambda at: rounds[at][self._copy]))
+        yield from with_batches(self._loader, BatchLookup(coming, lambda at: rounds[at][self._copy]))
 
 
 def check_loader(loader: Any) -> None:

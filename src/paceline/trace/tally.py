@@ -156,7 +156,7 @@ class Tally:
         """What all got."""
         self.bytes_by_axis: Counter[str] = Counter()
         """Along the axes of a mesh: what all have sent."""
-        self._lookups: dict[int, list[Lookups]] = {}
+        self._lookups: dict[int, Lookups] = {}
         self._looks: tuple[int, int] | None = None
         """At barriers that workers keep themselves: how many, and how many clocks they asked for."""
 
@@ -189,7 +189,8 @@ class Tally:
                 if event.axis is not None:
                     self.bytes_by_axis[event.axis] += len(event.workers) * event.bytes
             case LookedUp():
-                self._lookups.setdefault(event.worker, []).append(event.lookups)
+                before = self._lookups.get(event.worker)
+                self._lookups[event.worker] = before.and_then(event.lookups) if before else event.lookups
             case Reported():
                 if "loss" in event.values:
                     self._losses.append(event.values["loss"])
@@ -339,6 +340,10 @@ class Tally:
             self._got_bytes = event.got_bytes
             self._lssr = event.lssr
             self._losses = deque((nan if x is None else x for x in event.losses), maxlen=50)
+        if event.sent_along:
+            self.bytes_by_axis = Counter(event.sent_along)
+        if event.lookups:
+            self._lookups = dict(event.lookups)
         if event.looks is not None and event.asked is not None:
             self._looks = event.looks, event.asked
 

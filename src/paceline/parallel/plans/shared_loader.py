@@ -14,7 +14,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from paceline.errors import ConfigError
-from paceline.runtime.worker.data.loader import LookedUp, with_batches
+from paceline.runtime.worker.data.loader import BatchLookup, with_batches
 from paceline.runtime.worker.data.sample_order import SampleOrders
 
 
@@ -59,7 +59,7 @@ class SharedLoader:
         self._epoch += 1
         first, step = self._rank * self._batch, self._batch * self._size
         firsts = range(first, first + len(self) * step, step)
-        mine = LookedUp(firsts, lambda at: order[at : at + self._batch])
+        mine = BatchLookup(firsts, lambda at: order[at : at + self._batch])
         for batch in with_batches(self._loader, mine):
             self.on_batch()
             yield batch

@@ -114,7 +114,7 @@ class Dispensed(Sampler[Any]):
             self._epoch = min(self._epoch, batch.epoch)
 
 
-class LookedUp:
+class BatchLookup:
     """Batches of indices that are looked up one by one, when it is their turn."""
 
     def __init__(self, numbers: range, batch: Callable[[int], Any]) -> None:
