@@ -10,7 +10,8 @@ import msgspec
 
 from paceline.amounts import parse_every, parse_injection, parse_size, parse_stuck
 from paceline.corrections import parse_correction
-from paceline.errors import ConfigError, TraceError
+from paceline.decoding import decode_json
+from paceline.errors import ConfigError, TraceError, Undecodable
 from paceline.protocols.grid import check_workers
 from paceline.protocols.rules import increments
 from paceline.protocols.rules.compression import parse_compression
@@ -388,8 +389,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 def config_of(run: Path) -> RunConfig:
     """The configuration of a run's folder."""
     try:
-        return msgspec.json.decode((run / "config.json").read_bytes(), type=RunConfig)
-    except (OSError, msgspec.DecodeError) as error:
+        return decode_json((run / "config.json").read_bytes(), kind=RunConfig)
+    except (OSError, Undecodable) as error:
         raise TraceError(f"cannot read the configuration of {run}: {error}.") from None
 
 

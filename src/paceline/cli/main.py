@@ -20,9 +20,11 @@ from paceline.cli.replay import replay
 from paceline.cli.report import report
 from paceline.cli.running.common import DEBUG
 from paceline.cli.running.secret import secret
+from paceline.cli.running.utf8 import use_utf8
 from paceline.cli.simulate import simulate
 from paceline.cli.train import train
 from paceline.cli.why import why
+from paceline.errors import ConfigError
 
 app = typer.Typer(
     add_completion=False,
@@ -79,6 +81,10 @@ app.add_typer(testbed.app, name="testbed")
 def main() -> None:
     """Entry point."""
     try:
+        use_utf8()
         app()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -46,14 +46,14 @@ class LeftLosses(NamedTuple):
     """Losses that are not in the trace one by one."""
 
     total: float = 0.0
-    count: int = 0
+    number: int = 0
     diverged: bool = False
 
     def with_one(self, loss: float) -> LeftLosses:
         """And a further one."""
         if not isfinite(loss):
             return self._replace(diverged=True)
-        return self._replace(total=self.total + loss, count=self.count + 1)
+        return self._replace(total=self.total + loss, number=self.number + 1)
 
 
 class Books(Tally):
@@ -80,7 +80,7 @@ class Books(Tally):
             max(clocks),
             len(self.waiting_since),
             self._left_losses.total,
-            self._left_losses.count,
+            self._left_losses.number,
             self._left_losses.diverged,
         )
 
