@@ -80,6 +80,8 @@ class StoreLink:
         for each in self.segments:
             each.close_fd()
         binding.attach(segment, weights, own=self.config.apply == "increments")
+        if binding.unlocked:
+            self.say(binding.unlocked)
         self._take(ready.batch)
         return ready
 
