@@ -29,7 +29,7 @@ class CudaRuntime:
 
     def in_use(self) -> bool:
         """Whether this process has begun to use CUDA."""
-        return torch.cuda.is_initialized()
+        return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
     def current(self) -> int:
         """The device that "cuda" without a number means."""
@@ -37,7 +37,7 @@ class CudaRuntime:
 
     def when_used(self, what: Callable[[], None]) -> None:
         """Do this as soon as CUDA is used; now if it is."""
-        torch.cuda._lazy_call(what)
+        torch.cuda._lazy_call(what)  # type: ignore[no-untyped-call]
 
     def choose(self, device: int) -> None:
         """Let "cuda" mean this one."""
