@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from paceline.errors import ConfigError
-from paceline.parallel.loading import MeshLoader, Rounds
+from paceline.parallel.loading import MeshLoader, DealtRounds
 from paceline.parallel.pipeline.partition import check_cuts, partition
 from paceline.runtime.worker.data.sample_order import BatchOrders
 
@@ -43,7 +43,7 @@ def test_cuts_that_leave_a_stage_empty_are_refused(cuts: tuple[int, ...]) -> Non
 def test_every_sample_is_dealt_to_exactly_one_copy(sizes: list[int], copies: int) -> None:
     numbers = iter(range(1000))
     batches = [[next(numbers) for _ in range(size)] for size in sizes]
-    rounds = Rounds(BatchOrders(batches, len(batches), 0, None), 0, copies)
+    rounds = DealtRounds(BatchOrders(batches, len(batches), 0, None), 0, copies)
     dealt = [index for at in range(len(rounds)) for batch in rounds[at] for index in batch]
     every = [index for batch in batches for index in batch]
     assert sorted(dealt) == every[: len(dealt)]

@@ -22,7 +22,7 @@ from paceline.runtime.worker.data.sample_order import BatchOrders
 Indices = list[Any]
 
 
-class Rounds:
+class DealtRounds:
     """An epoch in rounds of one batch for each copy. Batches are looked up when they are asked for."""
 
     def __init__(self, orders: BatchOrders, epoch: int, copies: int, drop_last: bool = False) -> None:
@@ -45,7 +45,7 @@ class Rounds:
         return [left[start:end] for start, end in pairwise(bounds)]
 
 
-AnyRounds = Rounds | list[list[Indices]]
+AnyRounds = DealtRounds | list[list[Indices]]
 
 
 class MeshLoader:
@@ -167,7 +167,7 @@ class MeshLoader:
 
     def _rounds(self, epoch: int) -> AnyRounds:
         """What each copy gets, round by round."""
-        return Rounds(self._orders, epoch, self._copies, self._loader.drop_last)
+        return DealtRounds(self._orders, epoch, self._copies, self._loader.drop_last)
 
     def _loaded(self, rounds: AnyRounds, coming: range) -> Iterator[Any]:
         if not self._loads:

@@ -20,7 +20,7 @@ BLOCK = 1 << 16
 SMALL = np.iinfo(np.int32).max
 
 
-class Piece(Protocol):
+class OrderPiece(Protocol):
     """Some of an order."""
 
     def __len__(self) -> int: ...
@@ -79,7 +79,7 @@ class Looked:
         return [self._values[place] for place in self._places.cut(start, stop)]
 
 
-def pieces_of(sampler: Any) -> Iterator[Piece]:
+def pieces_of(sampler: Any) -> Iterator[OrderPiece]:
     """What one pass over a sampler gives, drawn as far as it is asked for."""
     known = KNOWN.get(type(sampler))
     if known is None or not _agrees(sampler, known):
@@ -93,7 +93,7 @@ def in_one_piece(sampler: Any) -> bool:
     return at_once or (type(sampler) is RandomSampler and not sampler.replacement)
 
 
-def iterated(given: Iterator[Any]) -> Iterator[Piece]:
+def iterated(given: Iterator[Any]) -> Iterator[OrderPiece]:
     """Of anything that can be iterated over."""
     while items := _some(given):
         yield _compact(items)
@@ -108,7 +108,7 @@ def _some(given: Iterator[Any]) -> list[Any]:
     return items
 
 
-def _compact(items: list[Any]) -> Piece:
+def _compact(items: list[Any]) -> OrderPiece:
     kinds = set(map(type, items))
     try:
         if kinds == {int}:
@@ -120,11 +120,11 @@ def _compact(items: list[Any]) -> Piece:
     return Looked(items)
 
 
-def _sequential(sampler: SequentialSampler, _: int) -> Iterator[Piece]:
+def _sequential(sampler: SequentialSampler, _: int) -> Iterator[OrderPiece]:
     yield Looked(range(len(sampler.data_source)))
 
 
-def _random(sampler: RandomSampler, block: int) -> Iterator[Piece]:
+def _random(sampler: RandomSampler, block: int) -> Iterator[OrderPiece]:
     n, count, generator = len(sampler.data_source), sampler.num_samples, sampler.generator
     rest = count % n
     if generator is None:
@@ -144,7 +144,7 @@ def _random(sampler: RandomSampler, block: int) -> Iterator[Piece]:
             yield Numbers(last)
 
 
-def _weighted(sampler: WeightedRandomSampler, block: int) -> Iterator[Piece]:
+def _weighted(sampler: WeightedRandomSampler, block: int) -> Iterator[OrderPiece]:
     count = sampler.num_samples
     at_a_time = max(block, len(sampler.weights))  # each call adds all weights up
     for size in _sizes(count, at_a_time) if sampler.replacement else [count]:
@@ -153,7 +153,7 @@ def _weighted(sampler: WeightedRandomSampler, block: int) -> Iterator[Piece]:
         )
 
 
-def _subset(sampler: SubsetRandomSampler, _: int) -> Iterator[Piece]:
+def _subset(sampler: SubsetRandomSampler, _: int) -> Iterator[OrderPiece]:
     places = torch.randperm(len(sampler.indices), generator=sampler.generator)
     yield Looked(sampler.indices, Numbers(places))
 
@@ -166,7 +166,7 @@ def _sizes(count: int, block: int) -> Iterable[int]:
     yield count
 
 
-KNOWN: dict[type, Callable[[Any, int], Iterator[Piece]]] = {
+KNOWN: dict[type, Callable[[Any, int], Iterator[OrderPiece]]] = {
     SequentialSampler: _sequential,
     RandomSampler: _random,
     WeightedRandomSampler: _weighted,
@@ -174,7 +174,7 @@ KNOWN: dict[type, Callable[[Any, int], Iterator[Piece]]] = {
 }
 
 
-def _agrees(sampler: Any, known: Callable[[Any, int], Iterator[Piece]]) -> bool:
+def _agrees(sampler: Any, known: Callable[[Any, int], Iterator[OrderPiece]]) -> bool:
     """Whether this version of torch draws as it is done here: tried on a small sampler of the same kind."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(1)
@@ -199,7 +199,7 @@ def _small(sampler: Any) -> Any:
     return SequentialSampler(range(40))
 
 
-def _all(pieces: Iterable[Piece]) -> list[Any]:
+def _all(pieces: Iterable[OrderPiece]) -> list[Any]:
     return [item for piece in pieces for item in piece.cut(0, len(piece))]
 
 

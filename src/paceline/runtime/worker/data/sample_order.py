@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler
 
 from paceline.errors import ConfigError
 from paceline.runtime.checkpoints.random_state import RandomState, generators, seed
-from paceline.runtime.worker.data.drawing import Piece, in_one_piece, pieces_of
+from paceline.runtime.worker.data.drawing import OrderPiece, in_one_piece, pieces_of
 
 KEPT = 1 << 26
 """Positions of an epoch that stay in memory, where they are not drawn in one piece. What comes before them is
@@ -42,9 +42,9 @@ class SampleOrder(Sequence[Any]):
         self._restart()
 
     def _restart(self) -> None:
-        self._given: Iterator[Piece] | None = None
+        self._given: Iterator[OrderPiece] | None = None
         self._state: RandomState | None = None
-        self._pieces: list[Piece] = []
+        self._pieces: list[OrderPiece] = []
         self._starts: list[int] = []
         self._drawn = 0
 
