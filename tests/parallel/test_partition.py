@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from paceline.errors import ConfigError
-from paceline.parallel.loading import MeshLoader, DealtRounds
+from paceline.parallel.loading import DealtRounds, MeshLoader
 from paceline.parallel.pipeline.partition import check_cuts, partition
 from paceline.runtime.worker.data.sample_order import BatchOrders
 

@@ -225,3 +225,16 @@ def test_steps_are_counted_as_one_process_with_the_batches_of_a_round_would(
     source: Source, units: int, steps: int
 ) -> None:
     assert source.step(units, 2) == steps
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_is_resumed_near_the_end_of_a_long_epoch_goes_on_there(kind: str) -> None:
+    source = Source(10**10, 64)
+    rest = [[0, 10**10 - 64 * 30, 64 * 30]]
+    budget = KINDS[kind](source, 3)
+    budget.load({"opened": 1, "returned": rest})
+    drawn = []
+    for rank in range(3):
+        while (batch := budget.draw(rank)).epoch == 0 and batch.count:
+            drawn.append(batch)
+    assert sorted(batch.first for batch in drawn) == list(range(10**10 - 64 * 30, 10**10, 64))

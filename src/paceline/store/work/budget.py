@@ -17,7 +17,7 @@ make of the last, short batch.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
 from math import isclose, isnan
@@ -318,17 +318,14 @@ class Budget:
         """Deal some more of the epoch that was opened last."""
         start, self._dealt = self._dealt, min(self._dealt + self._section, self._turns)
         only = self._only.get(epoch)
-        for key, indices in self._deal(epoch, start, self._dealt).items():
-            left = indices if only is None else [i for i in indices if self._is_left(only, epoch, i)]
-            if left:
-                self._queues.setdefault(epoch, {}).setdefault(key, deque()).extend(left)
+        parts = self._stretches(epoch, start, self._dealt)
+        if only is None or any(_touches(only, part) for part in parts):
+            for key, indices in self._deal(epoch, start, self._dealt).items():
+                left = [i for i in indices if only is None or _touches(only, self._batch(epoch, i))]
+                if left:
+                    self._queues.setdefault(epoch, {}).setdefault(key, deque()).extend(left)
         if self._dealt >= self._turns:
             self._only.pop(epoch, None)
-
-    def _is_left(self, only: list[Batch], epoch: int, index: int) -> bool:
-        batch = self._batch(epoch, index)
-        at = bisect_right(only, batch.first, key=lambda stretch: stretch.first) - 1
-        return at >= 0 and only[at].overlap(batch) > 0
 
     def _deal(self, epoch: int, start: int, stop: int) -> dict[int, Sequence[int]]:
         """These turns of an epoch: one pile for all, or one for each of the living."""
@@ -342,14 +339,14 @@ class Budget:
         work = [batch for epoch, rest in self._only.items() if epoch >= self._opened for batch in rest]
         epoch = self._opened - 1
         if self._dealt < self._turns:
-            rest = [self._stretch(epoch, start, stop) for start, stop in self._stretches_from(self._dealt)]
+            rest = self._stretches(epoch, self._dealt, self._turns)
             only = self._only.get(epoch)
             work += rest if only is None else [part for each in rest for part in _within(each, only)]
         return work
 
-    def _stretches_from(self, turn: int) -> list[tuple[int, int]]:
-        """Which batches are dealt from this turn on: firsts and ends."""
-        return [(turn, self.source.batches)]
+    def _stretches(self, epoch: int, start: int, stop: int) -> list[Batch]:
+        """What is dealt in these turns."""
+        return [self._stretch(epoch, start, stop)]
 
     def _stretch(self, epoch: int, start: int, stop: int) -> Batch:
         """Batches as one piece of work."""
@@ -377,6 +374,12 @@ class Budget:
 def in_turn(start: int, stop: int, turn: int, size: int) -> range:
     """Of these numbers, every size-th; those that leave `turn` when divided by it."""
     return range(start + (turn - start) % size, stop, size)
+
+
+def _touches(stretches: list[Batch], batch: Batch) -> bool:
+    """Whether some of a batch lies in stretches of its epoch, which are in order."""
+    at = bisect_left(stretches, batch.end, key=lambda stretch: stretch.first) - 1
+    return at >= 0 and stretches[at].end > batch.first
 
 
 def _within(batch: Batch, stretches: Iterable[Batch]) -> list[Batch]:

@@ -64,9 +64,9 @@ class Chunked(Budget):
             shares[living[index % len(living)]].append(batch)
         return dict(shares)
 
-    def _stretches_from(self, turn: int) -> list[tuple[int, int]]:
-        chunks = [chunk(self.source, self._workers, each)[turn:] for each in range(self._workers)]
-        return [(each.start, each.stop) for each in chunks if each]
+    def _stretches(self, epoch: int, start: int, stop: int) -> list[Batch]:
+        parts = [chunk(self.source, self._workers, each)[start:stop] for each in range(self._workers)]
+        return [self._stretch(epoch, part.start, part.stop) for part in parts if part]
 
 
 class Injection(msgspec.Struct, frozen=True):
