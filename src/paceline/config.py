@@ -143,8 +143,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     stuck_after: str | None = None
     """How long a worker may be silent, and what then: 5m:warn, 5m:drop (go on without it) or 5m:stop. None:
     it is named after 10 s, or several times what it usually takes."""
-    trace_limit: str = "256MB"
-    """How long the trace may get before single iterations are left out of it: 50MB, 2GB; none: no limit."""
+    trace_limit: str | None = "256MB"
+    """How long the trace may get before single iterations are left out of it: 50MB, 2GB; none, or None as in
+    older runs: no limit."""
     plan: str | None = None
     """File of a sharding plan that takes the place of a protocol."""
     cluster: dict[str, Any] | None = None
@@ -216,7 +217,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             self._check_injection()
         if self.store_hosts < 1:
             raise ConfigError(f"the store lies on at least 1 host, got {self.store_hosts}.")
-        parse_size(self.trace_limit)
+        parse_size(self.trace_limit or "none")
         if self.keep < 1:
             raise ConfigError(f"at least 1 checkpoint is kept, got --keep {self.keep}.")
         if self.checkpoint_every is not None:
@@ -338,7 +339,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def trace_limit_bytes(self) -> int | None:
         """The same in bytes."""
-        return parse_size(self.trace_limit)
+        return parse_size(self.trace_limit or "none")
 
     @property
     def near(self) -> int:
