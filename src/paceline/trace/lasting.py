@@ -209,7 +209,7 @@ class LastingTrace(TraceWriter):
         """It is as long as it may get."""
         self._full, self._since, self._ever_left_out = True, self._now, 1
         text = (
-            f"the trace has {self.size_bytes / 1e6:.1f} MB, its limit: single iterations are left out from "
+            f"the trace has {self.size_bytes / 1e6:.3g} MB, its limit: single iterations are left out from "
             "here on, and counted all the same. Results stay exact; the run cannot be replayed beyond this "
             "point, for which it would need --trace-limit none"
         )
