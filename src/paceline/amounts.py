@@ -48,12 +48,14 @@ def parse_stuck(text: str) -> tuple[float, str]:
     return seconds, action or "warn"
 
 
-def parse_size(text: str) -> int:
-    """`50MB`: bytes, in KB, MB or GB."""
+def parse_size(text: str) -> int | None:
+    """`50MB`: bytes, in KB, MB or GB; `none`: without a limit."""
+    if text == "none":
+        return None
     units = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
     number, unit = (text[:-2], units.get(text[-2:].upper())) if text != "0" else ("0", 1)
     if unit is None or not number.isdecimal():
-        raise ConfigError(f"--trace-limit takes a size such as 50MB or 2GB, or 0, got {text!r}.")
+        raise ConfigError(f"--trace-limit takes a size such as 50MB or 2GB, 0, or none, got {text!r}.")
     return int(number) * unit
 
 

@@ -10,7 +10,8 @@ import msgspec
 
 from paceline.amounts import parse_every, parse_injection, parse_size, parse_stuck
 from paceline.corrections import parse_correction
-from paceline.errors import ConfigError, TraceError
+from paceline.decoding import decode_json
+from paceline.errors import ConfigError, TraceError, Undecodable
 from paceline.protocols.grid import check_workers
 from paceline.protocols.rules import increments
 from paceline.protocols.rules.compression import parse_compression
@@ -142,8 +143,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     stuck_after: str | None = None
     """How long a worker may be silent, and what then: 5m:warn, 5m:drop (go on without it) or 5m:stop. None:
     it is named after 10 s, or several times what it usually takes."""
-    trace_limit: str | None = None
-    """How long the trace may get before single iterations are left out of it: 50MB, 2GB; None: no limit."""
+    trace_limit: str | None = "256MB"
+    """How long the trace may get before single iterations are left out of it: 50MB, 2GB; none, or None as in
+    older runs: no limit."""
     plan: str | None = None
     """File of a sharding plan that takes the place of a protocol."""
     cluster: dict[str, Any] | None = None
@@ -215,8 +217,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             self._check_injection()
         if self.store_hosts < 1:
             raise ConfigError(f"the store lies on at least 1 host, got {self.store_hosts}.")
-        if self.trace_limit is not None:
-            parse_size(self.trace_limit)
+        parse_size(self.trace_limit or "none")
         if self.keep < 1:
             raise ConfigError(f"at least 1 checkpoint is kept, got --keep {self.keep}.")
         if self.checkpoint_every is not None:
@@ -338,7 +339,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def trace_limit_bytes(self) -> int | None:
         """The same in bytes."""
-        return None if self.trace_limit is None else parse_size(self.trace_limit)
+        return parse_size(self.trace_limit or "none")
 
     @property
     def near(self) -> int:
@@ -389,8 +390,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 def config_of(run: Path) -> RunConfig:
     """The configuration of a run's folder."""
     try:
-        return msgspec.json.decode((run / "config.json").read_bytes(), type=RunConfig)
-    except (OSError, msgspec.DecodeError) as error:
+        return decode_json((run / "config.json").read_bytes(), kind=RunConfig)
+    except (OSError, Undecodable) as error:
         raise TraceError(f"cannot read the configuration of {run}: {error}.") from None
 
 

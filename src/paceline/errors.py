@@ -7,8 +7,9 @@
     │   ├── BadGradient           NaN or infinity in a gradient
     │   ├── EngineLost            the process that starts workers is gone
     │   └── RunStopped            the run was told to stop (Ctrl-C); what was done is saved
-    └── TraceError                a trace or result that cannot be read
-        └── NoTrace               there is none where the user said (a ConfigError too); exit status 2
+    ├── TraceError                a trace or result that cannot be read
+    │   └── NoTrace               there is none where the user said (a ConfigError too); exit status 2
+    └── Undecodable               a file, or what another program says, is not in its form
 
 All fields are passed to `super().__init__`, so that they cross process boundaries.
 """
@@ -53,6 +54,10 @@ class TraceError(PacelineError, ValueError):
 
 class NoTrace(TraceError, ConfigError):
     """There is no run at the place that was named."""
+
+
+class Undecodable(PacelineError, ValueError):
+    """Bytes that are not in the form they should be in. Whoever reads a file says which, and what to do."""
 
 
 def unknown(kind: str, name: str, available: Iterable[str]) -> ConfigError:

@@ -134,6 +134,14 @@ def test_a_bounded_trace_stays_short_and_the_result_is_the_same(shell: Shell, in
     refused = shell("replay", run, "--runs", shell.runs)
     assert refused.code == 2
     assert "(the limit of the trace), so it cannot be replayed beyond that" in refused.error
+    assert "or record a run with --trace-limit none" in refused.error
+
+
+def test_a_trace_is_bounded_unless_it_is_told_otherwise() -> None:
+    from paceline.config import RunConfig
+
+    assert RunConfig(run="r", folder="f").trace_limit_bytes == 256 * 10**6
+    assert RunConfig(run="r", folder="f", trace_limit="none").trace_limit_bytes is None
 
 
 @pytest.mark.parametrize("limit", ["5", "5TB", "MB", "-1MB"])

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.decoding import MessageDecoder
 from paceline.errors import RunError
 from paceline.fabric import channel as module
 from paceline.fabric.channel import LARGE, Channel
@@ -26,7 +27,7 @@ class Number(msgspec.Struct, tag=True):
     number: int
 
 
-decoder = msgspec.msgpack.Decoder(Text | Number)
+decoder: MessageDecoder[Text | Number] = MessageDecoder(Text | Number)
 Pair = tuple[Channel, Channel]
 
 

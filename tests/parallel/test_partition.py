@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from paceline.errors import ConfigError
-from paceline.parallel.loading import MeshLoader, deal
+from paceline.parallel.loading import DealtRounds, MeshLoader
 from paceline.parallel.pipeline.partition import check_cuts, partition
+from paceline.runtime.worker.data.sample_order import BatchOrders
 
 
 def slowest(costs: list[float], cuts: tuple[int, ...]) -> float:
@@ -42,12 +43,12 @@ def test_cuts_that_leave_a_stage_empty_are_refused(cuts: tuple[int, ...]) -> Non
 def test_every_sample_is_dealt_to_exactly_one_copy(sizes: list[int], copies: int) -> None:
     numbers = iter(range(1000))
     batches = [[next(numbers) for _ in range(size)] for size in sizes]
-    rounds = deal(batches, copies)
-    dealt = [index for each in rounds for batch in each for index in batch]
+    rounds = DealtRounds(BatchOrders(batches, len(batches), 0, None), 0, copies)
+    dealt = [index for at in range(len(rounds)) for batch in rounds[at] for index in batch]
     every = [index for batch in batches for index in batch]
     assert sorted(dealt) == every[: len(dealt)]
     assert len(every) - len(dealt) < copies
-    assert all(len(each) == copies and all(each) for each in rounds)
+    assert all(len(rounds[at]) == copies and all(rounds[at]) for at in range(len(rounds)))
 
 
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 4), st.booleans())

@@ -224,3 +224,18 @@ def test_fresh_weights_are_no_write_of_the_script_and_hide_none(writes: int) -> 
     binding.outdate()
     assert binding.written() == ["other.bias"] * writes
     assert binding.written() == []
+
+
+@pytest.mark.parametrize("what", ["buffer", "gradient"])
+def test_a_model_that_is_moved_after_prepare_is_refused(what: str) -> None:
+    """To another device; the one that there is everywhere is `meta`."""
+    model, binding, _ = tied()
+    backward(model)
+    if what == "buffer":
+        model.count = model.count.to("meta")
+    else:
+        binding._gradients[0] = torch.empty_like(binding._gradients[0], device="meta")
+    with pytest.raises(
+        ConfigError, match=r"was on cpu when the model was prepared, and is on meta now. Move"
+    ):
+        binding.adopt_buffers() if what == "buffer" else binding.collect()

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from paceline.runtime.lone.gradients import clip, gradients_of, sums_are_finite
+from paceline.runtime.lone.recorded import pass_over
 
 
 def test_every_gradient_that_will_be_stepped_with_is_looked_at_and_no_other() -> None:
@@ -36,3 +37,12 @@ def test_clipped_gradients_have_the_norm_together_and_short_ones_stay(most: floa
     clip(gradients, most)
     torch.testing.assert_close(gradients[0], torch.tensor([3.0, 0.0]) * norm / 5)
     torch.testing.assert_close(gradients[1], torch.tensor([4.0]) * norm / 5)
+
+
+def test_what_a_resumed_run_passes_over_is_told_of_if_it_takes_long() -> None:
+    said: list[str] = []
+    batches = iter(range(5))
+    assert pass_over(batches, 3, said.append, quiet_s=-1.0) == 3
+    assert said[-1] == "loading once more what was done before the run was stopped: batch 2 of 3"
+    assert next(batches) == 3
+    assert pass_over(batches, 9, said.append) == 1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,8 +14,9 @@ from hypothesis import strategies as st
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
 from paceline.store.work.budget import Batch, Budget, Source
-from paceline.store.work.chunks import shards_of
-from support.budgets import Action, Drawers, schedules
+from paceline.store.work.chunks import Chunked, shards_of
+from paceline.store.work.dealt import Dealt
+from support.budgets import Action, Drawers, lengths, schedules, sections_of
 
 Shards = Literal["shared", "equal", "own", "rotating"]
 
@@ -41,15 +45,84 @@ class Crew(Drawers):
     workers=st.integers(1, 5),
     shards=st.sampled_from(["shared", "equal", "own", "rotating"]),
     drop_last=st.booleans(),
+    section=lengths,
     schedule=schedules(),
 )
 def test_every_position_is_finished_exactly_once(
-    units: int, batch: int, workers: int, shards: Shards, drop_last: bool, schedule: list[Action]
+    units: int,
+    batch: int,
+    workers: int,
+    shards: Shards,
+    drop_last: bool,
+    section: int,
+    schedule: list[Action],
 ) -> None:
     source = Source(units, batch, drop_last)
     if source.batches < workers:
         return
-    Crew(source, workers, shards).check(schedule)
+    with sections_of(section):
+        Crew(source, workers, shards).check(schedule)
+
+
+KINDS: dict[str, Callable[[Source, int], Budget]] = {
+    "shared": Budget,
+    "equal": partial(Budget, shards="equal"),
+    "own": partial(Chunked, rotating=False),
+    "rotating": partial(Chunked, rotating=True),
+    "level": partial(Budget, shards="equal", level=True),
+    "dealt": Dealt,
+    "dealt level": partial(Dealt, level=True),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    units=st.integers(8, 60),
+    batch=st.integers(1, 4),
+    workers=st.integers(1, 3),
+    section=st.integers(1, 7),
+    draws=st.lists(st.integers(0, 2), max_size=60),
+    stop=st.integers(0, 60),
+)
+def test_how_much_is_dealt_at_a_time_does_not_change_who_gets_what(
+    kind: str, units: int, batch: int, workers: int, section: int, draws: list[int], stop: int
+) -> None:
+    """Also of a run that is resumed after some draws."""
+    source = Source(units, batch)
+    if source.batches < workers:
+        return
+
+    def drawn(length: int) -> list[Batch]:
+        with sections_of(length):
+            budget, found = KINDS[kind](source, workers), []
+            for number, rank in enumerate(draws):
+                if number == stop:
+                    state = msgspec.json.encode(budget.state())
+                    budget = KINDS[kind](source, workers)
+                    budget.load(msgspec.json.decode(state))
+                found.append(budget.draw(rank % workers))
+                budget.finish(rank % workers, found[-1:])
+        return found
+
+    assert drawn(section) == drawn(10**6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_epoch_of_ten_billion_samples_is_dispensed_and_saved_in_little_memory(kind: str) -> None:
+    source, state = Source(10**10, 64), b""
+    for _ in range(2):
+        budget = KINDS[kind](source, 3)
+        if state:
+            budget.load(msgspec.json.decode(state))
+        drawn = [(rank, budget.draw(rank)) for _ in range(5000) for rank in range(3)]
+        assert len({batch.first for _, batch in drawn}) == 15000
+        for rank, batch in drawn:
+            assert budget.finish(rank, [batch]) == (batch,)
+        budget.give_back(2)
+        state = msgspec.json.encode(budget.state())
+        assert len(state) < 500_000
+    left = sum(count for epoch, _, count in msgspec.json.decode(state)["returned"] if epoch == 0)
+    assert left == 10**10 - 2 * 15000 * 64
 
 
 def test_batches_come_in_order_and_the_last_may_be_short() -> None:
@@ -152,3 +225,16 @@ def test_steps_are_counted_as_one_process_with_the_batches_of_a_round_would(
     source: Source, units: int, steps: int
 ) -> None:
     assert source.step(units, 2) == steps
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_is_resumed_near_the_end_of_a_long_epoch_goes_on_there(kind: str) -> None:
+    source = Source(10**10, 64)
+    rest = [[0, 10**10 - 64 * 30, 64 * 30]]
+    budget = KINDS[kind](source, 3)
+    budget.load({"opened": 1, "returned": rest})
+    drawn = []
+    for rank in range(3):
+        while (batch := budget.draw(rank)).epoch == 0 and batch.count:
+            drawn.append(batch)
+    assert sorted(batch.first for batch in drawn) == list(range(10**10 - 64 * 30, 10**10, 64))

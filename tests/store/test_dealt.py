@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from paceline.store.work.budget import Batch, Source
 from paceline.store.work.dealt import Dealt
-from support.budgets import Action, Drawers, schedules
+from support.budgets import Action, Drawers, lengths, schedules, sections_of
 
 FIVE = Source(10, 2)
 
@@ -67,10 +67,17 @@ class Dealers(Drawers):
 
 
 @examples(max_examples=15)
-@given(units=st.integers(1, 40), batch=st.integers(1, 7), workers=st.integers(1, 5), schedule=schedules())
+@given(
+    units=st.integers(1, 40),
+    batch=st.integers(1, 7),
+    workers=st.integers(1, 5),
+    section=lengths,
+    schedule=schedules(),
+)
 def test_every_position_is_finished_exactly_once(
-    units: int, batch: int, workers: int, schedule: list[Action]
+    units: int, batch: int, workers: int, section: int, schedule: list[Action]
 ) -> None:
     source = Source(units, batch)
     if source.batches >= workers:
-        Dealers(source, workers).check(schedule)
+        with sections_of(section):
+            Dealers(source, workers).check(schedule)

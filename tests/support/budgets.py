@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
 
 import msgspec
 from hypothesis import strategies as st
 
+from paceline.store.work import budget as budgets
 from paceline.store.work.budget import Batch, Budget, Source
 
 Action = tuple[str, int]
 EPOCHS = 3
+lengths = st.sampled_from([1, 2, 5, budgets.SECTION])
+
+
+@contextmanager
+def sections_of(batches: int) -> Iterator[None]:
+    """Epochs are dealt so many batches at a time."""
+    with patch.object(budgets, "SECTION", batches):
+        yield
 
 
 def schedules(*further: str) -> st.SearchStrategy[list[Action]]:

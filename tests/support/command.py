@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +10,12 @@ from pathlib import Path
 COMMAND = Path(sys.executable).with_name("paceline")
 
 
-def start_command(*args: object, cwd: Path) -> subprocess.Popen[str]:
+def start_command(*args: object, cwd: Path, **environment: str) -> subprocess.Popen[str]:
     """Start it; its runs go to a folder below `cwd`."""
     return subprocess.Popen(
         [str(COMMAND), *map(str, args)],
         cwd=cwd,
+        env=os.environ | environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -21,9 +23,11 @@ def start_command(*args: object, cwd: Path) -> subprocess.Popen[str]:
     )
 
 
-def run_command(*args: object, cwd: Path, timeout_s: float = 100.0) -> subprocess.CompletedProcess[str]:
+def run_command(
+    *args: object, cwd: Path, timeout_s: float = 100.0, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run it to its end."""
-    command = start_command(*args, cwd=cwd)
+    command = start_command(*args, cwd=cwd, **environment)
     try:
         out, errors = command.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:

@@ -9,7 +9,8 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from paceline.errors import ConfigError
+from paceline.decoding import decode_json
+from paceline.errors import ConfigError, Undecodable
 
 Kept = TypeVar("Kept")
 Job = TypeVar("Job", bound=Hashable)
@@ -83,6 +84,6 @@ class KeptOutcomes(Generic[Job, Outcome]):
 
 def _decoded(path: Path, number: int, line: bytes, kind: type[Kept]) -> Kept:
     try:
-        return msgspec.json.decode(line, type=kind)
-    except msgspec.DecodeError as error:
+        return decode_json(line, kind=kind)
+    except Undecodable as error:
         raise ConfigError(f"line {number} of {path} is no result of a run: {error}.") from None

@@ -17,6 +17,7 @@ from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.harness.record import BenchRow, Value
 from paceline.bench.harness.stats import ratio_of_medians, spread
 from paceline.bench.sequence_worker import SequenceTask, WaySeen
+from paceline.decoding import decode_json
 from paceline.errors import RunError
 from paceline.parallel.sequence.ways import WAYS, backward_bytes, forward_bytes
 from paceline.testbed import HostSpec, Testbed, why_not
@@ -92,7 +93,7 @@ def _measure(task: SequenceTask, start: Start) -> list[dict[str, WaySeen]]:
         for rank, (worker, (_, error)) in enumerate(zip(started, said, strict=True)):
             if worker.returncode:
                 raise RunError(f"worker {rank} of the benchmark failed: {error.strip()[-300:]}")
-    return [msgspec.json.decode(out, type=dict[str, WaySeen]) for out, _ in said]
+    return [decode_json(out, kind=dict[str, WaySeen]) for out, _ in said]
 
 
 def _end(worker: subprocess.Popen[str]) -> None:

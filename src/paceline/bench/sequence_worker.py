@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from paceline.decoding import decode_json
 from paceline.parallel.sequence import Line, mean, split
 from paceline.parallel.sequence.gradients import average_gradients
 from paceline.parallel.sequence.megatron import MegatronBlock
@@ -106,7 +107,7 @@ def sent_through(name: str) -> int:
 def main() -> None:
     """Train in all ways, in turns."""
     rank, meeting = int(sys.argv[1]), sys.argv[2]
-    task = msgspec.json.decode(sys.argv[3], type=SequenceTask)
+    task = decode_json(sys.argv[3], kind=SequenceTask)
     torch.set_num_threads(1)
     link = os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=task.workers)

@@ -21,10 +21,12 @@ from paceline.cli.replay import replay
 from paceline.cli.report import report
 from paceline.cli.running.common import DEBUG, errors_for_people
 from paceline.cli.running.secret import secret
+from paceline.cli.running.utf8 import use_utf8
 from paceline.cli.simulate import simulate
 from paceline.cli.start import example, first_steps
 from paceline.cli.train import train
 from paceline.cli.why import why
+from paceline.errors import ConfigError
 
 app = typer.Typer(
     add_completion=False,
@@ -96,6 +98,10 @@ app.add_typer(testbed.app, name="testbed", rich_help_panel="This machine")
 def main() -> None:
     """Entry point."""
     try:
+        use_utf8()
         app()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -9,6 +9,8 @@ import typer
 
 from paceline.cli.flags import options as o
 from paceline.cli.running.common import errors_for_people, new_run, print_json
+from paceline.decoding import decode_json
+from paceline.errors import Undecodable
 
 if TYPE_CHECKING:
     from paceline.config import RunConfig
@@ -71,12 +73,12 @@ def _config(run: Path, until: int | None, runs: Path) -> RunConfig:
 
     file = run / "config.json"
     try:
-        old = msgspec.json.decode(file.read_bytes(), type=RunConfig)
+        old = decode_json(file.read_bytes(), kind=RunConfig)
     except OSError as error:
         raise NoTrace(
             f"no recorded run at {run}: {file.name}: {error.strerror}. Give a run folder."
         ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except Undecodable as error:
         raise TraceError(
             f"{file} is not a run's configuration: {error}. It is damaged; replay another run."
         ) from None
@@ -147,7 +149,8 @@ def _check_gaps(run: Path, until: int | None) -> None:
         elif isinstance(event, Gap) and (until is None or until > last):
             raise ConfigError(
                 f"the record at {run} lacks {event.events} events from {event.since:.1f} s on ({event.why}), "
-                f"so it cannot be replayed beyond that. Replay it up to verdict {last} with --until."
+                f"so it cannot be replayed beyond that. Replay it up to verdict {last} with --until"
+                + (", or record a run with --trace-limit none." if event.wanted else ".")
             )
 
 

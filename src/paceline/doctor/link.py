@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from paceline.decoding import decode_json
 from paceline.doctor.findings import Finding
 from paceline.doctor.server import LinkSide, this_side
 from paceline.doctor.wire import (
@@ -24,7 +25,7 @@ from paceline.doctor.wire import (
     flood,
     receive,
 )
-from paceline.errors import RunError
+from paceline.errors import RunError, Undecodable
 from paceline.fabric.wire import enter
 
 MODEL_BYTES = 100e6
@@ -58,7 +59,7 @@ def measure(address: str, secret: bytes, seconds: float = 1.0) -> MeasuredLink:
             ahead, error = _clock(connection)
             speeds = [_speed(connection, move, seconds) for move in (_push, _pull)]
             connection.sendall(REQUEST.pack(b"DONE", 0))
-        except (OSError, msgspec.DecodeError) as failure:
+        except (OSError, Undecodable) as failure:
             raise RunError(f"measuring with {address} broke off: {failure}. Try again.") from None
     p95 = sorted(trips)[int(len(trips) * 0.95)]
     return MeasuredLink(
@@ -79,7 +80,7 @@ def _info(connection: socket.socket) -> LinkSide:
     (size,) = LENGTH.unpack(receive(connection, LENGTH.size))
     if size > MOST_INFO:
         raise ConnectionError(f"it describes itself in {size} bytes, more than {MOST_INFO}")
-    return msgspec.json.decode(receive(connection, size), type=LinkSide)
+    return decode_json(receive(connection, size), kind=LinkSide)
 
 
 def _round_trips(connection: socket.socket, seconds: float) -> list[float]:

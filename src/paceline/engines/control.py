@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from paceline.config import RunConfig
+from paceline.decoding import MessageDecoder
 from paceline.fabric.tls import Trust
 
 
@@ -56,5 +57,5 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 ToZygote = Launch | Stop
 FromZygote = Started | Ended
 
-zygote_decoder: msgspec.msgpack.Decoder[ToZygote] = msgspec.msgpack.Decoder(ToZygote)
-launcher_decoder: msgspec.msgpack.Decoder[FromZygote] = msgspec.msgpack.Decoder(FromZygote)
+zygote_decoder: MessageDecoder[ToZygote] = MessageDecoder(ToZygote)
+launcher_decoder: MessageDecoder[FromZygote] = MessageDecoder(FromZygote)

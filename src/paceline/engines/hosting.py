@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.config import RunConfig
+from paceline.decoding import decode_message
 from paceline.engines.control import Guest
 from paceline.fabric.door import Enter, call_patiently
 from paceline.fabric.tls import Trust
@@ -24,8 +25,8 @@ def enrol(
     hello = Enter(session, socket.gethostname(), workers=workers)
     sock, entered = call_patiently(where, check_secret(secret), hello, wait_s, threading.Event(), trust)
     sock.close()
-    info, ranks = msgspec.msgpack.decode(entered.info, type=tuple[bytes, tuple[int, ...]])
-    config = msgspec.msgpack.decode(info, type=RunConfig)
+    info, ranks = decode_message(entered.info, kind=tuple[bytes, tuple[int, ...]])
+    config = decode_message(info, kind=RunConfig)
     folder = runs / config.run
     folder.mkdir(parents=True, exist_ok=True)
     spoken = Trust(trust.ca) if trust is not None and config.tls else None

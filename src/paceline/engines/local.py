@@ -107,7 +107,7 @@ def _heavy_imports(script: str | None) -> list[str]:
     if script is None:
         return []
     try:
-        tree = ast.parse(Path(script).read_text())
+        tree = ast.parse(Path(script).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return []
     names: set[str] = set()

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from paceline.config import RunConfig
+from paceline.decoding import decode_json
 from paceline.engines.control import Ended
 from paceline.engines.held import HeldStore
 from paceline.engines.meeting import over_hosts
@@ -56,7 +57,7 @@ class WorkerActor:
 
     def start(self, order: bytes) -> tuple[int, str]:
         """The worker's process id, or what is missing here."""
-        told = msgspec.json.decode(order, type=WorkerOrder)
+        told = decode_json(order, kind=WorkerOrder)
         script = Path(told.folder) / str(told.config.script)
         if not script.is_file():
             return 0, f"no script at {script} on host {socket.gethostname()}"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.decoding import decode_json
 from paceline.engines.meeting import MeetingPoint, StoreOrder
 from paceline.engines.zygote import die_with
 from paceline.errors import ConfigError, PacelineError
@@ -37,7 +38,7 @@ def main() -> None:
 def _store(order: bytes) -> int:
     from paceline.runtime.serve import serve_strangers
 
-    request = msgspec.json.decode(order, type=StoreOrder)
+    request = decode_json(order, kind=StoreOrder)
     folder = request.config.path
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     if not (folder / "config.json").exists():  # else it stands there as it was asked for
@@ -71,7 +72,7 @@ def _relay(order: bytes) -> int:
     from paceline.runtime.hosts.relay import Relay
     from paceline.runtime.portions.share import HostShare
 
-    meeting = msgspec.json.decode(order, type=MeetingPoint)
+    meeting = decode_json(order, kind=MeetingPoint)
     listener = wait_for_neighbours(meeting.name)
     if listener is None:  # a neighbour was faster
         _say("ready")

@@ -25,13 +25,14 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
-from importlib.util import find_spec
+from importlib.util import decode_source, find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from paceline.config import RunConfig
+from paceline.decoding import decode_json
 from paceline.engines.control import Ended
 from paceline.engines.logs import LogBook, call_home
 from paceline.engines.meeting import MeetingPoint, StoreOrder, launch_service, meeting_of
@@ -128,7 +129,7 @@ class SparkEngine:
         script = Path(config.script).resolve()
         threads = int(self._spark.getConf().get("spark.task.cpus", "1") or 1)
         there = msgspec.structs.replace(config, script=str(script))
-        source, folder = script.read_text(), os.getcwd()
+        source, folder = decode_source(script.read_bytes()), os.getcwd()
         return WorkerOrder(
             config=there, meeting=meeting, rank=-1, threads=threads, source=source, folder=folder
         )
@@ -171,7 +172,7 @@ class SparkEngine:
         late = [rank for rank, at in list(logs.ended.items()) if time.monotonic() - at > LATE_S]
         if late:
             log = self._config.path / "logs" / f"rank{late[0]}.log"
-            said = [line.strip() for line in log.read_text().splitlines() if line.strip()]
+            said = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
             last = f": {said[-1].rstrip('.')}" if said else ""
             raise RunError(f"rank {late[0]} ended before training began{last}. Read {log}.")
 
@@ -226,7 +227,7 @@ def work(told: bytes, rows: Iterable[Any]) -> Iterator[tuple[int, str, int]]:
     from pyspark import BarrierTaskContext
 
     context = BarrierTaskContext.get()
-    task, rank = msgspec.json.decode(told, type=SparkTask), context.partitionId()
+    task, rank = decode_json(told, kind=SparkTask), context.partitionId()
     hosts = [info.address.rpartition(":")[0] for info in context.getTaskInfos()]
     local = hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
     meeting = task.order.meeting

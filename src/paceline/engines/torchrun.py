@@ -33,6 +33,7 @@ from typing import Any
 import msgspec
 
 from paceline.config import RunConfig
+from paceline.decoding import decode_json
 from paceline.engines.meeting import MeetingPoint, open_store, over_hosts, plain_environment, take_seat
 from paceline.errors import ConfigError, RunError
 from paceline.fabric.choice import secured
@@ -150,7 +151,7 @@ def _read(board: Any) -> Letter:
         board.delete_key(_address(rank()))
         if told.startswith(b"error "):
             raise ConfigError(told.removeprefix(b"error ").decode())
-        letter = msgspec.json.decode(told, type=Letter)
+        letter = decode_json(told, kind=Letter)
         if not _is_gone(letter.meeting):
             return msgspec.structs.replace(letter, meeting=_with_known_secret(letter.meeting))
         gone = f"the run at {letter.meeting.address} is over already; read what rank 0 says."

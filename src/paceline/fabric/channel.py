@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from paceline.decoding import MessageDecoder
 from paceline.errors import RunError
 
 T = TypeVar("T")
@@ -71,7 +72,7 @@ class Channel:
         else:
             self._sock.send(data)
 
-    def receive(self, decoder: msgspec.msgpack.Decoder[T]) -> tuple[T, list[int]] | None:
+    def receive(self, decoder: MessageDecoder[T]) -> tuple[T, list[int]] | None:
         """The next message and its descriptors; None when the other end is gone."""
         try:
             size, control, _, _ = self._sock.recvmsg_into([self._buffer], _ROOM)
@@ -85,10 +86,10 @@ class Channel:
             if fds and data == LARGE:
                 data = _read_all(fds.pop())
             return decoder.decode(data), fds
-        except (RunError, msgspec.DecodeError) as error:
+        except RunError:
             for fd in fds:
                 os.close(fd)
-            raise RunError(f"a message of {len(data)} bytes that is not ours: {error}") from None
+            raise
 
     def wait(self, seconds: float) -> bool:
         """Sleep until there is something to receive, for so long at most; whether there is."""

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from paceline.decoding import decode_message
 from paceline.errors import ConfigError, PacelineError, RunError
 from paceline.fabric.listener import Listener
 from paceline.fabric.session import Session
@@ -132,4 +133,4 @@ def _receive(sock: Connection, kind: type[T]) -> T:
     size = int.from_bytes(receive_exactly(sock, 4, deadline), "little")
     if size > LETTER_BYTES:
         raise RunError(f"a first letter of {size} bytes is not ours.")
-    return msgspec.msgpack.decode(receive_exactly(sock, size, deadline), type=kind)
+    return decode_message(receive_exactly(sock, size, deadline), kind=kind)

@@ -14,8 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-import msgspec
-
 from paceline.errors import ConfigError, PacelineError
 from paceline.fabric.tls import Seal, let_in
 from paceline.fabric.wire import Connection, show_address
@@ -70,7 +68,7 @@ class Listener:
         finally:
             self._strangers.remove(sock)
         kept = False
-        with contextlib.suppress(OSError, PacelineError, msgspec.DecodeError):
+        with contextlib.suppress(OSError, PacelineError):
             kept = known is not None and self._come_in(known)
         if not kept:
             sock.close()

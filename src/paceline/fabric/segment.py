@@ -27,6 +27,8 @@ class Segment:
     def __init__(self, fd: int, size_bytes: int, *, writable: bool = True) -> None:
         self.fd = fd
         self.size_bytes = size_bytes
+        self.writable = writable
+        """Whether this process may write to it."""
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         self.map = mmap.mmap(fd, size_bytes, access=access)
         with warnings.catch_warnings():

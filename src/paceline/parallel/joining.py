@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.errors import ConfigError
+from paceline.fabric.gpu import choose_device
 from paceline.parallel.pace import MeshPace
 from paceline.parallel.registry import ALONG, SPLITS, axis_of, check_along, make_split
 from paceline.parallel.stepped import prepare
 from paceline.protocols import PEERS, Pacing, Peer
 from paceline.runtime import join as joining
 from paceline.runtime import seat
+from paceline.runtime.worker.environment import place_on_host
 from paceline.runtime.worker.malloc import keep_freed_memory
 from paceline.runtime.worker.pace import Pace
 
@@ -20,6 +22,7 @@ def join(protocol: str | Pacing | Peer | None = None, *, correct: str | None = N
     place = seat.mine()
     if place is not None and place.config.mesh is not None and place.channel is not None:
         keep_freed_memory()
+        choose_device(place_on_host(place))
         name, given = _chosen(_named(protocol), settings, place.config.protocol, place.config.settings)
         pace = MeshPace(place.config, place.rank, place.channel, name, given, prepare, _object(name, given))
         return joining.joined_as(pace)

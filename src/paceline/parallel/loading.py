@@ -9,29 +9,43 @@ A pass that a script breaks off is not lost: the next one goes on with what is l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.errors import ConfigError
-from paceline.runtime.worker.data.loader import length_of, refuse_shares, with_batches
-from paceline.runtime.worker.data.sample_order import SampleOrders
+from paceline.runtime.worker.data.loader import BatchLookup, length_of, refuse_shares, with_batches
+from paceline.runtime.worker.data.sample_order import BatchOrders
 
 Indices = list[Any]
 
 
-def deal(batches: Sequence[Indices], copies: int, drop_last: bool = False) -> list[list[Indices]]:
-    """Rounds of one batch for each copy."""
-    whole = len(batches) // copies
-    rounds = [list(batches[at * copies : (at + 1) * copies]) for at in range(whole)]
-    left = [index for batch in batches[whole * copies :] for index in batch]
-    if len(left) >= copies and not drop_last:
-        size, more = divmod(len(left), copies)
-        bounds = [at * size + min(at, more) for at in range(copies + 1)]
-        rounds.append([left[start:end] for start, end in pairwise(bounds)])
-    return rounds
+class DealtRounds:
+    """An epoch in rounds of one batch for each copy. Batches are looked up when they are asked for."""
+
+    def __init__(self, orders: BatchOrders, epoch: int, copies: int, drop_last: bool = False) -> None:
+        self._orders, self._epoch, self._copies = orders, epoch, copies
+        self._whole, left = divmod(len(orders), copies)
+        self._rest = range(self._whole * copies, len(orders))
+        spread = bool(left) and not drop_last
+        self._left = sum(orders.samples(epoch, each) for each in self._rest) if spread else 0
+
+    def __len__(self) -> int:
+        return self._whole + (self._left >= self._copies)
+
+    def __getitem__(self, number: int) -> list[Indices]:
+        if number < self._whole:
+            first = number * self._copies
+            return [self._orders.batch(self._epoch, first + copy) for copy in range(self._copies)]
+        left = [index for each in self._rest for index in self._orders.batch(self._epoch, each)]
+        size, more = divmod(len(left), self._copies)
+        bounds = [at * size + min(at, more) for at in range(self._copies + 1)]
+        return [left[start:end] for start, end in pairwise(bounds)]
+
+
+AnyRounds = DealtRounds | list[list[Indices]]
 
 
 class MeshLoader:
@@ -64,7 +78,7 @@ class MeshLoader:
     def _open(self, loader: Any, seed: int) -> None:
         check_loader(loader)
         batches = length_of(loader.batch_sampler)
-        self._orders = SampleOrders(loader.batch_sampler, batches, seed, loader=loader)
+        self._orders = BatchOrders(loader.batch_sampler, batches, seed, loader, lambda text: self.say(text))
         self._turns = len(self._rounds(0))
         if not self._turns:
             raise ConfigError(
@@ -104,7 +118,9 @@ class MeshLoader:
             return
         epoch, done, number = self.epoch, self.rounds, self._passes
         rounds = self._rounds(epoch)
-        for dealt, batch in zip(rounds[done:], self._loaded(rounds[done:]), strict=True):
+        coming = range(done, len(rounds))
+        for at, batch in zip(coming, self._loaded(rounds, coming), strict=True):
+            dealt = rounds[at]
             self._check_alone(number)
             self.repeats = False
             if not self.about_to():
@@ -149,16 +165,15 @@ class MeshLoader:
                 "epoch out once: end one pass before the next, or use a second loader that is not prepared."
             )
 
-    def _rounds(self, epoch: int) -> list[list[Indices]]:
+    def _rounds(self, epoch: int) -> AnyRounds:
         """What each copy gets, round by round."""
-        return deal(self._orders[epoch], self._copies, self._loader.drop_last)
+        return DealtRounds(self._orders, epoch, self._copies, self._loader.drop_last)
 
-    def _loaded(self, rounds: list[list[Indices]]) -> Iterator[Any]:
+    def _loaded(self, rounds: AnyRounds, coming: range) -> Iterator[Any]:
         if not self._loads:
-            yield from (None for _ in rounds)
+            yield from (None for _ in coming)
             return
-        mine = [dealt[self._copy] for dealt in rounds]
-        yield from with_batches(self._loader, mine)
+        yield from with_batches(self._loader, BatchLookup(coming, lambda at: rounds[at][self._copy]))
 
 
 def check_loader(loader: Any) -> None:

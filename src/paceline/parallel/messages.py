@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from paceline.decoding import MessageDecoder
 from paceline.runtime.messages.workers import Failed, Hello
 from paceline.trace.events import Lookups
 
@@ -114,8 +115,8 @@ FromWorker = (
 )
 ToWorker = MeshWelcome | GoOn | EndRun
 
-conductor_decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
-worker_decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+conductor_decoder: MessageDecoder[FromWorker] = MessageDecoder(FromWorker)
+worker_decoder: MessageDecoder[ToWorker] = MessageDecoder(ToWorker)
 
 
 class MeshState(msgspec.Struct, frozen=True, kw_only=True):

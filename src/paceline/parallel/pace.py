@@ -23,6 +23,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.config import RunConfig
+from paceline.decoding import decode_message
 from paceline.errors import ConfigError, RunError, RunStopped
 from paceline.fabric.channel import Channel
 from paceline.parallel import messages as m
@@ -228,7 +229,7 @@ class MeshPace(Pace):
             self._channel.send(measured)
         values = {} if measured is None else measured.values
         told, *_ = gather_bytes(msgspec.msgpack.encode(values), self.size)  # the lead's
-        found: dict[str, float] = msgspec.msgpack.decode(told, type=dict[str, float])
+        found: dict[str, float] = decode_message(told, kind=dict[str, float])
         return found
 
     # -- the end ------------------------------------------------------------------------------

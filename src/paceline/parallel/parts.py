@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from paceline.decoding import decode_json
 from paceline.errors import RunError
 from paceline.parallel.messages import MeshState
 from paceline.parallel.pieces import TensorPiece
@@ -59,7 +60,7 @@ def write_part(folder: Path, rank: int, part: CheckpointPart) -> None:
 def read_parts(folder: Path) -> Snapshot:
     """All that are there, as one."""
     found = sorted(folder.glob("*.json"))
-    indices = {path.stem: msgspec.json.decode(path.read_bytes(), type=PartIndex) for path in found}
+    indices = {path.stem: decode_json(path.read_bytes(), kind=PartIndex) for path in found}
     states = [index.state for index in indices.values()]
     if len({state.updates for state in states}) > 1:
         counts = ", ".join(str(state.updates) for state in states)

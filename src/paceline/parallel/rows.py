@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 from torch.utils.data import DataLoader
 
+from paceline.decoding import decode_json, decode_message
 from paceline.errors import ConfigError
-from paceline.parallel.loading import Indices, MeshLoader
+from paceline.parallel.loading import AnyRounds, Indices, MeshLoader
 from paceline.parallel.mesh import Mesh, gather_bytes
 from paceline.parallel.pace import MeshPace
 from paceline.runtime.worker.data.partition import Partition
@@ -52,7 +53,7 @@ class DealtRows(MeshLoader):
         if loader.batch_size is None:
             raise ConfigError("a mesh needs a loader that makes batches: give it a batch_size.")
         everybody = gather_bytes(msgspec.json.encode((self._copy, len(self._partition))), self._mesh.count)
-        told = [msgspec.json.decode(each, type=tuple[int, int]) for each in everybody]
+        told = [decode_json(each, kind=tuple[int, int]) for each in everybody]
         self._rows = [sum(n for copy, n in told if copy == c) for c in range(self._copies)]
         line = self._mesh.ranks(self._within) if self._within else (self._mesh.rank,)
         self._members = [told[rank][1] for rank in line]
@@ -84,9 +85,9 @@ class DealtRows(MeshLoader):
             )
         return turns
 
-    def _loaded(self, rounds: list[list[Indices]]) -> Iterator[Any]:
-        for dealt in rounds:
-            yield self._loader.collate_fn(self._shared(dealt[self._copy]))
+    def _loaded(self, rounds: AnyRounds, coming: range) -> Iterator[Any]:
+        for at in coming:
+            yield self._loader.collate_fn(self._shared(rounds[at][self._copy]))
 
     def _shared(self, order: Indices) -> list[Any]:
         """The rows of a batch in their order: one's own, and those of the others of this copy."""
@@ -97,5 +98,5 @@ class DealtRows(MeshLoader):
         data = msgspec.msgpack.encode(own)
         self._pace.sent(AXIS, len(data) * (len(self._members) - 1))
         told = gather_bytes(data, len(self._members), self._mesh.group(self._within))
-        found = [iter(msgspec.msgpack.decode(each)) for each in told]
+        found = [iter(decode_message(each)) for each in told]
         return [next(found[member]) for member, _ in order]

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from paceline.decoding import decode_message
 from paceline.errors import ConfigError
 from paceline.parallel.mesh import gather_bytes
 from paceline.runtime.checkpoints.random_state import digest
@@ -17,7 +18,7 @@ def check_same_data(loader: Any, size: int) -> None:
     """Refuse other data on some rank, or a generator that stands elsewhere. All ranks come here."""
     _check_same_order(loader, size)
     told = gather_bytes(msgspec.msgpack.encode(fingerprint(loader)), size)
-    first, *others = (msgspec.msgpack.decode(each, type=Fingerprint) for each in told)
+    first, *others = (decode_message(each, kind=Fingerprint) for each in told)
     other = next((rank for rank, each in enumerate(others, 1) if not first.fits(each)), None)
     if other is not None:
         raise ConfigError(different_data(other))

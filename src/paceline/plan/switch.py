@@ -24,7 +24,8 @@ from typing import Any
 
 import msgspec
 
-from paceline.errors import ConfigError
+from paceline.decoding import decode_json
+from paceline.errors import ConfigError, Undecodable
 
 Train = Callable[[float, int], tuple[float, float]]
 """Trains with a share of BSP, for the n-th time: accuracy (NaN if it diverged), seconds."""
@@ -180,6 +181,6 @@ def _read(path: Path) -> dict[str, KeptAnswer]:
     if not path.exists():
         return {}
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, KeptAnswer])
-    except msgspec.DecodeError as error:
+        return decode_json(path.read_bytes(), kind=dict[str, KeptAnswer])
+    except Undecodable as error:
         raise ConfigError(f"{path} does not hold tuned answers: {error}. Remove it to start anew.") from None

@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline.corrections import parse_correction
 from paceline.errors import ConfigError
+from paceline.fabric.gpu import choose_device
 from paceline.protocols import Pacing, Peer, own
 from paceline.protocols.settings import is_peer, make_any, make_peer, resolved, spelled_out
 from paceline.runtime import seat
@@ -14,6 +15,7 @@ from paceline.runtime.fabrics import FABRICS
 from paceline.runtime.lone.recorded import RecordedSolo
 from paceline.runtime.lone.solo import Solo
 from paceline.runtime.peer.worker import PeerWorker
+from paceline.runtime.worker.environment import place_on_host
 from paceline.runtime.worker.increments import IncrementWorker
 from paceline.runtime.worker.malloc import keep_freed_memory
 from paceline.runtime.worker.pace import Pace
@@ -90,6 +92,7 @@ def _take_part(
     place = seat.mine()
     if place is None:
         return Solo()
+    choose_device(place_on_host(place))
     if place.stand_in is not None:
         made: Pace = place.stand_in()
         return made

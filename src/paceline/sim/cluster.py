@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from paceline.decoding import decode_json
 from paceline.errors import ConfigError
 from paceline.sim.compute import ComputeTime, Fixed, Lognormal, Recorded, require, with_batches_alike
 from paceline.sim.network.links import Fabric, Host, Link, check_hosts
@@ -256,7 +257,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self) -> dict[str, Any]:
         """The cluster as plain data, for a trace; recorded times stay in the run they come from."""
-        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        plain: dict[str, Any] = decode_json(msgspec.json.encode(self))
         for part in (plain, *plain["group"]):
             if part["compute"] is not None:
                 part["compute"].pop("times_s", None)

@@ -55,14 +55,14 @@ their own `compute`, `transient`, `drift` and `link` where these differ.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
-from paceline.errors import ConfigError, TraceError, unknown
+from paceline.decoding import decode_toml
+from paceline.errors import ConfigError, TraceError, Undecodable, unknown
 from paceline.sim.cluster import Cluster, Drift, Group, Membership, Stall, Transient
 from paceline.sim.compute import KINDS, ComputeTime, Recorded
 from paceline.sim.network.links import Host, Link
@@ -75,12 +75,11 @@ def load_cluster(path: Path | str) -> Cluster:
     """Read a cluster file."""
     path = Path(path)
     try:
-        with path.open("rb") as file:
-            table = tomllib.load(file)
+        table = decode_toml(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"cannot read the cluster file {path}: {error.strerror}. Check the path.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the cluster file {path} is not TOML: {error}. Mend that line.") from None
+    except Undecodable as error:
+        raise ConfigError(f"the cluster file {path} is not TOML: {error}. Fix that line.") from None
     try:
         return _Reader(path.parent).cluster(table)
     except ConfigError as error:

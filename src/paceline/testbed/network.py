@@ -11,9 +11,9 @@ cable pulled somewhere on the way. Nothing is ever made in the namespace of the 
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 
+from paceline.decoding import decode_json
 from paceline.errors import ConfigError, RunError
 from paceline.testbed.spec import HostSpec, Spec
 from paceline.testbed.system import call
@@ -120,7 +120,7 @@ def heal(bed: str, host: str) -> None:
 
 def joined(bed: str) -> set[str]:
     """Ports that are not cut."""
-    links = json.loads(call("ip", "-n", switch_of(bed), "-json", "link", "show") or "[]")
+    links = decode_json(call("ip", "-n", switch_of(bed), "-json", "link", "show") or "[]")
     return {link["ifname"] for link in links if link.get("master") == BRIDGE}
 
 
@@ -137,6 +137,6 @@ def _delete_links(bed: str) -> None:
     if not (NAMESPACES / switch_of(bed)).exists():
         return
     with contextlib.suppress(RunError):
-        links = json.loads(call("ip", "-n", switch_of(bed), "-json", "link", "show") or "[]")
+        links = decode_json(call("ip", "-n", switch_of(bed), "-json", "link", "show") or "[]")
         names = [link["ifname"] for link in links if link["ifname"] != "lo"]
         call("ip", "-n", switch_of(bed), "-batch", "-", lines=[f"link delete dev {name}" for name in names])

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.errors import ConfigError, unknown
+from paceline.decoding import decode_json
+from paceline.errors import ConfigError, Undecodable, unknown
 from paceline.testbed.spec import Spec
 
 STATE = Path("/run/paceline-testbed")
@@ -95,8 +96,8 @@ def write(record: BedRecord) -> None:
 def read(bed: str) -> BedRecord | None:
     """None when there is no such testbed, or only the beginnings of one."""
     try:
-        return msgspec.json.decode((folder_of(bed) / "record.json").read_bytes(), type=BedRecord)
-    except (OSError, msgspec.DecodeError):
+        return decode_json((folder_of(bed) / "record.json").read_bytes(), kind=BedRecord)
+    except (OSError, Undecodable):
         return None
 
 

@@ -14,13 +14,13 @@ cpu = 0.5
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import dataclass, field, fields
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ConfigError, unknown
+from paceline.decoding import decode_toml
+from paceline.errors import ConfigError, Undecodable, unknown
 
 MAX_HOSTS = 250
 """Addresses of one /24 network, and some to spare."""
@@ -77,11 +77,11 @@ def load_spec(path: Path | str) -> Spec:
     """Read a testbed file."""
     path = Path(path)
     try:
-        table = tomllib.loads(path.read_text())
+        table = decode_toml(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"cannot read the testbed file {path}: {error.strerror}. Check the path.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the testbed file {path} is not TOML: {error}. Mend that line.") from None
+    except Undecodable as error:
+        raise ConfigError(f"the testbed file {path} is not TOML: {error}. Fix that line.") from None
     try:
         return _spec(table, path.stem)
     except ConfigError as error:

@@ -303,6 +303,11 @@ class Progress(Event, frozen=True, gc=False, tag="progress"):
     slowest: int
     fastest: int
     waiting: int
+    loss_sum: float = 0.0
+    """Of losses that were reported and left out so far, without those that are no number."""
+    loss_count: int = 0
+    diverged: bool = False
+    """Whether one of them was no number."""
 
 
 class Totals(Event, frozen=True, gc=False, tag="totals"):
@@ -343,6 +348,10 @@ class Totals(Event, frozen=True, gc=False, tag="totals"):
     """The last distance of replicas from their mean."""
     landscape: LandscapeSummary | None = None
     """What was measured of the landscape."""
+    sent_along: dict[str, int] = {}
+    """Bytes that all workers sent along each axis of a mesh."""
+    lookups: dict[int, Lookups] = {}
+    """What looking up in embedding tables has cost each worker."""
 
 
 class Gap(Event, frozen=True, gc=False, tag="gap"):

@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 
-from paceline.errors import NoTrace, TraceError
+from paceline.decoding import JsonDecoder, decode_json
+from paceline.errors import NoTrace, TraceError, Undecodable
 from paceline.trace.events import SCHEMA, AnyEvent, Event, RunStarted
 
 _encoder = msgspec.json.Encoder(decimal_format="number")
-_decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+_decoder: JsonDecoder[AnyEvent] = JsonDecoder(AnyEvent)
 
 
 def decode(line: bytes) -> AnyEvent:
@@ -144,14 +145,14 @@ def _decode(path: Path, number: int, line: bytes) -> AnyEvent:
         _check_schema(path, line)
     try:
         return _decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except Undecodable as error:
         raise TraceError(f"{path}, line {number} is not a trace event: {error}.") from None
 
 
 def _check_schema(path: Path, line: bytes) -> None:
     try:
-        first: Any = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        first: Any = decode_json(line)
+    except Undecodable:
         first = None
     if not isinstance(first, dict) or first.get("event") != RunStarted.__struct_config__.tag:
         raise TraceError(f"{path} is not a Paceline trace: it does not begin with a run_started event.")

@@ -1,6 +1,6 @@
-"""The trace of a real run: it outlives a full disk, and can be bounded.
+"""The trace of a real run: it outlives a full disk, and is bounded unless somebody asks for all of it.
 
-Without trouble it costs no more than any trace; with it, or with a limit, events are added up here as well.
+Events are added up here as well, which costs about a microsecond each; without a limit only after trouble.
 What cannot be written, or is beyond the limit, is left out: the many lines of single iterations, never those
 that are few (who came and left, evaluations, checkpoints, notes), which wait until there is room. The end
 then has `Totals` over everything: the result stays right.
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from math import isfinite
 from pathlib import Path
+from typing import NamedTuple
 
 from paceline.errors import TraceError
 from paceline.trace.events import (
@@ -35,19 +37,52 @@ from paceline.trace.tally import Tally
 MANY = (Decided, Asked, Passed, Exchanged, LookedUp, Came, Rested, Reported)
 """One or more of these for every iteration."""
 _PREFIXES = tuple(f'{{"event":"{kind.__struct_config__.tag}"'.encode() for kind in MANY)
-_GAP = f'{{"event":"{Gap.__struct_config__.tag}"'.encode()
+_ABOUT_GAPS = tuple(f'{{"event":"{kind.__struct_config__.tag}"'.encode() for kind in (Gap, Progress))
 AGAIN_S = 1.0
 """How long to wait before writing is tried again."""
+
+
+class LeftLosses(NamedTuple):
+    """Losses that are not in the trace one by one."""
+
+    total: float = 0.0
+    number: int = 0
+    diverged: bool = False
+
+    def with_one(self, loss: float) -> LeftLosses:
+        """And a further one."""
+        if not isfinite(loss):
+            return self._replace(diverged=True)
+        return self._replace(total=self.total + loss, number=self.number + 1)
 
 
 class Books(Tally):
     """The tally of all events, whether they are written or not."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._left_losses = LeftLosses()
+
+    def leave_out(self, event: Event) -> None:
+        """It was added up, and is not written."""
+        if isinstance(event, Reported) and "loss" in event.values:
+            self._left_losses = self._left_losses.with_one(event.values["loss"])
+
     def progress(self, now: float) -> Progress:
         """Where the run stands."""
         clocks = list(self.clock.values()) or [0]
-        waiting = len(self.waiting_since)
-        return Progress(now, self.pushes, self.samples, self.version, min(clocks), max(clocks), waiting)
+        return Progress(
+            now,
+            self.pushes,
+            self.samples,
+            self.version,
+            min(clocks),
+            max(clocks),
+            len(self.waiting_since),
+            self._left_losses.total,
+            self._left_losses.number,
+            self._left_losses.diverged,
+        )
 
     def totals(self, now: float) -> Totals:
         """What everything adds up to."""
@@ -76,6 +111,8 @@ class Books(Tally):
             ahead_bytes=self._ahead_bytes,
             consensus_distance=self._distance,
             landscape=self._landscape,
+            sent_along=dict(self.bytes_by_axis),
+            lookups=self._lookups,
         )
 
 
@@ -105,7 +142,7 @@ class LastingTrace(TraceWriter):
         elif not isinstance(event, MANY):
             super().write(event)
         elif self._broken or self._full:
-            self._left_out += 1
+            self._leave_out(event)
             if self._now >= self._again_at:
                 self._look_again()
         else:
@@ -119,7 +156,8 @@ class LastingTrace(TraceWriter):
             return
         if self._broken:
             at = 0 if self._written else self._pending.find(b"\n") + 1  # a trace begins with run_started
-            self._pending[at:at] = self._encoded(self._gap(self._broken))
+            sums = b"" if self._books is None else self._encoded(self._books.progress(self._now))
+            self._pending[at:at] = sums + self._encoded(self._gap(self._broken))
         try:
             super().flush()
         except OSError as error:
@@ -140,15 +178,22 @@ class LastingTrace(TraceWriter):
         """Keep the few lines, leave the many out, and try again in a while."""
         self._books = self._books or self._added_up()
         lines = bytes(self._pending).splitlines(keepends=True)
-        few = [line for line in lines if not line.startswith((*_PREFIXES, _GAP))]
+        few = [line for line in lines if not line.startswith((*_PREFIXES, *_ABOUT_GAPS))]
         if not self._broken:
             self._since = self._now
             with contextlib.suppress(OSError):  # the log may be on the same disk
                 print(f"warning: the trace cannot be written: {error}", file=sys.stderr)
-        self._left_out += sum(line.startswith(_PREFIXES) for line in lines)
+        for line in lines:
+            if line.startswith(_PREFIXES):
+                self._leave_out(decode(line))
         self._ever_left_out += 1
         self._broken, self._again_at = error.strerror or str(error), self._now + AGAIN_S
         self._pending[:] = b"".join(few)
+
+    def _leave_out(self, event: Event) -> None:
+        self._left_out += 1
+        if self._books is not None:
+            self._books.leave_out(event)
 
     def _added_up(self) -> Books:
         """All events so far: those in the file, and those that are not."""
@@ -166,8 +211,12 @@ class LastingTrace(TraceWriter):
     def _fill_up(self) -> None:
         """It is as long as it may get."""
         self._full, self._since, self._ever_left_out = True, self._now, 1
-        text = f"the trace has {self.size_bytes / 1e6:.1f} MB, its limit: single iterations are left out"
-        super().write(Note(self._now, "info", text + " from here on, and counted all the same"))
+        text = (
+            f"the trace has {self.size_bytes / 1e6:.3g} MB, its limit: single iterations are left out from "
+            "here on, and counted all the same. Results stay exact; the run cannot be replayed beyond this "
+            "point, for which it would need --trace-limit none"
+        )
+        super().write(Note(self._now, "info", text))
 
     def _look_again(self) -> None:
         """Try to write again; or a sign of life in place of iterations, rarely enough to add up to little."""
@@ -181,7 +230,8 @@ class LastingTrace(TraceWriter):
     def _end(self, event: RunEnded) -> None:
         """All that was left out is in the sums."""
         self._ended = True
-        if self._full and self._left_out:
+        if self._full and self._left_out and self._books is not None:
+            super().write(self._books.progress(event.t))
             super().write(self._gap("the limit of the trace"))
         if self._ever_left_out and self._books is not None:
             super().write(self._books.totals(event.t))

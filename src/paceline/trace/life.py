@@ -12,6 +12,8 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.decoding import decode_json
+from paceline.errors import Undecodable
 from paceline.trace.events import Event, RunEnded
 from paceline.trace.files import TraceWriter, read_trace, write_whole
 from paceline.trace.tally import Result, Tally, tally
@@ -55,8 +57,8 @@ def claim(folder: Path, pid: int) -> None:
 def owner_of(folder: Path) -> Process | None:
     """The process that holds a run, or held it; None if nobody has said."""
     try:
-        return msgspec.json.decode((folder / "owner.json").read_bytes(), type=Process)
-    except (OSError, msgspec.DecodeError):
+        return decode_json((folder / "owner.json").read_bytes(), kind=Process)
+    except (OSError, Undecodable):
         return None
 
 

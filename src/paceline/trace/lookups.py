@@ -20,6 +20,16 @@ class Lookups(msgspec.Struct, frozen=True):
     """From ids to sums, with all waiting: what a training step sees."""
     longest_s: float
 
+    def and_then(self, other: Lookups) -> Lookups:
+        """With further lookups of the same worker."""
+        return Lookups(
+            self.count + other.count,
+            self.ids + other.ids,
+            self.lookup_s + other.lookup_s,
+            self.latency_s + other.latency_s,
+            max(self.longest_s, other.longest_s),
+        )
+
 
 class LookupSummary(msgspec.Struct, frozen=True):
     """What looking up in embedding tables came to. Lists are per worker, rank 0 first."""
@@ -39,20 +49,19 @@ class LookupSummary(msgspec.Struct, frozen=True):
     """How many times longer they take than those of all on the mean."""
 
 
-def sum_up(told: Mapping[int, list[Lookups]], workers: int) -> LookupSummary:
+def sum_up(told: Mapping[int, Lookups], workers: int) -> LookupSummary:
     """What all workers told of their lookups."""
     ranks = range(workers)
-    ids = [sum(each.ids for each in told.get(rank, ())) for rank in ranks]
-    counts = [sum(each.count for each in told.get(rank, ())) for rank in ranks]
-    own = [sum(each.lookup_s for each in told.get(rank, ())) for rank in ranks]
-    took = [1000 * spent / max(count, 1) for spent, count in zip(own, counts, strict=True)]
-    every = [each for lookups in told.values() for each in lookups]
+    none = Lookups(0, 0, 0.0, 0.0, 0.0)
+    each = [told.get(rank, none) for rank in ranks]
+    ids, count = [one.ids for one in each], sum(one.count for one in each)
+    took = [1000 * one.lookup_s / max(one.count, 1) for one in each]
     slowest = max(ranks, key=lambda rank: took[rank])
     return LookupSummary(
         ids=ids,
         lookup_ms=took,
-        latency_ms=1000 * sum(each.latency_s for each in every) / max(sum(counts), 1),
-        longest_ms=1000 * max(each.longest_s for each in every),
+        latency_ms=1000 * sum(one.latency_s for one in each) / max(count, 1),
+        longest_ms=1000 * max(one.longest_s for one in each),
         imbalance=max(ids) * workers / max(sum(ids), 1),
         straggler=slowest,
         straggler_factor=took[slowest] * workers / max(sum(took), 1e-12),

@@ -167,7 +167,7 @@ class Tally:
         """What all got."""
         self.bytes_by_axis: Counter[str] = Counter()
         """Along the axes of a mesh: what all have sent."""
-        self._lookups: dict[int, list[Lookups]] = {}
+        self._lookups: dict[int, Lookups] = {}
         self._looks: tuple[int, int] | None = None
         """At barriers that workers keep themselves: how many, and how many clocks they asked for."""
 
@@ -203,7 +203,8 @@ class Tally:
                     ahead = len(event.workers) * event.bytes if event.ahead else 0
                     self._ahead_bytes = (self._ahead_bytes or 0) + ahead
             case LookedUp():
-                self._lookups.setdefault(event.worker, []).append(event.lookups)
+                before = self._lookups.get(event.worker)
+                self._lookups[event.worker] = before.and_then(event.lookups) if before else event.lookups
             case Reported():
                 if "loss" in event.values:
                     self._losses.append(event.values["loss"])
@@ -369,6 +370,10 @@ class Tally:
             self._ahead_bytes, self._distance = event.ahead_bytes, event.consensus_distance
             self._landscape = event.landscape
             self._losses = deque((nan if x is None else x for x in event.losses), maxlen=50)
+        if event.sent_along:
+            self.bytes_by_axis = Counter(event.sent_along)
+        if event.lookups:
+            self._lookups = dict(event.lookups)
         if event.looks is not None and event.asked is not None:
             self._looks = event.looks, event.asked
 

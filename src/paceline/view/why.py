@@ -10,6 +10,8 @@ from pathlib import Path
 import msgspec
 
 from paceline.config import config_of
+from paceline.decoding import decode_json
+from paceline.errors import Undecodable
 from paceline.store.disk.folders import resume_command
 from paceline.trace import Tally
 from paceline.trace.life import Process, owner_of, read_tally
@@ -108,8 +110,8 @@ def _ask(folder: Path, owner: Process | None) -> tuple[RunNow | None, str]:
         return None, f"it cannot be asked: {error}"
     until = time.monotonic() + ANSWER_S
     while time.monotonic() < until:
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            return msgspec.json.decode(answer.read_bytes(), type=RunNow), ""
+        with contextlib.suppress(OSError, Undecodable):
+            return decode_json(answer.read_bytes(), kind=RunNow), ""
         time.sleep(0.02)
     (folder / REQUEST).unlink(missing_ok=True)
     state = process_state(owner.pid) if owner is not None and owner.here else ""

@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from paceline.decoding import MessageDecoder
 from paceline.errors import RunError
 from paceline.fabric.channel import Channel
 
@@ -80,8 +81,8 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
 
 
 Answer = Present | CrewDone | Broken
-_answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
-_orders: msgspec.msgpack.Decoder[CrewOrder] = msgspec.msgpack.Decoder(CrewOrder)
+_answers: MessageDecoder[Answer] = MessageDecoder(Answer)
+_orders: MessageDecoder[CrewOrder] = MessageDecoder(CrewOrder)
 
 
 class BenchCrew:

@@ -15,6 +15,7 @@ from paceline.bench.harness.record import BenchRow, Value
 from paceline.bench.harness.stats import Spread, spread
 from paceline.bench.layers import script
 from paceline.bench.layers.script import MARK, Size, WorkerFigures
+from paceline.decoding import decode_json
 from paceline.errors import RunError
 from paceline.trace import read_trace
 from paceline.trace.events import Decided
@@ -111,7 +112,7 @@ def _train(
 def _seen(folder: Path, rank: int) -> WorkerFigures:
     log = (folder / "logs" / f"rank{rank}.log").read_text()
     line = next(line for line in log.splitlines() if line.startswith(MARK))
-    return msgspec.json.decode(line.removeprefix(MARK), type=WorkerFigures)
+    return decode_json(line.removeprefix(MARK), kind=WorkerFigures)
 
 
 def _steps(folder: Path) -> Spread:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
+from paceline.decoding import decode_json
 from paceline.parallel.layers.costs import LayerFigures
 from paceline.parallel.layers.splitting import RowShare, parallelize
 
@@ -61,7 +62,7 @@ def limit(budget_mb: int) -> None:
 
 def main() -> None:
     """Train, and say what it took."""
-    size = msgspec.json.decode(sys.argv[1], type=Size)
+    size = decode_json(sys.argv[1], kind=Size)
     torch.set_num_threads(1)
     pace = paceline.join("row_split")
     mesh = pace.mesh(model=4)

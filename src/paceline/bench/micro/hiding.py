@@ -8,7 +8,6 @@ figure is the share of what could be hidden that was not.
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from paceline.bench.harness.record import BenchRow
 from paceline.bench.harness.stats import spread
 from paceline.bench.harness.throttle import throttle
 from paceline.bench.micro import hiding_script
+from paceline.decoding import decode_json
 from paceline.errors import RunError
 from paceline.protocols import PEERS
 from paceline.testbed import BedHost, HostSpec, Testbed, why_not
@@ -89,7 +89,7 @@ def _run(host: BedHost, case: HidingCase, plan: BenchPlan, folder: Path) -> Hidi
     done = host.run(program, timeout_s=120)
     if done.returncode:
         raise RunError(f"{case.protocol} did not run: {done.stderr.strip()[-300:]}")
-    result = json.loads(done.stdout)
+    result = decode_json(done.stdout)
     times = [e.t for e in read_trace(folder / result["run"]) if isinstance(e, Decided) and e.pushed == 0]
     gaps = [later - sooner for sooner, later in pairwise(times)][WARM_UP:]
     return HidingPace(statistics.median(gaps), result["bytes_sent_each"][0] / iterations)

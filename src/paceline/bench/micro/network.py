@@ -7,7 +7,6 @@ torch's RPC is held to TCP there, because it sees that both hosts are one machin
 
 from __future__ import annotations
 
-import json
 import select
 import socket
 import subprocess
@@ -21,6 +20,7 @@ from paceline.bench.harness.ends import OVER_TCP, WAYS
 from paceline.bench.harness.plan import BenchPlan, Say
 from paceline.bench.harness.record import BenchRow
 from paceline.bench.harness.stats import ratio_of_medians, spread
+from paceline.decoding import decode_json
 from paceline.errors import RunError
 from paceline.testbed import HostSpec, Testbed, why_not
 
@@ -118,7 +118,7 @@ def _block(client: subprocess.Popen[str], rounds: int) -> list[float]:
     if not line:
         how = "broke" if answers else f"said nothing for {ANSWER_S} s"
         raise RunError(f"an end of the link {how}: {client.args!r}")
-    took: list[float] = json.loads(line)
+    took: list[float] = decode_json(line)
     return took
 
 

@@ -25,6 +25,7 @@ from paceline.bench.harness.stations import ExchangeLoad, paceline_crew
 from paceline.bench.harness.stats import Spread
 from paceline.bench.micro.lone_script import LoneTraining
 from paceline.config import RunConfig
+from paceline.decoding import decode_json
 from paceline.fabric.channel import Channel
 from paceline.runtime.lone.recorded import RecordedSolo
 from paceline.runtime.owner.loop import RealLoop
@@ -157,7 +158,7 @@ def _run(name: str, workers: int, plan: BenchPlan) -> Stopwatch:
         with _crew(load, name, folder) as crew:
             crew.muster()
             crew.block(2 if plan.quick else 100)
-        return msgspec.json.decode((Path(folder) / NOTES).read_bytes(), type=Stopwatch)
+        return decode_json((Path(folder) / NOTES).read_bytes(), kind=Stopwatch)
 
 
 def _crew(load: ExchangeLoad, name: str, folder: str) -> BenchCrew:

@@ -24,6 +24,7 @@ from paceline.bench.harness.stats import Spread, spread
 from paceline.bench.pipelines import script, torch_side
 from paceline.bench.pipelines.accuracy import Speeds, to_accuracy
 from paceline.bench.pipelines.script import STAGES
+from paceline.decoding import decode_json
 from paceline.errors import RunError
 from paceline.trace import read_trace
 from paceline.trace.events import Decided
@@ -151,7 +152,7 @@ def _theirs(cells: list[tuple[str, int]], unit: float, batches: int) -> dict[tup
                 stage.wait()
         if any(stage.returncode for stage in stages):
             raise RunError("torch's schedules did not run.")
-    found = msgspec.json.decode(text[0], type=list[list[float]])
+    found = decode_json(text[0], kind=list[list[float]])
     return {cell: _steady(times) for cell, times in zip(cells, found, strict=True)}
 
 

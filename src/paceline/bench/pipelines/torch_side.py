@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.bench.pipelines.script import BATCH, STAGES, WIDTH, blocks, loss
+from paceline.decoding import decode_json
 
 SCHEDULES = ("gpipe", "1f1b")
 
@@ -87,7 +88,7 @@ def timed(name: str, micro: int, task: StageTask, stage: int) -> list[float]:
 
 def main() -> None:
     """One stage, over a file as the meeting place; the first one says when each batch was done."""
-    task, stage = msgspec.json.decode(sys.argv[1], type=StageTask), int(sys.argv[2])
+    task, stage = decode_json(sys.argv[1], kind=StageTask), int(sys.argv[2])
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     store = dist.FileStore(task.meeting, STAGES)  # type: ignore[attr-defined]

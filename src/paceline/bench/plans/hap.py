@@ -5,7 +5,6 @@ Processes, tensors and collectives are real, over gloo on this machine."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from paceline.bench.harness.record import BenchRow
 from paceline.bench.harness.stats import paired_ratio, spread
 from paceline.bench.plans import ddp, model
 from paceline.config import RunConfig
+from paceline.decoding import decode_json
 from paceline.errors import RunError
 from paceline.parallel.plans.measure_cluster import measure_cluster
 from paceline.parallel.plans.processes import run_ranks
@@ -94,7 +94,7 @@ def trained(
     done = subprocess.run(where(program), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     if done.returncode:
         raise RunError(f"a planned run did not end well: {done.stderr.strip()[-300:]}")
-    made: dict[str, Any] = json.loads(done.stdout)
+    made: dict[str, Any] = decode_json(done.stdout)
     return made
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.config import RunConfig
+from paceline.decoding import decode_json
 from paceline.fabric.channel import Channel
 from paceline.runtime.serve import serve
 
@@ -39,7 +40,7 @@ def server_peak(folder: Path) -> int | None:
     path = folder / NOTE
     if not path.exists():
         return None
-    note = msgspec.json.decode(path.read_bytes(), type=ServerNote)
+    note = decode_json(path.read_bytes(), kind=ServerNote)
     return max(0, _without_files(note.pid, "VmHWM") - note.before_bytes)
 
 

@@ -6,12 +6,12 @@ Paths are seen from the folder in which the command runs, as they are on a comma
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ConfigError, unknown
+from paceline.decoding import decode_toml
+from paceline.errors import ConfigError, Undecodable, unknown
 
 SUFFIX = ".toml"
 BETWEEN = {"set_": "=", "slow": ":"}
@@ -34,10 +34,10 @@ def from_file(file: Path, params: list[Any]) -> dict[str, Any]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_bytes().decode())
+        return decode_toml(file.read_bytes())
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}. Give the path of a TOML file.") from None
-    except ValueError as error:
+    except Undecodable as error:
         raise ConfigError(f"{file} is not valid TOML: {error}.") from None
 
 

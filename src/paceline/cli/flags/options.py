@@ -309,16 +309,16 @@ CheckpointEvery = Annotated[
     Dial(None),
 ]
 TraceLimit = Annotated[
-    str | None,
+    str,
     typer.Option(
         metavar="SIZE",
         help="How long the trace may get, for instance 50MB; 0: as short as it can be. Beyond that single "
-        "iterations are left out of it, and counted all the same: results stay what they are, but the run "
-        "cannot be replayed, and its report shows no timeline from there on. An iteration takes about 275 "
-        "bytes. Default: no limit.",
+        "iterations are left out of it, and counted all the same: results and curves stay what they are, but "
+        "the run cannot be replayed, and its report shows no timeline from there on. An iteration takes "
+        "about 275 bytes. none: no limit.",
         rich_help_panel=RECORD,
     ),
-    Dial(None),
+    Dial("256MB"),
 ]
 Keep = Annotated[
     int,

@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from paceline.cli.running.common import errors_for_people
-from paceline.errors import ConfigError
+from paceline.decoding import decode_text
+from paceline.errors import ConfigError, Undecodable
 from paceline.fabric.wire import check_secret, new_secret
 
 VARIABLE = "PACELINE_SECRET"
@@ -22,13 +23,22 @@ def given_secret(file: Path | None) -> str | None:
     text = os.environ.get(VARIABLE)
     if file is not None:
         try:
-            text = file.read_text().strip()
+            text = _content(file)
             _warn_if_readable(file)
         except OSError as error:
             raise ConfigError(f"cannot read the secret in {file}: {error.strerror}.") from None
     if text is not None:
         check_secret(text)
     return text
+
+
+def _content(file: Path) -> str:
+    try:
+        return decode_text(file.read_bytes()).strip()
+    except Undecodable as error:
+        raise ConfigError(
+            f"{file} holds no secret: {error}. Make one with `paceline secret --out FILE`."
+        ) from None
 
 
 def needed_secret(file: Path | None) -> bytes:
@@ -63,7 +73,7 @@ def secret(
         try:
             _make(out)
         except FileExistsError:
-            check_secret(out.read_text().strip())
+            check_secret(_content(out))
             out.chmod(0o600)
             print(f"{out} holds a secret already, which is kept", file=sys.stderr)
 

@@ -11,7 +11,8 @@ from paceline.parallel.conductor.record import Record
 from paceline.protocols.grid import Grid
 from paceline.runtime.messages.workers import Hello
 from paceline.store.ledger import run_not_begun, run_started
-from paceline.trace import TraceWriter, events
+from paceline.trace import events
+from paceline.trace.lasting import LastingTrace
 
 BEHIND_S = 0.3
 """Workers tell ten times a second what they did: events are put into their order before they are written."""
@@ -22,7 +23,7 @@ class MeshBooks:
 
     def __init__(self, config: RunConfig, grid: Grid) -> None:
         self.config, self._grid = config, grid
-        self.trace = TraceWriter(config.path / "trace.jsonl")
+        self.trace = LastingTrace(config.path / "trace.jsonl", config.trace_limit_bytes)
         self._zero_s = time.monotonic()
         self._begun = False
         self._record = Record(self.trace.write, config.workers)

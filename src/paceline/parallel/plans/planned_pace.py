@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader
 
 from paceline.config import RunConfig
+from paceline.decoding import decode_message
 from paceline.errors import BadGradient, ConfigError
 from paceline.parallel.mesh import gather_bytes
 from paceline.parallel.plans.meter import Meter
@@ -207,7 +208,7 @@ class PlannedPace(Pace):
         assert self.meter is not None
         self.meter.pause()
         told = gather_bytes(msgspec.msgpack.encode(self._measure(fn)), self.size)
-        self.figures = msgspec.msgpack.decode(told[0], type=dict[str, float])
+        self.figures = decode_message(told[0], kind=dict[str, float])
         return self.figures
 
     def summary(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from paceline.decoding import decode_json
 from paceline.errors import ConfigError, RunError
 from paceline.parallel.plans.forked import ForkedRank, RankProcesses
 
@@ -56,7 +57,7 @@ def run_ranks(
             failed = [rank for rank, process in enumerate(started) if process.returncode]
             if failed:
                 raise _failure(started, failed, folder, logs)
-        return [msgspec.json.decode((folder / f"{rank}.json").read_bytes()) for rank in range(count)]
+        return [decode_json((folder / f"{rank}.json").read_bytes()) for rank in range(count)]
 
 
 def _environment(paths: tuple[str, ...]) -> dict[str, str]:
@@ -123,7 +124,9 @@ def _wait(started: Ranks, timeout_s: float | None, look: Callable[[], None]) -> 
 
 def _failure(started: Ranks, failed: list[int], folder: Path, logs: Path) -> RunError | ConfigError:
     told = {
-        rank: (folder / f"{rank}.error").read_text() for rank in failed if (folder / f"{rank}.error").exists()
+        rank: (folder / f"{rank}.error").read_text(errors="replace")
+        for rank in failed
+        if (folder / f"{rank}.error").exists()
     }
     for rank, words in sorted(
         told.items(), key=lambda item: ("gloo" in item[1], item[0])

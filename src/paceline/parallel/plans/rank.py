@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from paceline.decoding import decode_json
 from paceline.errors import ConfigError, PacelineError
 
 PATIENCE = timedelta(minutes=10)
@@ -64,7 +65,7 @@ def _carry_out(task: str, rank: int, size: int, folder: Path) -> Any:
     torch.set_num_threads(1)
     module, _, function = task.partition(":")
     work = getattr(importlib.import_module(module), function)
-    request = msgspec.json.decode((folder / "request.json").read_bytes())
+    request = decode_json((folder / "request.json").read_bytes())
     store = dist.FileStore(str(folder / "meeting"), size)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=PATIENCE)
     answer = work(rank, size, request)

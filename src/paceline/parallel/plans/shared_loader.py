@@ -14,15 +14,24 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from paceline.errors import ConfigError
-from paceline.runtime.worker.data.loader import with_batches
+from paceline.runtime.worker.data.loader import BatchLookup, with_batches
 from paceline.runtime.worker.data.sample_order import SampleOrders
 
 
 class SharedLoader:
     """An iterable over this rank's batches."""
 
-    def __init__(self, loader: DataLoader[Any], batch: int, rank: int, size: int, seed: int) -> None:
-        """`batch`: samples of this rank's batches; `size`: how many ranks have different ones."""
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        batch: int,
+        rank: int,
+        size: int,
+        seed: int,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`batch`: samples of this rank's batches; `size`: how many ranks have different ones; `say` is told
+        if drawing an epoch's order takes long."""
         _check(loader)
         self._loader, self._batch, self._rank, self._size = loader, batch, rank, size
         self._epoch = 0
@@ -30,7 +39,7 @@ class SharedLoader:
         """Told of every batch."""
         self.dataset, self.batch_size = loader.dataset, batch
         self.samples = len(loader.sampler)  # type: ignore[arg-type]
-        self._orders = SampleOrders(loader.sampler, self.samples, seed, loader=loader)
+        self._orders = SampleOrders(loader.sampler, self.samples, seed, loader=loader, say=say)
         if len(self) == 0:
             raise ConfigError(
                 f"the data has {self.samples} samples, too few for one step of {size} x {batch}. Use a "
@@ -48,11 +57,9 @@ class SharedLoader:
     def __iter__(self) -> Iterator[Any]:
         order = self._orders[self._epoch]
         self._epoch += 1
-        step = self._batch * self._size
-        mine = [
-            order[at + self._rank * self._batch : at + (self._rank + 1) * self._batch]
-            for at in range(0, len(self) * step, step)
-        ]
+        first, step = self._rank * self._batch, self._batch * self._size
+        firsts = range(first, first + len(self) * step, step)
+        mine = BatchLookup(firsts, lambda at: order[at : at + self._batch])
         for batch in with_batches(self._loader, mine):
             self.on_batch()
             yield batch

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from paceline.errors import ConfigError
+from paceline.decoding import decode_json, decode_toml
+from paceline.errors import ConfigError, Undecodable
 
 T = TypeVar("T")
 
@@ -21,8 +21,8 @@ def read_table(path: Path, what: str) -> Any:
     except OSError as error:
         raise ConfigError(f"cannot read the {what} {path}: {error.strerror}. Check the path.") from None
     try:
-        return tomllib.loads(raw.decode()) if path.suffix == ".toml" else msgspec.json.decode(raw)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.DecodeError) as error:
+        return decode_toml(raw) if path.suffix == ".toml" else decode_json(raw)
+    except Undecodable as error:
         raise ConfigError(f"the {what} {path} is neither JSON nor TOML that can be read: {error}.") from None
 
 

@@ -19,7 +19,8 @@ from typing import Any, Literal
 import msgspec
 
 from paceline.config import RunConfig, Weighting
-from paceline.errors import ConfigError, PacelineError
+from paceline.decoding import decode_json
+from paceline.errors import ConfigError, PacelineError, Undecodable
 from paceline.plan.staleness.arrivals import WorkerSet, queued_rate
 from paceline.plan.staleness.delays import Samples
 from paceline.sim.cluster import Cluster, Profile
@@ -249,8 +250,8 @@ def _apply_s(emulated: Mapping[str, Any]) -> float:
 def _weighting(run: Path) -> Weighting | None:
     """What a push counted for in a run, as its configuration says."""
     try:
-        config = msgspec.json.decode((run / "config.json").read_bytes(), type=RunConfig)
-    except (OSError, msgspec.DecodeError, ConfigError):
+        config = decode_json((run / "config.json").read_bytes(), kind=RunConfig)
+    except (OSError, ConfigError, Undecodable):
         return None
     return config.weighting
 

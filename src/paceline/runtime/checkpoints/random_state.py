@@ -1,4 +1,4 @@
-"""Where a process's random number generators stand: torch's, Python's, NumPy's, and a loader's own."""
+"""Where a process's random number generators stand: torch's, Python's, NumPy's, GPUs', a loader's own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 import torch
 
+from paceline.fabric import gpu
+
 
 class RandomState(msgspec.Struct, frozen=True):
     """Taken at one moment, put back at another. Plain data, so that a checkpoint can keep it."""
@@ -19,6 +21,8 @@ class RandomState(msgspec.Struct, frozen=True):
     numpy: tuple[str, tuple[int, ...], int, int, float]
     own: tuple[bytes, ...]
     """Generators that the loader or its sampler were given."""
+    cuda: tuple[bytes, ...] = ()
+    """Of the GPUs, by number; none where none was in use, and in older checkpoints."""
 
     @classmethod
     def now(cls, loader: Any = None) -> RandomState:
@@ -29,6 +33,7 @@ class RandomState(msgspec.Struct, frozen=True):
             random.getstate(),
             (kind, tuple(keys.tolist()), place, has_gauss, gauss),
             tuple(_bytes(generator.get_state()) for generator in generators(loader)),
+            gpu.random_states(),
         )
 
     def restore(self, loader: Any = None) -> None:
@@ -37,6 +42,7 @@ class RandomState(msgspec.Struct, frozen=True):
         random.setstate(self.python)
         kind, keys, place, has_gauss, gauss = self.numpy
         np.random.set_state((kind, np.array(keys, dtype=np.uint32), place, has_gauss, gauss))
+        gpu.restore_random_states(self.cuda)
         for generator, state in zip(generators(loader), self.own, strict=False):
             generator.set_state(_tensor(state))
 

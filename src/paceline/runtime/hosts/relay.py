@@ -294,13 +294,10 @@ class Relay:
         if lane >= len(self._locals):
             raise RunError(f"a message for lane {lane}, which does not exist.")
         worker = self._locals[lane]
-        try:
-            if what == HOST:
-                self._obey(worker, guest_decoder.decode(data))
-                return
+        if what == HOST:
+            self._obey(worker, guest_decoder.decode(data))
+        else:
             self._tell(worker, m.store_decoder.decode(data))
-        except msgspec.DecodeError as error:
-            raise RunError(f"a message of {len(data)} bytes that is not ours: {error}") from None
 
     def _told_all(self, data: bytes) -> None:
         """What concerns all workers of the host: how far others are, or that the run is over."""

@@ -89,13 +89,10 @@ class RemoteHost:
         """A message arrives. What cannot be decoded ends the connection, not the run."""
         self.away_since = None
         line = self._line(lane)
-        try:
-            if what == HOST:
-                self._of_host(line, host_decoder.decode(data))
-            else:
-                self._of_worker(line, m.worker_decoder.decode(data))
-        except msgspec.DecodeError as error:
-            raise RunError(f"a message of {len(data)} bytes that is not ours: {error}") from None
+        if what == HOST:
+            self._of_host(line, host_decoder.decode(data))
+        else:
+            self._of_worker(line, m.worker_decoder.decode(data))
 
     def _of_worker(self, line: RemoteWorker, message: m.FromWorker) -> None:
         fds: list[int] = []

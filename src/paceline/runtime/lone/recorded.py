@@ -166,7 +166,7 @@ class RecordedSolo(Pace):
         batches = iter(loader)
         self._batches = 0
         if resumed is not None:
-            self._batches = sum(1 for _ in islice(batches, resumed.batches))
+            self._batches = pass_over(batches, resumed.batches, self._note)
             resumed.stopped.restore(loader)
         yield from batches
 
@@ -278,6 +278,10 @@ class RecordedSolo(Pace):
             self._samples += int(values.pop("samples"))
         super().report(**values)
 
+    def _note(self, text: str) -> None:
+        self._trace.write(events.Note(self.now(), "info", text))
+        self._trace.flush()
+
     def _warn(self, text: str) -> None:
         self._write_down()
         self._trace.write(events.Note(self.now(), "warning", text))
@@ -383,6 +387,17 @@ def _alone(name: str, protocol: Pacing | Peer) -> Pacing:
             "Use --workers 2 or more, or another protocol."
         )
     return BSP()
+
+
+def pass_over(batches: Iterator[Any], count: int, say: Callable[[str], None], quiet_s: float = 2.0) -> int:
+    """Load what was done before a run was stopped, so that everything random stands where it did. How many
+    batches there were; `say` is told now and then if it takes longer than `quiet_s`."""
+    done, told = 0, time.monotonic()
+    for done, _ in enumerate(islice(batches, count), 1):
+        if done < count and time.monotonic() - told > quiet_s:
+            told = time.monotonic()
+            say(f"loading once more what was done before the run was stopped: batch {done:,} of {count:,}")
+    return done
 
 
 def _length(loader: Any) -> tuple[int | None, int | None]:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from paceline.config import RunConfig
+from paceline.decoding import MessageDecoder
 from paceline.protocols.core.parts import Part
 from paceline.protocols.paced.psp_distributed import PeerBarrier
 from paceline.runtime.checkpoints.worker_state import WorkerState
@@ -176,4 +177,4 @@ FromStore = (
     Welcome | Ready | Lend | Added | Release | Met | Stand | Show | Elapsed | Grant | Recalled | Given | Halt
 )
 
-store_decoder: msgspec.msgpack.Decoder[FromStore] = msgspec.msgpack.Decoder(FromStore)
+store_decoder: MessageDecoder[FromStore] = MessageDecoder(FromStore)

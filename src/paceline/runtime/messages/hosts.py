@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from paceline.decoding import MessageDecoder
 from paceline.protocols.core.parts import Part
 from paceline.runtime.messages.memories import MemoryStretch
 from paceline.runtime.messages.portions import PortionPlan
@@ -119,6 +120,6 @@ FromHost = Offer | Belongs | Gone | LendMemory | Fetched | VectorStaged
 ToHost = Equip | Offer | Belongs | Fetch | Copy | VectorStaged | SumVectors | Dismissed | End | PortionPlan
 ToAll = ClocksNoted | Over
 """To a host, about all of its workers."""
-host_decoder: msgspec.msgpack.Decoder[FromHost] = msgspec.msgpack.Decoder(FromHost)
-guest_decoder: msgspec.msgpack.Decoder[ToHost] = msgspec.msgpack.Decoder(ToHost)
-shared_decoder: msgspec.msgpack.Decoder[ToAll] = msgspec.msgpack.Decoder(ToAll)
+host_decoder: MessageDecoder[FromHost] = MessageDecoder(FromHost)
+guest_decoder: MessageDecoder[ToHost] = MessageDecoder(ToHost)
+shared_decoder: MessageDecoder[ToAll] = MessageDecoder(ToAll)

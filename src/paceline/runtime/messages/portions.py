@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from paceline.decoding import MessageDecoder
 from paceline.store.layout import Layout
 from paceline.store.optimizers import OptimizerSpec
 from paceline.store.spread.portions import Deed, Portion, SumOrder, own_missing, used_of
@@ -142,5 +143,5 @@ class Broke(msgspec.Struct, frozen=True, tag=True):
 
 ToHolder = GradientPiece | Contents | Complete | PortionOrder | Gather | OrdersDone
 FromHolder = Fresh | PieceStaged | Summed | Contents | Complete | Broke
-to_holder: msgspec.msgpack.Decoder[ToHolder] = msgspec.msgpack.Decoder(ToHolder)
-from_holder: msgspec.msgpack.Decoder[FromHolder] = msgspec.msgpack.Decoder(FromHolder)
+to_holder: MessageDecoder[ToHolder] = MessageDecoder(ToHolder)
+from_holder: MessageDecoder[FromHolder] = MessageDecoder(FromHolder)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from paceline.decoding import MessageDecoder
 from paceline.protocols.core.meeting import Call
 from paceline.protocols.core.operations import Rule
 from paceline.runtime.checkpoints.worker_state import WorkerState
@@ -327,4 +328,4 @@ UNANSWERED = (Leave, Failed, Say, PlanEpochs, Enough, Restore)
 """After these a worker goes on at once."""
 
 
-worker_decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+worker_decoder: MessageDecoder[FromWorker] = MessageDecoder(FromWorker)

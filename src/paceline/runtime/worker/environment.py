@@ -23,6 +23,12 @@ def tell_environment(seat: Seat) -> None:
     os.environ.update({name: str(number) for name, number in told.items()})
 
 
+def place_on_host(seat: Seat) -> int:
+    """Which of its host's workers this one is, from 0; torchrun knows as well."""
+    told = os.environ.get("LOCAL_RANK", "")
+    return int(told) if told.isdecimal() else (seat.local or (seat.rank, 0))[0]
+
+
 def hint_for(message: str) -> str:
     """What else to say about a script's own error, if it comes from what is not set."""
     if "MASTER_ADDR" in message or "MASTER_PORT" in message:

@@ -10,6 +10,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from paceline.decoding import decode_message
 from paceline.errors import ConfigError
 
 Exchange = Callable[[bytes, bool], dict[int, bytes]]
@@ -40,7 +41,7 @@ def gather(value: Any, exchange: Exchange) -> Tensor:
     rows = as_rows(value)
     mine = Kind(str(rows.dtype).removeprefix("torch."), tuple(rows.shape))
     told = exchange(msgspec.msgpack.encode(mine), True)
-    kinds = {rank: msgspec.msgpack.decode(text, type=Kind) for rank, text in told.items()}
+    kinds = {rank: decode_message(text, kind=Kind) for rank, text in told.items()}
     _check_alike(kinds)
     piece = LARGEST_ANSWER // len(kinds)
     count = max(1, -(-max(kind.size_bytes for kind in kinds.values()) // piece))

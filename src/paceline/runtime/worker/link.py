@@ -81,6 +81,8 @@ class StoreLink:
         for each in self.segments:
             each.close_fd()
         binding.attach(segment, weights, own=self.config.apply == "increments")
+        if binding.unlocked:
+            self.say(binding.unlocked)
         self._take(ready.batch)
         return ready
 
@@ -203,6 +205,10 @@ class StoreLink:
         if text not in self._said:
             self._said.add(text)
             self._send(m.Say("warning", text))
+
+    def note(self, text: str) -> None:
+        """Put something on record that a person may like to know."""
+        self._send(m.Say("info", text))
 
     def leave(
         self, values: dict[str, float] | None, waits: bool = False, state: WorkerState | None = None

@@ -12,7 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from paceline.errors import TraceError
+from paceline.decoding import decode_json
+from paceline.errors import TraceError, Undecodable
 from paceline.store.disk.checksums import SINCE, DamagedCheckpoint, verify, write_manifest
 from paceline.store.disk.folders import all_saved_in, partial_of, previous_of
 from paceline.store.disk.reserve import no_room
@@ -244,9 +245,9 @@ def _read(
             raise DamagedCheckpoint(f"no checkpoint to resume at {folder}: {file} is missing.")
     name, model, optimizer = files
     try:
-        state = msgspec.json.decode((folder / name).read_bytes(), type=kind)
+        state = decode_json((folder / name).read_bytes(), kind=kind)
         return state, load_file(folder / model), load_file(folder / optimizer)
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError, SafetensorError) as error:
+    except (OSError, SafetensorError, Undecodable) as error:
         raise DamagedCheckpoint(
             f"the checkpoint at {folder} is damaged: {error}. Resume from another one."
         ) from None

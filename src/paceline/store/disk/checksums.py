@@ -11,7 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.errors import ConfigError, TraceError
+from paceline.decoding import decode_json
+from paceline.errors import ConfigError, TraceError, Undecodable
 from paceline.store.disk.folders import all_saved_in
 
 MANIFEST = "checksums.json"
@@ -105,12 +106,12 @@ def _compare(folder: Path, name: str, expected: Sum) -> None:
 def _manifest(folder: Path) -> Manifest | None:
     """None: the checkpoint is of a version that wrote none."""
     try:
-        found = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+        found = decode_json((folder / MANIFEST).read_bytes(), kind=Manifest)
     except FileNotFoundError:
         if _expects_manifest(folder):
             raise _damaged(folder, f"{MANIFEST} is missing") from None
         return None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, Undecodable) as error:
         raise _damaged(folder, f"{MANIFEST} cannot be read: {error}") from None
     if found.sha256 != _own(found.files):
         raise _damaged(folder, f"{MANIFEST} differs from what was written")
@@ -120,8 +121,8 @@ def _manifest(folder: Path) -> Manifest | None:
 def _expects_manifest(folder: Path) -> bool:
     for name in ("state.json", "lone.json"):
         try:
-            told = msgspec.json.decode((folder / name).read_bytes(), type=_Version)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            told = decode_json((folder / name).read_bytes(), kind=_Version)
+        except (OSError, Undecodable):
             continue
         return told.checkpoint >= SINCE
     return False

@@ -6,7 +6,8 @@ fast worker simply takes more of them. What a worker drew and did not push goes 
 out first, so every position of an epoch is used exactly once although workers die.
 
 A position is a place in the epoch's seeded order; every worker knows that order and needs only
-numbers. With `equal`, rank r takes every size-th batch, beginning with the r-th.
+numbers. With `equal`, rank r takes every size-th batch, beginning with the r-th. An epoch is dealt a
+section at a time, so that a sampler of any length costs neither time nor memory here.
 
 In lockstep (`level`) all workers draw equally often in every epoch, so that epochs end together and no
 round mixes two of them. Who would have nothing to do in an epoch's last round draws a batch of no
@@ -16,8 +17,9 @@ make of the last, short batch.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import isclose, isnan
 from typing import Any, Literal
 
@@ -26,6 +28,8 @@ import msgspec
 from paceline.errors import ConfigError
 
 ANYBODY = -1
+SECTION = 4096
+"""Batches of an epoch that are dealt at a time, so that an epoch of any length takes little memory."""
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -147,15 +151,22 @@ class Budget:
         self._equal = shards == "equal"
         self._live = dict.fromkeys(range(workers))
         self._opened = 0
+        self._dealt = self._turns
+        """How many turns of the last opened epoch are dealt."""
+        self._only: dict[int, list[Batch]] = {}
+        """What a resumed run has left of epochs that it deals again."""
         self._queues: dict[int, dict[int, deque[int]]] = {}
         self._epoch: dict[int, int] = {}
         self._returned: deque[Batch] = deque()
+        """In order; a stretch may be many batches long."""
         self._drawn: dict[int, list[Batch]] = {}
 
     @property
     def epoch(self) -> int:
         """The first epoch with work left in it."""
         places = [*self._queues, *(b.epoch for b in self._outstanding())]
+        if self._dealt < self._turns:
+            places.append(self._opened - 1)
         return min(places, default=self._opened)
 
     def draw(self, worker: int) -> Batch:
@@ -168,7 +179,9 @@ class Budget:
         if behind is not None and not self.has_returned(behind):
             batch = Batch(behind, 0, 0)
         elif self.has_returned(epoch):
-            batch = self._returned.popleft()
+            batch, rest = self._returned.popleft().split(self.source.batch)
+            if rest.count:
+                self._returned.appendleft(rest)
         else:
             batch = self._batch(epoch, queue.popleft())
             self._close(epoch)
@@ -218,8 +231,9 @@ class Budget:
             for queue in queues.values()
             for index in queue
         ]
-        pending = self._in_order([*self._outstanding(), *rest, *unapplied])
-        return {"opened": self._opened, "returned": msgspec.to_builtins(list(pending))}
+        pending = self._in_order([*self._outstanding(), *rest, *self._undealt(), *unapplied])
+        opened = max([self._opened, *(epoch + 1 for epoch in self._only)])
+        return {"opened": opened, "returned": msgspec.to_builtins(list(pending))}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken, be it by a budget of another kind."""
@@ -227,13 +241,17 @@ class Budget:
         self._returned = self._in_order(msgspec.convert(state["returned"], list[Batch]))
 
     def _in_order(self, work: Iterable[Batch]) -> deque[Batch]:
-        """Work to dispense again, as it is going to be: no batch larger than the loader's."""
-        pieces = deque[Batch]()
-        for rest in sorted(work, key=place):
-            while rest.count:
-                piece, rest = rest.split(self.source.batch)
-                pieces.append(piece)
-        return pieces
+        """Work to dispense again, as it is going to be cut; stretches that touch are joined if that does not
+        change where batches begin."""
+        stretches = deque[Batch]()
+        for batch in sorted(work, key=place):
+            last = stretches[-1] if stretches else None
+            touch = last is not None and (last.epoch, last.end) == (batch.epoch, batch.first)
+            if last is not None and touch and last.count % self.source.batch == 0:
+                batch = Batch(batch.epoch, last.first, stretches.pop().count + batch.count)
+            if batch.count:
+                stretches.append(batch)
+        return stretches
 
     def _count(self, worker: int, epoch: int) -> None:
         """Note a draw; epochs that everybody is done with are forgotten."""
@@ -277,34 +295,97 @@ class Budget:
 
     def _queue(self, epoch: int, key: int) -> deque[int] | None:
         if epoch >= self._opened:
-            self._queues[epoch] = self._deal()
-            self._opened = epoch + 1
-            self._rounds[epoch] = -(-self.source.batches // len(self._live)) if self._level else 0
-        return self._queues.get(epoch, {}).get(key)
+            self._opened, self._dealt = epoch + 1, 0
+            whole = self._level and epoch not in self._only
+            self._rounds[epoch] = -(-self.source.batches // len(self._live)) if whole else 0
+        while not (queue := self._queues.get(epoch, {}).get(key)) and not self._all_dealt(epoch):
+            self._deal_section(epoch)
+        return queue
 
-    def _deal(self) -> dict[int, deque[int]]:
-        """A new epoch's batches: one pile for all, or one for each of the living."""
-        indices = range(self.source.batches)
+    def _all_dealt(self, epoch: int) -> bool:
+        return epoch < self._opened - 1 or self._dealt >= self._turns
+
+    @property
+    def _turns(self) -> int:
+        """How many steps an epoch is dealt in; a section is some of them."""
+        return self.source.batches
+
+    @property
+    def _section(self) -> int:
+        return SECTION
+
+    def _deal_section(self, epoch: int) -> None:
+        """Deal some more of the epoch that was opened last."""
+        start, self._dealt = self._dealt, min(self._dealt + self._section, self._turns)
+        only = self._only.get(epoch)
+        parts = self._stretches(epoch, start, self._dealt)
+        if only is None or any(_touches(only, part) for part in parts):
+            for key, indices in self._deal(epoch, start, self._dealt).items():
+                left = [i for i in indices if only is None or _touches(only, self._batch(epoch, i))]
+                if left:
+                    self._queues.setdefault(epoch, {}).setdefault(key, deque()).extend(left)
+        if self._dealt >= self._turns:
+            self._only.pop(epoch, None)
+
+    def _deal(self, epoch: int, start: int, stop: int) -> dict[int, Sequence[int]]:
+        """These turns of an epoch: one pile for all, or one for each of the living."""
         if not self._equal:
-            return {ANYBODY: deque(indices)}
+            return {ANYBODY: range(start, stop)}
         living = sorted(self._live)
-        return {rank: deque(indices[i :: len(living)]) for i, rank in enumerate(living)}
+        return {rank: in_turn(start, stop, i, len(living)) for i, rank in enumerate(living)}
+
+    def _undealt(self) -> list[Batch]:
+        """What is not dealt yet of epochs that are open, or that a resumed run has to open again."""
+        work = [batch for epoch, rest in self._only.items() if epoch >= self._opened for batch in rest]
+        epoch = self._opened - 1
+        if self._dealt < self._turns:
+            rest = self._stretches(epoch, self._dealt, self._turns)
+            only = self._only.get(epoch)
+            work += rest if only is None else [part for each in rest for part in _within(each, only)]
+        return work
+
+    def _stretches(self, epoch: int, start: int, stop: int) -> list[Batch]:
+        """What is dealt in these turns."""
+        return [self._stretch(epoch, start, stop)]
+
+    def _stretch(self, epoch: int, start: int, stop: int) -> Batch:
+        """Batches as one piece of work."""
+        first = start * self.source.batch
+        return Batch(epoch, first, max(0, min(stop * self.source.batch, self.source.units) - first))
 
     def _batch(self, epoch: int, index: int) -> Batch:
-        first = index * self.source.batch
-        return Batch(epoch, first, min(self.source.batch, self.source.units - first))
+        return self._stretch(epoch, index, index + 1)
+
+    def _deal_again(self) -> None:
+        """After a resume: what is left goes to whom it was dealt to, not to whoever comes first."""
+        rest, self._returned = self._returned, deque()
+        for stretch in rest:
+            end = min(stretch.end, self.source.batches * self.source.batch)
+            if stretch.first % self.source.batch or (end % self.source.batch and end != self.source.units):
+                self._returned.append(stretch)  # cut for a run with batches of other sizes
+            else:
+                self._only.setdefault(stretch.epoch, []).append(stretch)
+        missing = range(min(self._only, default=self._opened), self._opened)
+        for epoch in missing:
+            self._only.setdefault(epoch, [])
+        self._opened, self._dealt = self._opened - len(missing), self._turns
 
 
-def deal_again(budget: Budget) -> None:
-    """After a resume: what is left goes to whom it was dealt to, not to whoever comes first."""
-    rest, opened = set(budget._returned), budget._opened
-    budget._returned.clear()
-    for budget._opened in range(opened):
-        shares, epoch = budget._deal(), budget._opened
-        left = {rank: deque(i for i in q if budget._batch(epoch, i) in rest) for rank, q in shares.items()}
-        if any(left.values()):
-            budget._queues[epoch] = left
-    budget._opened = opened
+def in_turn(start: int, stop: int, turn: int, size: int) -> range:
+    """Of these numbers, every size-th; those that leave `turn` when divided by it."""
+    return range(start + (turn - start) % size, stop, size)
+
+
+def _touches(stretches: list[Batch], batch: Batch) -> bool:
+    """Whether some of a batch lies in stretches of its epoch, which are in order."""
+    at = bisect_left(stretches, batch.end, key=lambda stretch: stretch.first) - 1
+    return at >= 0 and stretches[at].end > batch.first
+
+
+def _within(batch: Batch, stretches: Iterable[Batch]) -> list[Batch]:
+    """The parts of a batch that lie in stretches of its epoch."""
+    found = [(max(batch.first, each.first), min(batch.end, each.end)) for each in stretches]
+    return [Batch(batch.epoch, first, end - first) for first, end in found if first < end]
 
 
 def place(batch: Batch) -> tuple[int, int]:

@@ -13,7 +13,7 @@ and nothing has to be sent.
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 from math import ceil, floor
 from random import Random
 from typing import Any
@@ -23,7 +23,7 @@ import msgspec
 from paceline.amounts import parse_injection
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
-from paceline.store.work.budget import Batch, Budget, Source, deal_again
+from paceline.store.work.budget import Batch, Budget, Source
 
 CHUNKED = ("own", "rotating")
 
@@ -37,23 +37,36 @@ class Chunked(Budget):
     """Every worker has its own chunk in every epoch."""
 
     def __init__(self, source: Source, workers: int, rotating: bool, level: bool = False) -> None:
-        super().__init__(source, workers, "equal", level)
         self._workers, self._rotating = workers, rotating
+        super().__init__(source, workers, "equal", level)
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken, everybody with its own."""
         super().load(state)
-        deal_again(self)
+        self._deal_again()
 
-    def _deal(self) -> dict[int, deque[int]]:
-        living, turn, left = sorted(self._live), self._opened if self._rotating else 0, deque[int]()
-        shares: dict[int, deque[int]] = {rank: deque() for rank in living}
+    @property
+    def _turns(self) -> int:
+        """As many as the longest chunk has batches: at each of them every chunk gives one."""
+        return -(-self.source.batches // self._workers)
+
+    @property
+    def _section(self) -> int:
+        return max(1, super()._section // self._workers)
+
+    def _deal(self, epoch: int, start: int, stop: int) -> dict[int, Sequence[int]]:
+        living, turn, left = sorted(self._live), epoch if self._rotating else 0, list[int]()
+        shares: dict[int, list[int]] = {rank: [] for rank in living}
         for rank in range(self._workers):
             batches = chunk(self.source, self._workers, (rank + turn) % self._workers)
-            shares.get(rank, left).extend(batches)
+            shares.get(rank, left).extend(batches[start:stop])
         for index, batch in enumerate(left):
             shares[living[index % len(living)]].append(batch)
-        return shares
+        return dict(shares)
+
+    def _stretches(self, epoch: int, start: int, stop: int) -> list[Batch]:
+        parts = [chunk(self.source, self._workers, each)[start:stop] for each in range(self._workers)]
+        return [self._stretch(epoch, part.start, part.stop) for part in parts if part]
 
 
 class Injection(msgspec.Struct, frozen=True):

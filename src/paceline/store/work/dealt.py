@@ -8,10 +8,10 @@ Where every step is one of all (`level`), each epoch begins with the first rank 
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
-from paceline.store.work.budget import Budget, Source, deal_again
+from paceline.store.work.budget import Budget, Source, in_turn
 
 
 class Dealt(Budget):
@@ -19,17 +19,13 @@ class Dealt(Budget):
 
     def __init__(self, source: Source, workers: int, level: bool = False) -> None:
         super().__init__(source, workers, "equal", level)
-        self._turn = 0
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken, everybody with what it was dealt then."""
         super().load(state)
-        deal_again(self)
+        self._deal_again()
 
-    def _deal(self) -> dict[int, deque[int]]:
+    def _deal(self, epoch: int, start: int, stop: int) -> dict[int, Sequence[int]]:
         living = sorted(self._live)
-        shares: dict[int, deque[int]] = {rank: deque() for rank in living}
-        for index in range(self.source.batches):
-            shares[living[(self._turn + index) % len(living)]].append(index)
-        self._turn += 0 if self._level else self.source.batches
-        return shares
+        turn = 0 if self._level else epoch * self.source.batches
+        return {rank: in_turn(start, stop, i - turn, len(living)) for i, rank in enumerate(living)}

@@ -50,7 +50,9 @@ class RunRecord:
         self._cutter = Spans()
         self._training_diverged = False
         self._last_push_s: dict[int, float] = {}
-        self._last_progress: Progress | None = None
+        self._counted, self._counted_s = 0, 0.0
+        """Samples that `throughput` has so far, and until when."""
+        self._left_losses = (0.0, 0)
 
     @property
     def result(self) -> Result:
@@ -120,14 +122,20 @@ class RunRecord:
     def _count(self, event: Decided) -> None:
         # Samples count over the iteration they took, so that lockstep rounds do not show as bursts.
         if event.pushed is not None and event.samples:
+            self._counted, self._counted_s = self._counted + event.samples, event.t
             began = self._last_push_s.get(event.pushed, event.t - event.compute_s)
             self.throughput.spread(max(0.0, began), event.t, event.samples)
             self._last_push_s[event.pushed] = event.t
 
     def _progress(self, event: Progress) -> None:
-        last, self._last_progress = self._last_progress, event
-        since, before = (last.t, last.samples) if last else (0.0, 0)
-        self.throughput.spread(since, event.t, event.samples - before)
+        since, before = self._counted_s, self._counted
+        self._counted, self._counted_s = event.samples, event.t
+        if event.samples > before:
+            self.throughput.spread(since, event.t, event.samples - before)
+        (total, count), self._left_losses = self._left_losses, (event.loss_sum, event.loss_count)
+        self._training_diverged |= event.diverged
+        if event.loss_count > count:
+            self.training_loss.spread(since, event.t, event.loss_sum - total, event.loss_count - count)
 
 
 def read_record(path: Path) -> RunRecord:

@@ -14,7 +14,7 @@ class TimeBins:
 
     def __init__(self, bins: int = 256, width_s: float = 2.0**-10) -> None:
         self._sums = [0.0] * bins
-        self._counts = [0] * bins
+        self._counts = [0.0] * bins
         self._width_s = width_s
 
     def add(self, t: float, value: float) -> None:
@@ -23,16 +23,17 @@ class TimeBins:
         self._sums[at] += value
         self._counts[at] += 1
 
-    def spread(self, start: float, end: float, amount: float) -> None:
-        """Spread an amount evenly over a stretch of time."""
-        if end <= start:
-            return self.add(end, amount)
+    def spread(self, start: float, end: float, amount: float, values: int = 0) -> None:
+        """Spread an amount evenly over a stretch of time, and the number of values it is the sum of."""
+        start = min(start, end)
         last, width = self._bin(end), self._width_s
         for at in range(self._bin(start), last + 1):
             inside = min(end, (at + 1) * width) - max(start, at * width)
-            self._sums[at] += amount * max(0.0, inside) / (end - start)
-        self._counts[last] += 1
-        return None
+            share = max(0.0, inside) / (end - start) if end > start else 1.0
+            self._sums[at] += amount * share
+            self._counts[at] += values * share
+        if not values:
+            self._counts[last] += 1
 
     def means(self) -> list[Point]:
         """The mean value of each stretch that has one, at its middle."""
@@ -55,12 +56,12 @@ class TimeBins:
     def _bin(self, t: float) -> int:
         while t >= self._width_s * len(self._sums):
             self._halve()
-        return max(0, int(t / self._width_s))
+        return int(max(0.0, t) / self._width_s)
 
     def _halve(self) -> None:
         empty = len(self._sums) // 2
         self._sums = [a + b for a, b in _pairs(self._sums)] + [0.0] * empty
-        self._counts = [a + b for a, b in _pairs(self._counts)] + [0] * empty
+        self._counts = [a + b for a, b in _pairs(self._counts)] + [0.0] * empty
         self._width_s *= 2
 
 

@@ -21,6 +21,7 @@ from paceline.bench.strategies.runs.request import Answer, StrategyRequest, read
 from paceline.bench.strategies.runs.sides import TORCH, WEIGHTS, OurSide
 from paceline.bench.strategies.server import serve_noted
 from paceline.config import RunConfig
+from paceline.decoding import decode_json
 from paceline.errors import RunError
 from paceline.fabric.channel import Channel
 from paceline.parallel.plans import measure_cluster
@@ -131,7 +132,7 @@ def probe(workers: int) -> dict[str, Any]:
         with BenchCrew("probe", stations) as crew:
             crew.muster()
             crew.call("exchange")
-        lines: dict[str, Any] = msgspec.json.decode((Path(folder) / "probe-0.json").read_bytes())
+        lines: dict[str, Any] = decode_json((Path(folder) / "probe-0.json").read_bytes())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return lines

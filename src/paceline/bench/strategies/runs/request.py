@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.decoding import decode_json
+
 
 class Pause(msgspec.Struct, frozen=True):
     """A worker's process stands still, as if its host had been taken away for a while."""
@@ -74,7 +76,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_request(path: Path) -> StrategyRequest:
     """The other end of `save`."""
-    return msgspec.json.decode(path.read_bytes(), type=StrategyRequest)
+    return decode_json(path.read_bytes(), kind=StrategyRequest)
 
 
 def write_answer(folder: Path, answer: Answer) -> None:
@@ -87,4 +89,4 @@ def write_answer(folder: Path, answer: Answer) -> None:
 def read_answers(folder: Path, workers: int) -> list[Answer]:
     """Of all ranks that have answered."""
     paths = [folder / f"answer-{rank}.json" for rank in range(workers)]
-    return [msgspec.json.decode(path.read_bytes(), type=Answer) for path in paths if path.exists()]
+    return [decode_json(path.read_bytes(), kind=Answer) for path in paths if path.exists()]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from paceline.config import RunConfig
+from paceline.decoding import decode_message
 from paceline.errors import ConfigError
 from paceline.parallel.mesh import gather_bytes
 from paceline.parallel.plans.hap.emulated_device import EmulatedDevice
@@ -108,4 +109,4 @@ class HapPace(PlannedPace):
 def same_random_numbers(size: int) -> None:
     """From here on all ranks draw what rank 0 draws: what a script adds to a batch is the same for all."""
     told = gather_bytes(msgspec.msgpack.encode(RandomState.now()), size)
-    msgspec.msgpack.decode(told[0], type=RandomState).restore()
+    decode_message(told[0], kind=RandomState).restore()

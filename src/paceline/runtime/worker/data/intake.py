@@ -142,7 +142,10 @@ class Intake:
 
     def _dispensing(self, loader: Any, source: Source, ready: Ready) -> Any:
         config = self._config
-        orders = SampleOrders(self._sampler, source.units, config.seed, config.shards in CHUNKED, loader)
+        fixed = config.shards in CHUNKED
+        orders = SampleOrders(self._sampler, source.units, config.seed, fixed, loader)
+        if self._link.rank == 0:
+            orders.say = self._link.note
         dispensed = Dispensed(
             self._link,
             orders,

@@ -114,6 +114,19 @@ class Dispensed(Sampler[Any]):
             self._epoch = min(self._epoch, batch.epoch)
 
 
+class BatchLookup:
+    """Batches of indices that are looked up one by one, when it is their turn."""
+
+    def __init__(self, numbers: range, batch: Callable[[int], Any]) -> None:
+        self._numbers, self._batch = numbers, batch
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._batch, self._numbers)
+
+
 def with_batches(loader: DataLoader[Any], batches: Any, kind: type[DataLoader[Any]] | None = None) -> Any:
     """The user's loader once more, with other batches: of its own class, or of a `kind` made from that.
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from paceline.decoding import decode_message
 from paceline.errors import ConfigError
 
 LENGTH = 4
@@ -49,7 +50,7 @@ def read_rows(path: str, starts: Iterable[int]) -> Iterator[Any]:
     with open(path, "rb") as file:
         for start in starts:
             file.seek(start)
-            yield msgspec.msgpack.decode(file.read(int.from_bytes(file.read(LENGTH), "little")))
+            yield decode_message(file.read(int.from_bytes(file.read(LENGTH), "little")))
 
 
 def _folder() -> str | None:

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from paceline.errors import ConfigError
+from paceline.fabric.gpu import page_lock
 from paceline.fabric.segment import Segment
-from paceline.runtime.worker.model.device import one_device, pin, synchronize
+from paceline.runtime.worker.model.device import one_device, synchronize
 from paceline.runtime.worker.optimizer.scaling import Scaled
 from paceline.store.layout import buffer_homes, describe, named_buffers, named_parameters
 from paceline.store.together import parts_of
@@ -57,6 +58,8 @@ class Binding:
         self._aside: list[tuple[Tensor, Tensor]] = []
         self._device = one_device([*self._parameters, *self._buffers])
         self._staged = self._device.type != "cpu"
+        self.unlocked = ""
+        """Why memory for copies to the device is not page-locked; empty: it is, or there is none."""
         self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
         self._present: set[int] = set()
         self._segment: Segment | None = None
@@ -362,7 +365,7 @@ class Binding:
         if self._device.type == "cpu":
             return segment.bytes
         if self._device.type == "cuda":
-            pin(segment.bytes)
+            self.unlocked = page_lock(segment) or self.unlocked
         return segment.bytes.to(self._device)
 
     def _to_host(self) -> None:
@@ -389,6 +392,11 @@ def _moved(tensor: Tensor, view: Tensor) -> bool:
 
 def _check_alike(what: str, now: Tensor | None, view: Tensor) -> Tensor:
     """Refuse a tensor that does not fit where another was when the model was prepared."""
+    if now is not None and now.device != view.device:
+        raise ConfigError(
+            f"{what} was on {view.device} when the model was prepared, and is on {now.device} now. Move the "
+            "model before prepare: model.to(device), the optimizer, then pace.prepare."
+        )
     if now is None or (now.shape, now.dtype) != (view.shape, view.dtype):
         kind = "nothing" if now is None else f"{now.dtype} {tuple(now.shape)}"
         raise ConfigError(

@@ -19,11 +19,6 @@ def one_device(tensors: list[Tensor]) -> torch.device:
     return devices.pop()
 
 
-def pin(memory: Tensor) -> None:
-    """Page-lock shared memory, so that copies to and from the device run at full speed."""
-    torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)  # type: ignore[no-untyped-call]
-
-
 def synchronize(device: torch.device) -> None:
     """Wait until what was begun there is done."""
     torch.accelerator.synchronize(device)
