@@ -182,11 +182,11 @@ PACED_RECIPES = (
         ),
         run=_dssp,
         explained="The gain is that of having no bound, and grows with how slow the one worker was made "
-        "(how unequal the published GPUs were is not known). With the reading of the paper's second figure DSSP "
-        "runs like ASP; those that keep the upper bound, which the paper's theorem needs, run at the slow "
-        "worker's pace like SSP; the algorithm as printed does the one or the other, depending on jitter "
-        "(see the range over seeds). Seconds per push are compared, not accuracy: the published times also "
-        "contain that a learning rate counted in epochs falls sooner for who pushes sooner.",
+        "(how unequal the published GPUs were is not known). With the reading of the paper's second figure "
+        "DSSP runs like ASP; those that keep the upper bound, which the paper's theorem needs, run at the "
+        "slow worker's pace like SSP; the algorithm as printed does the one or the other, depending on "
+        "jitter (see the range over seeds). Seconds per push are compared, not accuracy: the published "
+        "times also contain that a learning rate counted in epochs falls sooner for who pushes sooner.",
         about_s=6,
     ),
     Recipe(
@@ -241,8 +241,9 @@ PACED_RECIPES = (
         run=_zipline,
         explained="Ours is not the paper's ZipLine but one with a heap and a bound that ends the search "
         "early, and our scans use bisection where the paper's walk: ratios can therefore be far from the "
-        "published ones on either side, and only their direction says something about the algorithms. Where the paper's ZipLine is nearly six "
-        "times as slow as GridScan, ours is about as fast: that part of its table does not hold for ours.",
+        "published ones on either side, and only their direction says something about the algorithms. "
+        "Where the paper's ZipLine is nearly six times as slow as GridScan, ours is about as fast: that "
+        "part of its table does not hold for ours.",
         about_s=4,
     ),
     Recipe(

@@ -132,8 +132,9 @@ PEER_RECIPES = (
         figures=(up_to("BSP / OSP", 1.5, "up to 1.50x", inputs="ours"),),
         run=_osp,
         explained="The gain is (T_c + T_s) / (max(T_c, f T_s) + (1 - f) T_s), and is largest where both "
-        "take equally long, which is why they do here. What real hosts gain is `osp_measured`. The baseline overlaps nothing: DistributedDataParallel, which sends gradients "
-        "while it still computes others, has part of this gain without stale parameters.",
+        "take equally long, which is why they do here. What real hosts gain is `osp_measured`. The "
+        "baseline overlaps nothing: DistributedDataParallel, which sends gradients while it still computes "
+        "others, has part of this gain without stale parameters.",
     ),
     Recipe(
         name="dpsgd",
@@ -172,9 +173,9 @@ PEER_RECIPES = (
         figures=(between("all-reduce / AD-PSGD, an epoch", 4, 8),),
         run=_ad_psgd,
         explained="All-reduce runs at the straggler's pace, AD-PSGD at everybody's own: the figure grows "
-        "with how slow the straggler is made. What real hosts gain is `ad_psgd_measured`. It is less than that as far as an exchange of whole models takes "
-        "longer than the computing that it goes on beside. With shares that follow speed (balance) "
-        "all-reduce would win much of it back.",
+        "with how slow the straggler is made. What real hosts gain is `ad_psgd_measured`. It is less than "
+        "that as far as an exchange of whole models takes longer than the computing that it goes on "
+        "beside. With shares that follow speed (balance) all-reduce would win much of it back.",
         about_s=15,
     ),
     Recipe(
@@ -210,9 +211,8 @@ PEER_RECIPES = (
         ),
         run=_ds_sync,
         explained="A grid crosses the uplink in every other iteration only, but then with two groups at "
-        "once. How much that saves depends on how badly the ring lies to the racks, and on the uplink: both are "
-        "our choice. Accuracy is a recipe of "
-        "its own: `ds_sync_accuracy`.",
+        "once. How much that saves depends on how badly the ring lies to the racks, and on the uplink: "
+        "both are our choice. Accuracy is a recipe of its own: `ds_sync_accuracy`.",
         about_s=3,
     ),
 )

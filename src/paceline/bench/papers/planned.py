@@ -120,11 +120,10 @@ PLANNED_RECIPES = (
             shown_only("hidden 1024: all sharded / OSDP"),
         ),
         run=_osdp,
-        explained="Prediction against prediction: the ratio is that of the authors' own measured layers, so "
-        "what is tried is our search, and not a run on 8 GPUs. Of the published gain, which was measured, the "
-        "profile predicts two thirds. `bench plans` runs "
-        "FSDP2 layer by layer with such a plan. The gain exists only between the two ends of the memory "
-        "limit.",
+        explained="Prediction against prediction: the ratio is that of the authors' own measured layers, "
+        "so what is tried is our search, and not a run on 8 GPUs. Of the published gain, which was "
+        "measured, the profile predicts two thirds. `bench plans` runs FSDP2 layer by layer with such a "
+        "plan. The gain exists only between the two ends of the memory limit.",
     ),
     Recipe(
         name="hap",

@@ -159,6 +159,7 @@ def _framed(parts: list[str], high: int) -> str:
     legend = [
         _text(10, 24, "Dots: here, medians; lines: over seeds"),
         _text(10, 42, "Green: reproduced; yellow: partly"),
+        _text(10, 60, "Blue dots: by construction", colour=COLOURS["by construction"]),
     ]
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" height="{high}" '

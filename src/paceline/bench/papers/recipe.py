@@ -4,13 +4,13 @@ The rule is data. Every figure is of one of these kinds, the same for all recipe
 its result. A ratio is judged by its gain (ratio - 1; of a ratio below 1, that of its inverse), so that a gain
 that is missing is not taken for one that is nearly there:
 
-- `close`: a figure that was published; within 15 % of its gain is reproduced, a quarter of it partly. A share
-  within 15 % is reproduced, within 40 % partly.
-- `between`: a range was published; from 15 % below its lower gain to 15 % above its upper one is reproduced, a
-  quarter of the lower partly.
+- `close`: a figure that was published; within 15 % of its gain is reproduced, a quarter of it partly. A
+  share within 15 % is reproduced, within 40 % partly.
+- `between`: a range was published; from 15 % below its lower gain to 15 % above its upper is reproduced, from
+  a quarter of the lower on partly.
 - `up_to`: the best of a sweep; within 15 % of the published gain is reproduced if the sweep is over the
-  paper's inputs. Over inputs of our own choice, and beyond the upper end, it is partly at most; so is a quarter
-  of the gain. What is beyond the upper end says so.
+  paper's inputs. Over inputs of our own choice, and beyond the upper end, it is partly at most; so is a
+  quarter of the gain. What is beyond the upper end says so.
 - `at_most`: a share with an upper end; not above it is reproduced, at least 5 % less than all partly.
 - `level`: no difference was claimed; within 5 % of it is reproduced, within 15 % partly.
 - `exact`: the authors' own profile through our planner; nothing but rounding may differ.
@@ -21,14 +21,15 @@ Accuracies are compared as differences in points of a hundred:
 
 - `as_good`: no loss was claimed; at most 1 point behind is reproduced, at most 3 partly.
 - `better`: a gain was claimed; 1 point or more is reproduced, anything above 0 partly.
-- `gains`: a gain (or a loss) of so many points was claimed; from half to twice of it is reproduced, from a tenth
-  on partly.
+- `gains`: a gain (or a loss) of so many points was claimed; from half to twice of it is reproduced, from a
+  tenth on partly.
 
 A ratio is infinite if its first side never got there. A rule with an upper end does not call that reproduced.
 
-How a figure comes about decides what its verdict can be. One that is computed follows from a formula, and from
-inputs that were chosen: that it is near the published one is *by construction*, and says nothing for the claim.
-It can only speak against it. A claim is judged by what was trained or measured for it, if anything was.
+How a figure comes about decides what its verdict can be. One that is computed follows from a formula, and
+from inputs that were chosen: that it comes near the published one is *by construction*, and says nothing for
+the claim. It can only speak against it. A claim is judged by what was trained or measured for it, if anything
+was.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ from paceline.bench.papers.trial import Judged, Trial
 
 Verdict = Literal["reproduced", "by construction", "partly", "not", "cannot be judged here", "not judged"]
 Evidence = Literal["trained", "measured", "simulated", "computed"]
-"""How figures come about. Trained: by gradients of real models; only accuracy, and what depends on it, counts.
+"""How figures come about. Trained: by gradients of real models; accuracy counts, and what depends on it.
 Measured: by clocks and counters of a machine. Simulated: by a simulator, as the published ones, with the
-published inputs as far as they are known. Computed: by a formula, a planner or simulated times, from inputs that were chosen."""
+published inputs as far as they are known. Computed: by a formula, a planner or simulated times, from inputs
+that were chosen."""
 Unit = Literal["ratio", "share", "seconds", "points", "count"]
 Values = dict[str, list[float]]
 """By the name of a figure: one value for each seed."""
@@ -185,7 +187,12 @@ class Open(msgspec.Struct, frozen=True, kw_only=True):
     takes: str
     """What it would take."""
     benchmark: str = ""
-    """Which other benchmark tries it; its findings say whether they are in the published range."""
+    """Which other benchmark tries it, by its newest record. Its findings say whether they are in the
+    published range, unless there are"""
+    figures: tuple[Figure, ...] = ()
+    """to judge"""
+    values: Callable[[list[BenchRow]], dict[str, float]] | None = None
+    """what is found in that record's rows; nothing if it does not hold all of them."""
 
 
 def value_of(row: BenchRow) -> float | None:

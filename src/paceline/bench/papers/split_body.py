@@ -54,7 +54,7 @@ def in_a_row(seed: int) -> nn.Sequential:
 
 
 def residual(seed: int) -> nn.Sequential:
-    """A ResNet for images of 8 x 8: eight blocks of two convolutions, between a first one and a linear head."""
+    """A ResNet for images of 8 x 8: a convolution, eight blocks of two, and a linear layer."""
     torch.manual_seed(seed)
     first = nn.Sequential(nn.Unflatten(1, (1, 8, 8)), conv(1, WIDTH), norm(WIDTH), nn.ReLU())
     blocks = [basic(WIDTH, WIDTH) for _ in range(4)]

@@ -11,10 +11,10 @@ from paceline.sim import Cluster, Fixed
 REAL = "trained in real processes, whose order does not matter; times simulated"
 STAGES = (
     "The digits with noise (1,300 images of 8 x 8), a ResNet of eight blocks of two convolutions (16 and 32 "
-    "channels, 89,338 parameters, groups of channels normalised instead of batches) on 4 stages; batch 32, 30 "
-    "epochs (1,200 batches), rate 0.003 (which suits back-propagation best, of 0.003, 0.01 and 0.03), falling "
-    "after 2/3 and 5/6, momentum 0.9. Accuracy is the mean of the last three epochs. Beside it eight linear blocks in a "
-    "row, of width 64, with no way around them, trained alike."
+    "channels, 89,338 parameters, groups of channels normalised instead of batches) on 4 stages; batch 32, "
+    "30 epochs (1,200 batches), rate 0.003 (which suits back-propagation best, of 0.003, 0.01 and 0.03), "
+    "falling after 2/3 and 5/6, momentum 0.9. Accuracy is the mean of the last three epochs. Beside it "
+    "eight linear blocks in a row, of width 64, with no way around them, trained alike."
 )
 IN_A_ROW = "in a row"
 PIPELINES = Trial(
