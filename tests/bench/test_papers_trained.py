@@ -6,15 +6,19 @@ from math import inf
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from paceline.bench.harness.plan import BenchPlan
 from paceline.bench.kept import read_kept
 from paceline.bench.papers.papers import TRIED
 from paceline.bench.papers.recipe import Figure, as_good, better, between, beyond, close, gains, level, up_to
+from paceline.bench.papers.split_body import CUTS, NETWORKS
 from paceline.bench.papers.training import Trained, TrialTrainer
 from paceline.bench.papers.trial import Course, Side, SplitSide, Trial, TrialRun, sooner
+from paceline.bench.strategies.runs.models import Residual
 from paceline.parallel.registry import make_split
 from paceline.protocols.settings import make_any
 from paceline.sim.toml import load_cluster
@@ -94,6 +98,30 @@ def test_a_push_is_said_to_be_a_whole_step_only_where_it_is_one_for_some_side(na
     assert recipe.trial is not None
     whole = any(side.weighting == "sum" for side in recipe.trial.sides.values())
     assert whole or "whole step" not in recipe.setup + recipe.explained
+
+
+@pytest.mark.parametrize("name", ["layerwise_accuracy", "ddl_sgs"])
+def test_delays_are_judged_on_a_network_with_ways_around_its_blocks_as_the_papers_have(name: str) -> None:
+    trial, (judged, *_) = TRIED[name].trial, TRIED[name].figures
+    assert trial is not None
+    assert TRIED[name].judged is not None
+    sides = {side for side, each in trial.sides.items() if "--network=residual" in each.args}  # type: ignore[attr-defined]
+    worse = {side: course(*[0.5] * 3) for side in trial.sides} | {"bp": course(*[0.9] * 3)}
+    assert judged.reproduced is not None
+    assert {"bp", "layerwise", "fdg"} <= sides
+    assert TRIED[name].judged(worse)[judged.name] == pytest.approx(-40)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_of_split_models_are_cut_into_as_many_stages_and_only_one_is_residual(name: str) -> None:
+    model, pixels = NETWORKS[name](0), torch.randn(3, 64)
+    around = [each for each in model.modules() if isinstance(each, Residual)]
+    assert len(around) == {"residual": 8, "row": 0}[name]
+    assert model(pixels).shape == (3, 10)
+    for stages, cuts in CUTS[name].items():
+        assert len(cuts) == stages - 1
+        assert all(0 < cut < len(model) for cut in cuts)
+    assert not any(isinstance(each, nn.BatchNorm2d) for each in model.modules())
 
 
 def test_accuracy_is_that_of_three_measurements_and_a_run_that_diverged_guesses() -> None:
