@@ -28,10 +28,10 @@ OPENING = """# The papers' claims, tried here
 
 Made by `scripts/papers_page.py` from the records of `paceline bench papers`, not written by hand. The command
 tries all of them again, and with the name of a recipe behind it one of them. The rule of each verdict stands
-in its recipe (`src/paceline/bench/papers/`), and is the same for all recipes with a figure of that kind. Most
-results are older than the rules: these were made stricter on 2026-11-20, when bands were put on gains instead
-of ratios, the best of a sweep got an upper end, and what is computed stopped counting as reproduced. No
-verdict got better by it. Where a set-up was changed after a result, the explanation says so.
+in its recipe (`src/paceline/bench/papers/`), and is the same for all recipes with a figure of that kind. The
+rules were made stricter on 2026-11-20, when most results were known: bands were put on gains instead of
+ratios, the best of a sweep got an upper end, and what is computed stopped counting as reproduced. No verdict
+got better by it. Where a set-up was changed after a result, the explanation says so.
 
 A figure is *trained*, *measured*, *simulated* (by a simulator, like the published one) or *computed*: by a
 formula, by a planner or from simulated times, with inputs that were chosen. Accuracy is that of small models
