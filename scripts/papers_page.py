@@ -248,7 +248,9 @@ def section(name: str, path: Path, rows: list[BenchRow]) -> str:
         cells = ("claimed", "published", "", "over seeds", "verdict")
         shown = [str(row.case.get(cell, "")) if cell else said(row) for cell in cells]
         lines.append(f"| {' | '.join(shown)} |")
-    how = f"{recipe.evidence.capitalize()}; {first.case['how']}"
+    how = str(first.case["how"])
+    if not how.startswith(recipe.evidence):
+        how = f"{recipe.evidence}; {how}"
     lines += ["", f"*{how}.* {notes['set-up']} Published: {notes['source']}.", ""]
     lines += [f"Rule: {notes['rule']}.", ""]
     if "explained" in notes:

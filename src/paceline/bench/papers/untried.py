@@ -75,7 +75,7 @@ UNTRIED = (
     Open(
         name="osp_measured",
         paper="OSP (Chen et al., ICPP 2023)",
-        claim="Up to 50 % more throughput than popular ways to synchronise, between hosts.",
+        claim="Up to 50 % more throughput than popular ways to synchronise, between hosts",
         source="abstract; 9 nodes",
         reason=f"real processes on {HOSTS}. Four fifths of the model may be put off. `osp` has what its "
         "formula promises where exchanging takes as long as computing",
@@ -87,7 +87,7 @@ UNTRIED = (
     Open(
         name="ad_psgd_measured",
         paper="AD-PSGD (Lian et al., ICML 2018)",
-        claim="Each epoch is 4 to 8 times as fast as with all-reduce on an uneven network, between hosts.",
+        claim="Each epoch is 4 to 8 times as fast as with all-reduce on an uneven network, between hosts",
         source="abstract; up to 128 GPUs",
         reason=f"real processes on {HOSTS}. The published network had up to 128 GPUs, and was shared with "
         "others",
@@ -99,7 +99,7 @@ UNTRIED = (
     Open(
         name="sync_switch_measured",
         paper="Sync-Switch (Li et al., ICDCS 2021)",
-        claim="1.66 times as fast as BSP at BSP's accuracy, where ASP alone is 1.86 times as fast.",
+        claim="1.66 times as fast as BSP at BSP's accuracy, where ASP alone is 1.86 times as fast",
         source="the authors' summary plots, set-up 2: ResNet-50, CIFAR-100, 8 workers",
         reason="time to accuracy of a small CNN on CIFAR-10, three seeds, real processes on four unequal "
         "hosts of a testbed, with corrected stale momentum. The baseline is DistributedDataParallel. ASP "
