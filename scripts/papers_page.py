@@ -2,9 +2,9 @@
 
     paceline bench papers --record && .venv/bin/python scripts/papers_page.py
 
-Every recipe is shown as the newest record has it whose set-up and rule are still the recipe's; a record may
-hold some recipes only. What another benchmark tries is shown from that one's newest record. Nothing in the
-page is written by hand but its opening.
+Every recipe is shown as the newest record has it whose set-up is still the recipe's, and judged by the rule
+that it has now; a record may hold some recipes only. What another benchmark tries is shown from that one's
+newest record. Nothing in the page is written by hand but its opening.
 """
 
 from __future__ import annotations
@@ -17,24 +17,29 @@ from typing import NamedTuple
 import msgspec
 
 from paceline.bench.harness.record import BenchRecord, BenchRow
-from paceline.bench.papers.papers import NOT_TRIED, OPEN, TRIED
+from paceline.bench.papers.papers import NOT_TRIED, OPEN, TRIED, judged_again
 from paceline.bench.papers.plot import picture
-from paceline.bench.papers.recipe import Open, Recipe
-from paceline.bench.strategies.told.findings import TABLE as FINDINGS
+from paceline.bench.papers.recipe import Figure, Open, Recipe, worst
+from paceline.bench.strategies.told.findings import findings_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, PICTURE, RECORDS = ROOT / "docs" / "papers.md", ROOT / "docs" / "papers.svg", ROOT / "benchmarks"
 OPENING = """# The papers' claims, tried here
 
 Made by `scripts/papers_page.py` from the records of `paceline bench papers`, not written by hand. The command
-tries all of them again, and with the name of a recipe behind it one of them. The rule of each verdict stood
-in its recipe before it ran (`src/paceline/bench/papers/`), unless its explanation says that it was changed.
-What is simulated, predicted or computed by a formula is called so. Accuracy is that of small models with real
-gradients: it shows whether an effect exists and where it comes from, not how large it is for the published
-models. Differences of accuracies are in points of a hundred. Of a ratio of times to an accuracy, 0.00x means
-that the second side never reached it, *never* that the first did not: then there is no figure, and a rule
-with an upper end does not call it reproduced. What is not tried is in the last tables, with what it would
-take.
+tries all of them again, and with the name of a recipe behind it one of them. The rule of each verdict stands
+in its recipe (`src/paceline/bench/papers/`), and is the same for all recipes with a figure of that kind. The
+rules were made stricter on 2026-11-20, when most results were known: bands were put on gains instead of
+ratios, the best of a sweep got an upper end, and what is computed stopped counting as reproduced. No verdict
+got better by it. Where a set-up was changed after a result, the explanation says so.
+
+A figure is *trained*, *measured*, *simulated* (by a simulator, like the published one) or *computed*: by a
+formula, by a planner or from simulated times, with inputs that were chosen. Accuracy is that of small models
+with real gradients: it shows whether an effect exists and where it comes from, not how large it is for the
+published models. Differences of accuracies are in points of a hundred. Of a ratio of times to an accuracy,
+0.00x means that the second side never reached it, *never* that the first did not: then there is no figure,
+and a rule with an upper end does not call it reproduced. What is not tried is in the last table, with what it
+would take.
 
 Verdicts: {verdicts}.
 
@@ -43,8 +48,10 @@ Verdicts: {verdicts}.
 ## All at a glance
 
 By paper. Of a claim with several figures the one is shown that decides its verdict: the first of those that
-went worst. Ours is the median over seeds. *Reproduced*: within the tolerance of its rule; *partly*: the right
-direction, another size; *not*: neither.
+went worst, of those that were trained or measured if there are any. Ours is the median over seeds.
+*Reproduced*: within the tolerance of its rule; *partly*: the right direction, another size; *not*: neither.
+*By construction*: the figure follows from a formula and from inputs that we chose, so that it says nothing
+for the claim.
 
 {summary}
 
@@ -61,11 +68,13 @@ Found = dict[str, tuple[Path, list[BenchRow]]]
 def in_order(benchmark: str = "papers") -> list[Path]:
     """All records of a benchmark: by date, then by number."""
 
-    def order(path: Path) -> tuple[str, int]:
-        date, number = re.fullmatch(rf"(\d+-\d+-\d+)-{benchmark}(?:-(\d+))?", path.stem).groups()  # type: ignore[union-attr]
-        return date, int(number or 1)
-
-    return sorted(RECORDS.glob(f"*-{benchmark}*.json"), key=order)
+    named = {
+        path: re.fullmatch(rf"(\d+-\d+-\d+)-{benchmark}(?:-(\d+))?", path.stem) for path in RECORDS.iterdir()
+    }
+    dated = {
+        (name[1], int(name[2] or 1)): path for path, name in named.items() if name and path.suffix == ".json"
+    }
+    return [dated[each] for each in sorted(dated)]
 
 
 def read(path: Path) -> BenchRecord:
@@ -74,19 +83,21 @@ def read(path: Path) -> BenchRecord:
 
 
 def found(records: dict[Path, BenchRecord]) -> Found:
-    """Each recipe in the newest record that fits it."""
+    """Each recipe in the newest record that fits it, judged by today's rule."""
     newest: Found = {}
     for path, record in records.items():
         for name, recipe in TRIED.items():
             rows = [row for row in record.rows if row.case["recipe"] == name and row.case["how"] != NOT_TRIED]
-            if rows and fits(recipe, rows[0]):
-                newest[name] = path, rows
+            if rows and fits(recipe, rows):
+                newest[name] = path, judged_again(recipe, rows)
     return newest
 
 
-def fits(recipe: Recipe, first: BenchRow) -> bool:
-    """Whether what was recorded is what the recipe would try now."""
-    return (first.notes["set-up"], first.notes["rule"]) == (recipe.setup, recipe.rule)
+def fits(recipe: Recipe, rows: list[BenchRow]) -> bool:
+    """Whether what was recorded is what the recipe would try now: the set-up is the same, and no figure is
+    missing."""
+    names = {row.case["claimed"] for row in rows}
+    return rows[0].notes["set-up"] == recipe.setup and all(each.name in names for each in recipe.figures)
 
 
 class Elsewhere(NamedTuple):
@@ -94,31 +105,44 @@ class Elsewhere(NamedTuple):
 
     claim: Open
     path: Path
-    """That benchmark's newest record."""
+    """That benchmark's newest record with what the claim needs,"""
     findings: list[BenchRow]
+    """and its findings,"""
+    values: dict[str, float]
+    """or the values of the claim's figures."""
 
     @property
     def verdict(self) -> str:
-        """By the findings that are in their published range: all, some, none."""
+        """That of the worst figure; or by the findings that are in their published range: all, some, none."""
+        if self.claim.figures:
+            values = {name: [value] for name, value in self.values.items()}
+            return worst(self.claim.figures, values, "measured")
         inside = [row.case["published range"] == "in" for row in self.findings]
         return "reproduced" if all(inside) else "partly" if any(inside) else "not"
 
     @property
     def counted(self) -> str:
-        """How many are."""
+        """How many findings are in their range."""
         inside = sum(row.case["published range"] == "in" for row in self.findings)
         return f"{inside} of {len(self.findings)} findings in the published range"
+
+    def verdict_of(self, figure: Figure) -> str:
+        """Of one."""
+        return figure.verdict(self.values[figure.name], "measured")
 
 
 def elsewhere() -> dict[str, Elsewhere]:
     """By name."""
-    seen = {}
-    for name, claim in OPEN.items():
-        if claim.benchmark:
-            path = in_order(claim.benchmark)[-1]
-            rows = [row for row in read(path).rows if row.table == FINDINGS]
-            seen[name] = Elsewhere(claim, path, rows)
-    return seen
+    return {name: _found_elsewhere(claim) for name, claim in OPEN.items() if claim.benchmark}
+
+
+def _found_elsewhere(claim: Open) -> Elsewhere:
+    for path in reversed(in_order(claim.benchmark)):
+        rows = read(path).rows
+        values = {} if claim.values is None else claim.values(rows)
+        if values or claim.values is None:
+            return Elsewhere(claim, path, findings_of(rows), values)
+    raise LookupError(f"no record of `bench {claim.benchmark}` has what {claim.name} needs")
 
 
 def page() -> str:
@@ -151,30 +175,44 @@ def summary(tried: Found, others: dict[str, Elsewhere]) -> list[str]:
     lines = [(recipe.paper, _line(name, tried)) for name, recipe in TRIED.items()]
     lines += [(other.claim.paper, _line_elsewhere(name, other)) for name, other in others.items()]
     lines += [
-        (claim.paper, f"{claim.paper} | {claim.claim} | | | | [cannot be judged here]({_anchor(OPEN_TITLE)})")
+        (
+            claim.paper,
+            f"{claim.paper} | {claim.claim} | | | | | [cannot be judged here]({_anchor(OPEN_TITLE)})",
+        )
         for name, claim in OPEN.items()
         if name not in others
     ]
     papers = list(dict.fromkeys(paper for paper, _ in lines))
     ordered = sorted(lines, key=lambda line: papers.index(line[0]))
-    head = ["| paper | claim | figure | published | ours | verdict |", "|---|---|---|---|---|---|"]
+    head = ["| paper | claim | figure | published | ours | how | verdict |", "|---|---|---|---|---|---|---|"]
     return [*head, *(f"| {line} |" for _, line in ordered)]
 
 
 def _line(name: str, tried: Found) -> str:
     recipe = TRIED[name]
     if name not in tried:
-        return f"{recipe.paper} | {recipe.claim} | | | | [not run yet]({_anchor(MISSING_TITLE)})"
+        return f"{recipe.paper} | {recipe.claim} | | | | | [not run yet]({_anchor(MISSING_TITLE)})"
     _, rows = tried[name]
     verdict, row = rows[0].notes["verdict"], deciding(rows)
     figure, published = row.case["claimed"], row.case["published"]
     link = f"[{verdict}]({_anchor(f'{name}: {verdict}')})"
-    return f"{recipe.paper} | {recipe.claim} | {figure} | {published} | {said(row)} | {link}"
+    return (
+        f"{recipe.paper} | {recipe.claim} | {figure} | {published} | {said(row)} | {recipe.evidence} | {link}"
+    )
 
 
 def _line_elsewhere(name: str, other: Elsewhere) -> str:
     link = f"[{other.verdict}]({_anchor(f'{name}: {other.verdict}')})"
-    return f"{other.claim.paper} | {other.claim.claim} | {other.counted} | | | {link}"
+    figures = [each for each in other.claim.figures if other.verdict_of(each) == other.verdict]
+    seen = f"{other.counted} | |"
+    if figures:
+        seen = f"{figures[0].name} | {figures[0].published} | {_measured(other, figures[0])}"
+    return f"{other.claim.paper} | {other.claim.claim} | {seen} | measured | {link}"
+
+
+def _measured(other: Elsewhere, figure: Figure) -> str:
+    value = other.values[figure.name]
+    return ", ".join(filter(None, (f"{value:.2f}x", figure.remark(value))))
 
 
 def deciding(rows: list[BenchRow]) -> BenchRow:
@@ -183,8 +221,8 @@ def deciding(rows: list[BenchRow]) -> BenchRow:
 
 
 def said(row: BenchRow) -> str:
-    """A figure, or why there is none."""
-    return row.shown or row.remark
+    """A figure, and what has to be said beside it; or why there is none."""
+    return ", ".join(filter(None, (row.shown, row.remark)))
 
 
 def _anchor(title: str) -> str:
@@ -210,7 +248,10 @@ def section(name: str, path: Path, rows: list[BenchRow]) -> str:
         cells = ("claimed", "published", "", "over seeds", "verdict")
         shown = [str(row.case.get(cell, "")) if cell else said(row) for cell in cells]
         lines.append(f"| {' | '.join(shown)} |")
-    lines += ["", f"*{first.case['how']}.* {notes['set-up']} Published: {notes['source']}.", ""]
+    how = str(first.case["how"])
+    if not how.startswith(recipe.evidence):
+        how = f"{recipe.evidence}; {how}"
+    lines += ["", f"*{how}.* {notes['set-up']} Published: {notes['source']}.", ""]
     lines += [f"Rule: {notes['rule']}.", ""]
     if "explained" in notes:
         lines += [recipe.explained, ""]
@@ -226,14 +267,29 @@ def section_elsewhere(name: str, other: Elsewhere) -> str:
         f"{claim.paper}. {claim.claim[0].upper()}{claim.claim[1:]}.",
         "",
     ]
-    lines += ["| finding | published | here | published range |", "|---|---|---|---|"]
-    keys = ("finding", "published", "ours", "published range")
-    lines += [f"| {' | '.join(str(row.case[key]) for key in keys)} |" for row in other.findings]
+    lines += _figures_elsewhere(other) if claim.figures else _findings_elsewhere(other)
     lines += ["", f"*Measured in real processes, by {claim.takes}.* Published: {claim.source}.", ""]
-    lines += ["Rule: reproduced if all findings are in their range, partly if some are, not if none is.", ""]
+    rule = "reproduced if all findings are in their range, partly if some are, not if none is"
+    if claim.figures:
+        rule = "; ".join(figure.rule("measured") for figure in claim.figures)
+    lines += [f"Rule: {rule}.", ""]
     return "\n".join(
         [*lines, f"{claim.reason[0].upper()}{claim.reason[1:]}.", "", f"From {other.path.stem}.", ""]
     )
+
+
+def _figures_elsewhere(other: Elsewhere) -> list[str]:
+    lines = ["| figure | published | here | verdict |", "|---|---|---|---|"]
+    return lines + [
+        f"| {each.name} | {each.published} | {_measured(other, each)} | {other.verdict_of(each)} |"
+        for each in other.claim.figures
+    ]
+
+
+def _findings_elsewhere(other: Elsewhere) -> list[str]:
+    keys = ("finding", "published", "ours", "published range")
+    lines = ["| finding | published | here | published range |", "|---|---|---|---|"]
+    return lines + [f"| {' | '.join(str(row.case[key]) for key in keys)} |" for row in other.findings]
 
 
 def _missing(tried: Found) -> list[str]:

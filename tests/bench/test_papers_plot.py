@@ -20,7 +20,7 @@ RATIOS, POINTS, OTHERS = SCALES
 
 def recipe(*figures: object) -> dict[str, Recipe]:
     words = dict.fromkeys(("paper", "claim", "source", "setup", "how", "explained"), "said")
-    return {"made": Recipe(name="made", figures=figures, **words)}  # type: ignore[arg-type]
+    return {"made": Recipe(name="made", figures=figures, evidence="measured", **words)}  # type: ignore[arg-type]
 
 
 def row(claimed: str, value: float | None, figure: str = "ratio", **case: str) -> BenchRow:
@@ -57,13 +57,13 @@ def test_the_line_over_seeds_and_the_bands_are_where_they_are_said_to_be() -> No
     low, high = (380 + 420 * RATIOS.part(value) for value in (0.3, 10.0))
     assert f'd="M{low:.1f}' in drawn
     assert f'H{high:.1f}"' in drawn
-    assert f'x="{380 + 420 * RATIOS.part(1.7):.1f}"' in drawn
+    assert f'x="{380 + 420 * RATIOS.part(1.85):.1f}"' in drawn
 
 
 def test_what_was_never_reached_is_drawn_at_the_end_and_says_so() -> None:
     never = row("a", None, **{"over seeds": "2.00x to never, 3"})
     never = msgspec.structs.replace(never, remark=NEVER)
-    drawn = picture([never], recipe(up_to("a", 2.0)))
+    drawn = picture([never], recipe(up_to("a", 2.0, inputs="paper's")))
     assert dots(drawn) == [380 + 420]
     assert NEVER in drawn
     assert f'd="M{380 + 420 * RATIOS.part(2.0):.1f}' in drawn

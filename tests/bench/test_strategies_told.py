@@ -14,7 +14,7 @@ from paceline.bench.strategies.outcome import MeasuredStrategy, StrategyFigures
 from paceline.bench.strategies.roster import STRATEGIES
 from paceline.bench.strategies.told import formulas
 from paceline.bench.strategies.told.best import best_rows
-from paceline.bench.strategies.told.findings import FINDINGS, findings
+from paceline.bench.strategies.told.findings import FINDINGS, findings, findings_of
 from paceline.bench.strategies.told.formulas import Loads
 from paceline.bench.strategies.told.plots import plots
 from paceline.bench.strategies.told.scoring import accurate, advice_rows, strategy_of
@@ -244,6 +244,46 @@ def test_accuracy_lost_is_the_middle_of_all_cells_for_either_weight() -> None:
     assert (row.case["compared"], row.case["published range"]) == (8, "in")
     mean, whole = "8.00 points (5.00 to 60.00 in 3 cells)", "40.00 points (30.00 to 50.00 in 3 cells)"
     assert str(row.case["ours"]).startswith(f"weight 1/N: {mean}; weight 1: {whole}")
+
+
+def test_no_gain_was_published_so_one_cell_with_a_gain_or_a_loss_is_out() -> None:
+    cells = [Cell(model, 4, "throttled") for model in ("vgg", "resnet", "densenet")]
+
+    def row(*speeds: float) -> BenchRow:
+        timed = (
+            measured(cell, name, figures(speed))
+            for cell, ours in zip(cells, speeds, strict=True)
+            for name, speed in (("ps-sync", 100), ("ps-async-mod", ours))
+        )
+        [found] = [each for each in findings(grid(*timed)) if str(each.case["finding"]).startswith("f")]
+        return found
+
+    none, gain, loss = row(102, 98, 104), row(102, 100, 129), row(60, 100, 101)
+    assert [each.case["published range"] for each in (none, gain, loss)] == ["in", "out", "out"]
+    assert gain.case["compared"] == 0.29
+    told = "+0.29 of ps-sync's samples/s in densenet-4-throttled-none; +0.00 to +0.02 in 2 others"
+    assert gain.case["ours"] == told
+
+
+def test_a_record_whose_finding_was_the_median_is_judged_by_its_cells_again() -> None:
+    cells = [Cell(model, 4, "throttled") for model in ("vgg", "resnet", "densenet")]
+    seen = grid(
+        *(measured(cell, "single", figures(50)) for cell in cells),
+        *(measured(cell, "ps-sync", figures(100)) for cell in cells),
+        *(
+            measured(cell, "ps-async-mod", figures(speed))
+            for cell, speed in zip(cells, (101, 102, 129), strict=True)
+        ),
+    )
+    kept = findings(seen)
+    median = [
+        msgspec.structs.replace(row, case=row.case | {"compared": 0.02, "published range": "in"})
+        if str(row.case["finding"]).startswith("f")
+        else row
+        for row in kept
+    ]
+    assert findings_of([*median, *tables(seen)]) == kept
+    assert findings_of(median) == median
 
 
 def test_a_run_that_diverged_counts_as_chance_in_what_is_lost() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from math import inf
 from pathlib import Path
 
 import msgspec
 
-from paceline.bench.papers.recipe import NEVER
+from paceline.bench.papers.recipe import BEYOND, NEVER
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -35,13 +36,42 @@ def test_what_another_benchmark_tries_is_judged_by_its_newest_record() -> None:
     assert other._replace(findings=[inside, outside]).verdict == "partly"
 
 
-def test_a_record_of_another_set_up_or_rule_is_not_shown_as_the_recipes() -> None:
+def test_a_record_of_another_set_up_or_without_a_figure_is_not_shown_as_the_recipes() -> None:
     records = {path: papers_page.read(path) for path in papers_page.in_order()}
     _, rows = papers_page.found(records)["ssp"]
-    for note in ("set-up", "rule"):
-        other = msgspec.structs.replace(rows[0], notes=rows[0].notes | {note: "another"})
-        assert papers_page.fits(papers_page.TRIED["ssp"], rows[0])
-        assert not papers_page.fits(papers_page.TRIED["ssp"], other)
+    other = msgspec.structs.replace(rows[0], notes=rows[0].notes | {"set-up": "another"})
+    assert papers_page.fits(papers_page.TRIED["ssp"], rows)
+    assert not papers_page.fits(papers_page.TRIED["ssp"], [other, *rows[1:]])
+    assert not papers_page.fits(papers_page.TRIED["ssp"], rows[:1])
+
+
+def test_a_record_is_judged_by_the_rule_of_today() -> None:
+    for path, rows in papers_page.found({p: papers_page.read(p) for p in papers_page.in_order()}).values():
+        recipe = papers_page.TRIED[str(rows[0].case["recipe"])]
+        assert rows[0].notes["rule"] == recipe.rule, path
+        values = {str(row.case["claimed"]): [float(inf if row.value is None else row.value)] for row in rows}
+        assert rows[0].notes["verdict"] == recipe.verdict(values), path
+
+
+def test_a_claim_that_another_benchmark_measures_is_judged_by_its_figures() -> None:
+    others = papers_page.elsewhere()
+    osp = others["osp_measured"]
+    name = osp.claim.figures[0].name
+    shown = [
+        papers_page._line_elsewhere("osp_measured", osp._replace(values=osp.values | {name: value}))
+        for value in (1.05, 1.3, 1.9)
+    ]
+    assert [line.split("[")[1].split("]")[0] for line in shown] == ["not", "partly", "partly"]
+    assert [BEYOND in line for line in shown] == [False, False, True]
+    assert osp.verdict == "not"
+    assert {each.name for each in osp.claim.figures} == {*osp.values}
+
+
+def test_the_page_counts_no_claim_as_reproduced_that_is_computed() -> None:
+    page = papers_page.PAGE.read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "| computed |" in line]
+    assert rows
+    assert not [line for line in rows if "[reproduced]" in line or "[partly]" in line]
 
 
 def test_what_was_never_reached_and_results_on_images_are_shown_as_what_they_are() -> None:

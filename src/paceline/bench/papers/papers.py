@@ -21,7 +21,7 @@ from paceline.bench.papers.paced import PACED_RECIPES
 from paceline.bench.papers.peers import PEER_RECIPES
 from paceline.bench.papers.planned import PLANNED_RECIPES
 from paceline.bench.papers.plot import picture
-from paceline.bench.papers.recipe import NEVER, Figure, Open, Recipe, Values
+from paceline.bench.papers.recipe import NEVER, Figure, Open, Recipe, Values, value_of
 from paceline.bench.papers.trained.local import TRAINED_LOCAL
 from paceline.bench.papers.trained.paced import TRAINED_PACED
 from paceline.bench.papers.trained.peers import TRAINED_PEERS
@@ -168,8 +168,22 @@ def _row(recipe: Recipe, figure: Figure, values: list[float], quick: bool) -> Be
     case |= {"how": recipe.how, "published": figure.published}
     if len(values) > 1:
         case["over seeds"] = _over_seeds(figure, values)
-    case["verdict"] = "not judged: quick" if quick else figure.verdict(value)
+    case["verdict"] = "not judged: quick" if quick else figure.verdict(value, recipe.evidence)
     return msgspec.structs.replace(_valued(figure, value), case=case)
+
+
+def judged_again(recipe: Recipe, rows: list[BenchRow]) -> list[BenchRow]:
+    """What a record holds of a recipe, by the rule that it has now: values stay, verdicts may change."""
+    recorded = {str(row.case["claimed"]): row for row in rows}
+    values = {name: value for name, row in recorded.items() if (value := value_of(row)) is not None}
+    again = []
+    for figure in recipe.figures:
+        row, value = recorded[figure.name], values[figure.name]
+        case = row.case | {"published": figure.published, "verdict": figure.verdict(value, recipe.evidence)}
+        again.append(msgspec.structs.replace(row, case=case, remark=_valued(figure, value).remark, notes={}))
+    verdict = recipe.verdict({name: [value] for name, value in values.items()})
+    notes = rows[0].notes | {"source": recipe.source, "rule": recipe.rule, "verdict": verdict}
+    return [msgspec.structs.replace(again[0], notes=notes), *again[1:]]
 
 
 def _valued(figure: Figure, value: float) -> BenchRow:
@@ -180,7 +194,7 @@ def _valued(figure: Figure, value: float) -> BenchRow:
         measured={},
         figure=figure.unit,
         value=None if never else value,
-        remark=NEVER if never else "",
+        remark=NEVER if never else figure.remark(value),
     )
 
 

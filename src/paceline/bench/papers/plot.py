@@ -9,11 +9,11 @@ from math import copysign, inf, log10
 from typing import NamedTuple
 
 from paceline.bench.harness.record import BenchRow
-from paceline.bench.papers.recipe import NEVER, Figure, Recipe, Unit
+from paceline.bench.papers.recipe import Figure, Recipe, Unit, value_of
 
 NAMES, PANEL, TEXT, ROW, HEAD = 380, 420, 210, 20, 58
 NEAR, PARTLY, GRID = "#bfe5cf", "#f6e7b5", "#d8dbe0"
-COLOURS = {"reproduced": "#0b6e4f", "partly": "#a06a00", "not": "#b3261e"}
+COLOURS = {"reproduced": "#0b6e4f", "partly": "#a06a00", "not": "#b3261e", "by construction": "#4a5a9a"}
 UNJUDGED = "#5b6472"
 Bounds = tuple[float, float]
 END = r"([-+\d.]+|never)"
@@ -98,7 +98,7 @@ def _judged(row: BenchRow, recipes: Mapping[str, Recipe]) -> Judged | None:
     recipe = recipes.get(str(row.case.get("recipe")))
     figures = () if recipe is None else recipe.figures
     figure = next((each for each in figures if each.name == row.case["claimed"]), None)
-    value = inf if row.remark == NEVER else row.value
+    value = value_of(row)
     if figure is None or figure.reproduced is None or value is None:
         return None
     name, shown = f"{row.case['recipe']}: {figure.name}", row.shown or row.remark
@@ -159,6 +159,7 @@ def _framed(parts: list[str], high: int) -> str:
     legend = [
         _text(10, 24, "Dots: here, medians; lines: over seeds"),
         _text(10, 42, "Green: reproduced; yellow: partly"),
+        _text(10, 60, "Blue dots: by construction", colour=COLOURS["by construction"]),
     ]
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" height="{high}" '

@@ -13,16 +13,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
-from paceline.bench.papers.body import digits, measured
+from paceline.bench.papers.body import digits, left_of_rate, measured
+from paceline.bench.strategies.runs.models import Residual
 from paceline.parallel.embedding import EmbeddingTables, RowWiseAdagrad, Table
 from paceline.parallel.pipeline import pipeline
 
 TABLES = (Table("user", 4_000, 8), Table("item", 1_000, 8))
 TASTES = 4
 """Numbers that decide what a user likes."""
+WIDTH = 16
+"""Channels of the residual network at first."""
 
 
 def options() -> argparse.Namespace:
@@ -36,42 +40,67 @@ def options() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--lr", type=float, required=True)
     parser.add_argument("--momentum", type=float, default=0.9)
-    parser.add_argument("--skip", action="store_true", help="blocks add to their input, as in a ResNet")
+    parser.add_argument("--network", choices=NETWORKS, default="residual")
     parser.add_argument("--scale", type=float, default=0.0, help="of moments; 0: as many as groups")
     parser.add_argument("--seed", type=int, required=True)
     return parser.parse_args()
 
 
-class Skip(nn.Module):
-    """A block that is added to its input."""
-
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        self.block = block
-
-    def forward(self, x: Tensor) -> Tensor:
-        added: Tensor = x + self.block(x)
-        return added
-
-
-def deep(seed: int, skip: bool) -> nn.Sequential:
-    """Eight blocks in a row, two for each of four stages."""
+def in_a_row(seed: int) -> nn.Sequential:
+    """Eight blocks with no way around them, two for each of four stages."""
     torch.manual_seed(seed)
     blocks = [nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.ReLU()) for _ in range(7)]
-    hidden = [Skip(block) for block in blocks] if skip else blocks
-    return nn.Sequential(*hidden, nn.Linear(64, 10))
+    return nn.Sequential(*blocks, nn.Linear(64, 10))
+
+
+def residual(seed: int) -> nn.Sequential:
+    """A ResNet for images of 8 x 8: a convolution, eight blocks of two, and a linear layer."""
+    torch.manual_seed(seed)
+    first = nn.Sequential(nn.Unflatten(1, (1, 8, 8)), conv(1, WIDTH), norm(WIDTH), nn.ReLU())
+    blocks = [basic(WIDTH, WIDTH) for _ in range(4)]
+    smaller = [basic(WIDTH, 2 * WIDTH, stride=2), *(basic(2 * WIDTH, 2 * WIDTH) for _ in range(3))]
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * WIDTH, 10))
+    return nn.Sequential(first, *blocks, *smaller, head)
+
+
+def basic(channels: int, made: int, stride: int = 1) -> nn.Module:
+    """Two convolutions and a way around them. Groups of channels are normalised, not batches: a stage that
+    forwards a batch twice would count it twice."""
+    block = nn.Sequential(conv(channels, made, stride), norm(made), nn.ReLU(), conv(made, made), norm(made))
+    around = None if channels == made else nn.Conv2d(channels, made, 1, stride=stride, bias=False)
+    return nn.Sequential(Residual(block, around), nn.ReLU())
+
+
+def conv(channels: int, made: int, stride: int = 1) -> nn.Module:
+    """3 x 3."""
+    return nn.Conv2d(channels, made, 3, stride=stride, padding=1, bias=False)
+
+
+def norm(channels: int) -> nn.Module:
+    """Of each sample by itself."""
+    return nn.GroupNorm(4, channels)
+
+
+NETWORKS = {"residual": residual, "row": in_a_row}
+CUTS = {"residual": {4: (3, 5, 7), 2: (5,)}, "row": {4: (2, 4, 6), 2: (4,)}}
+"""Where stages begin, by their number."""
 
 
 def train_pipeline(pace: Any, told: argparse.Namespace) -> None:
     """Stages that wait for each other, or do not, as the protocol says."""
-    mesh, data, model = pace.mesh(stage=4), digits(told), deep(told.seed, told.skip)
+    mesh, data, model = pace.mesh(stage=4), digits(told), NETWORKS[told.network](told.seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=told.lr, momentum=told.momentum)
     loader = DataLoader(data.training, batch_size=told.batch, shuffle=True, drop_last=True)
-    cuts = {4: (2, 4, 6), 2: (4,)}.get(mesh.size("stage"))
-    pipe, loader = pipeline(pace, mesh, model, optimizer, loader, loss=F.cross_entropy, cuts=cuts)
+    batches = told.epochs * len(loader)
+    scheduler = LambdaLR(optimizer, lambda done: left_of_rate(done / batches))
+    cuts = CUTS[told.network].get(mesh.size("stage"))
+    pipe, loader = pipeline(
+        pace, mesh, model, optimizer, loader, loss=F.cross_entropy, scheduler=scheduler, cuts=cuts
+    )
     for _ in pace.epochs(told.epochs):
         for pixels, classes in loader:
             pipe.step(pixels, classes)
+            scheduler.step()
         pace.evaluate(lambda model: measured(model, data))
 
 
