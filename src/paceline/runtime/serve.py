@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable
@@ -39,7 +38,6 @@ EVERYWHERE = ("0.0.0.0", "::")
 
 def serve(config: RunConfig, workers: list[tuple[Channel, int]], stop: int, secret: str = "") -> int:
     """Hold the store for these workers (channel and pid, by rank) until all are gone."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     loop: RealLoop | VirtualLoop | ReplayLoop
     if config.replay is not None:
         loop = ReplayLoop(read_trace(Path(config.replay)), config.until, stop)
@@ -112,7 +110,6 @@ def host(
 ) -> int:
     """Stand between the workers of this host and a store elsewhere. `door`: be ready to hold a portion of
     it, listening at the first address, where others are told to come to the second (see `Guest`)."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     key = check_secret(secret)
     sharing = None if door is None else HostShare(address, key, *door, sealed=trust is not None)
     hello = Enter(session, socket.gethostname(), reach="" if sharing is None else sharing.reach)

@@ -20,6 +20,7 @@ import msgspec
 from paceline.config import RunConfig
 from paceline.errors import RunError
 from paceline.fabric.channel import Channel
+from paceline.fabric.stop_signals import why_stopped
 from paceline.fabric.watcher import Watcher
 from paceline.parallel import messages as m
 from paceline.parallel.conductor.books import MeshBooks
@@ -85,7 +86,7 @@ class Conductor:
         self._parts, self._taken = config.path / PARTS, config.path / f"{PARTS}.taken"
         self._troubles: list[Trouble] = []
         self._decide_at: float | None = None
-        self._stopping = self._ending = False
+        self._ending, self._why = False, ""
         self._calls: list[Action] = []
         """What is to be called for, one after another."""
         self._saving = False
@@ -128,7 +129,7 @@ class Conductor:
                 self._died(pid)
         elif fd == self._stop:
             self._epoll.unregister(fd)
-            self._stopping = True
+            self._why = why_stopped(fd)
             self._calls.append(Action.STOP)
         elif not self._workers[fd].gone:
             worker = self._workers[fd]
@@ -281,7 +282,7 @@ class Conductor:
         elif whole is not None and self.books.resumable:
             write_checkpoint(checkpoint, whole)
         self._remove_parts()
-        self.books.end("stopped" if stopped else "finished", "interrupted" if stopped else "")
+        self.books.end("stopped" if stopped else "finished", self._why if stopped else "")
 
     def _put_down(self) -> None:
         """Say who was lost, first of all, and what became of the others."""
@@ -316,5 +317,4 @@ def _lives(pid: int) -> bool:
 
 def conduct_mesh(config: RunConfig, workers: list[tuple[Channel, int]], stop: int | None) -> int:
     """The conductor's process: from the first worker to the last line of the trace."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return Conductor(config, workers, stop).run()
