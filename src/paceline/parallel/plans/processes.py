@@ -23,6 +23,7 @@ import msgspec
 
 from paceline.errors import ConfigError, RunError
 from paceline.parallel.plans.forked import ForkedRank, RankProcesses
+from paceline.parallel.torn import is_torn
 
 LOOK_S = 0.05
 GRACE_S = 3.0
@@ -144,7 +145,7 @@ def _failure(started: Ranks, failed: dict[int, int], folder: Path, logs: Path) -
     """Of the rank that failed first; one whose exchange broke off lost another rank, and is not the cause."""
     files = {rank: folder / f"{rank}.error" for rank in failed}
     told = {rank: file.read_text().partition("\n") for rank, file in files.items() if file.exists()}
-    torn = {rank for rank, (_, _, text) in told.items() if "gloo" in text}
+    torn = {rank for rank, (_, _, text) in told.items() if is_torn(text)}
     rank = min(failed, key=lambda each: (each in torn, failed[each], each not in told, each))
     if rank in torn:
         why = re.sub(r"\[[^\]]*gloo[^\]]*\] *", "", told[rank][2])

@@ -308,7 +308,7 @@ class RecordedSolo(Pace):
             self._warn(f"{self._skipped} gradients were not finite and were skipped")
         self._keeping.tell(wait=True)
         taken = None if error is None else self._snapshot()
-        self._unsaved = save_lone(self._config, self._reserve, self._model_now(), taken)
+        self._unsaved = save_lone(self._config, self._reserve, self._model_now(), taken, self._warn)
 
     def _close(self, status: str, text: str, mistake: bool) -> None:
         """The last word of the trace."""
