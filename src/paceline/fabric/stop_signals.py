@@ -32,7 +32,22 @@ def answer(action: Callable[[], None]) -> None:
     for number in numbers:
         signal.signal(number, lambda *_: action())
         signal.siginterrupt(number, False)  # libraries that read and write go on reading and writing
-    os.register_at_fork(after_in_child=lambda: [signal.signal(each, signal.SIG_DFL) for each in numbers])
+    _reset_in_forks(numbers)
+
+
+def _reset_in_forks(numbers: list[signal.Signals]) -> None:
+    """What comes before a new process has its own mind waits until it has."""
+
+    def in_child() -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+    os.register_at_fork(
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, numbers),
+        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers),
+        after_in_child=in_child,
+    )
 
 
 def heed_stop(stop: int) -> None:
