@@ -119,7 +119,7 @@ def test_a_killed_command_leaves_a_run_that_saves_itself_and_says_how_to_go_on(
     assert result.status == read_record(run).result.status == "stopped"
     assert tally(read_trace(run)).end.detail.endswith("the process that started the run is gone")  # type: ignore[union-attr]
     said = (run / "logs" / "store.log").read_text()
-    assert "The command that started this run is gone, so the run was stopped." in said
+    assert "The command that started this run is gone, so it was stopped." in said
     goes_on(lab, tmp_path, said)
 
 

@@ -67,7 +67,8 @@ class RunProcesses:
         for place, rank in enumerate(ranks):
             self.workers[_fork(partial(self._worker, rank, place, pairs), self._log(f"rank{rank}"))] = rank
         pids = tuple(self.workers)
-        self.store = _fork(lambda: self._owner(pairs, pids), self._log("store"), signal.SIGTERM)
+        log = self._log("store" if guest is None else "relay")
+        self.store = _fork(lambda: self._owner(pairs, pids), log, signal.SIGTERM)
         for pair in pairs:
             pair[0].close()
             pair[1].close()
@@ -92,11 +93,13 @@ class RunProcesses:
         with contextlib.suppress(PacelineError, OSError):
             if self._order.guest is None:
                 write_result(self.config.path)
-        name = "rank0" if self.config.workers == 1 else "store"
+        part, how = "run", go_on(self.config)
+        if self._order.guest is not None:
+            part, how, name = "host's part of the run", "", "relay"
+        else:
+            name = "rank0" if self.config.workers == 1 else "store"
         with contextlib.suppress(OSError), self._log(name).open("a") as log:
-            log.write(
-                f"The command that started this run is gone, so the run was stopped.{go_on(self.config)}\n"
-            )
+            log.write(f"The command that started this {part} is gone, so it was stopped.{how}\n")
 
     def reap(self) -> bool:
         """Take note of processes that ended; whether all have."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -108,13 +109,17 @@ def host(
     trust: Trust | None = None,
     door: tuple[str, str] | None = None,
 ) -> int:
-    """Stand between the workers of this host and a store elsewhere. `door`: be ready to hold a portion of
-    it, listening at the first address, where others are told to come to the second (see `Guest`)."""
+    """Stand between the workers of this host and a store elsewhere; 1 if the run was lost or stopped: the
+    last line of the log tells. `door`: be ready to hold a portion of the store, listening at the first address,
+    where others are told to come to the second (see `Guest`)."""
     key = check_secret(secret)
     sharing = None if door is None else HostShare(address, key, *door, sealed=trust is not None)
     hello = Enter(session, socket.gethostname(), reach="" if sharing is None else sharing.reach)
-    Relay(address, key, hello, workers, stop=stop, trust=trust, sharing=sharing).run()
-    return 0
+    relay = Relay(address, key, hello, workers, stop=stop, trust=trust, sharing=sharing)
+    relay.run()
+    if relay.badly:
+        print(relay.badly, file=sys.stderr)
+    return 1 if relay.badly else 0
 
 
 def _guests(config: RunConfig, secret: str, owner: Owner) -> RemoteHosts | None:
