@@ -109,9 +109,9 @@ def host(
     trust: Trust | None = None,
     door: tuple[str, str] | None = None,
 ) -> int:
-    """Stand between the workers of this host and a store elsewhere. 1 if the run was lost or stopped: the last
-    line of the log tells. `door`: be ready to hold a portion of it, listening at the first address, where
-    others are told to come to the second (see `Guest`)."""
+    """Stand between the workers of this host and a store elsewhere. 1 if the run was lost or stopped, of
+    which the last line of the log tells. `door`: be ready to hold a portion of it, listening at the first
+    address, where others are told to come to the second (see `Guest`)."""
     key = check_secret(secret)
     sharing = None if door is None else HostShare(address, key, *door, sealed=trust is not None)
     hello = Enter(session, socket.gethostname(), reach="" if sharing is None else sharing.reach)
