@@ -131,7 +131,7 @@ def test_the_rank_that_was_killed_is_named_and_not_those_that_it_left_alone(
     forked: bool, tmp_path: Path
 ) -> None:
     task = "support.ranks:loses_one"
-    with pytest.raises(RunError, match="^rank 1 was ended by SIGKILL"):
+    with pytest.raises(RunError, match=r"^rank 1 was ended by SIGKILL"):
         run_ranks(task, 2, {}, timeout_s=100, paths=(TESTS,), forked=forked, logs=tmp_path)
     assert not children(os.getpid())
 
