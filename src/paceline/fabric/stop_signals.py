@@ -9,10 +9,12 @@ all of them by SIGKILL.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 
 ASKING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """What asks for an end, besides Ctrl-C."""
@@ -33,6 +35,18 @@ def answer(action: Callable[[], None]) -> None:
         signal.signal(number, lambda *_: action())
         signal.siginterrupt(number, False)  # libraries that read and write go on reading and writing
     _reset_in_forks(numbers)
+
+
+@contextlib.contextmanager
+def handlers_kept() -> Iterator[None]:
+    """While a library is started that takes signals for itself: Spark takes Ctrl-C, Ray SIGTERM."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *ASKING)}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _reset_in_forks(numbers: list[signal.Signals]) -> None:
