@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from support.command import COMMAND, error_lines, start_command
 from support.runs import SCRIPTS, Lab, Run, Running, children, once, wait_until
 from support.stops import stop_arrived, stop_is_called
 
+Write = Callable[[str], Path]
 SAMPLES, EPOCHS = 48, 6
 SIZES = ("momentum", "--samples", SAMPLES, "--epochs", EPOCHS)
 ENDLESS = ("momentum", "--epochs", 100_000)
@@ -65,6 +67,43 @@ def test_a_signal_to_every_process_at_once_saves_the_run_and_no_work_is_lost_or_
     whole = once(EPOCHS, SAMPLES)
     assert family in ("alone", "mesh") or first.used() + second.used() == whole
     assert 0 < first.result.samples < first.result.samples + second.result.samples == whole.total()
+
+
+HELPED = """
+import sys
+from cases import CASES
+from pause import Pause
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+pace = paceline.join()
+case = CASES["momentum"]
+model, optimizer = case.build()
+data = TensorDataset(*case.samples(48))
+model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data, batch_size=4, num_workers=1))
+pause = Pause(sys.argv[1], 4)
+for epoch in pace.epochs(6):
+    for x, y in loader:
+        pause()
+        case.iteration(model, optimizer, x, y)
+"""
+
+
+def test_processes_that_load_data_go_on_until_their_workers_have_saved(lab: Lab, in_scripts: Write) -> None:
+    script, dials = in_scripts(HELPED), FAMILIES["peers"][2]
+    running = lab.start(script, lab.root / "go on", **dials)
+    lab.until_paused(2)
+    zygote = lab.engine._process.pid
+    helpers = [pid for worker in running.pids for pid in children(worker)]
+    assert len(helpers) >= 2
+    for pid in (*helpers, *children(zygote), zygote):
+        os.kill(pid, signal.SIGTERM)
+    until_stopped(zygote)
+    lab.go_on()
+    first = lab.finish(running)
+    assert first.result.status == "stopped", first.logs()
+    second = lab.trained(script, lab.root / "go on", resume=str(first.folder / "checkpoint"), **dials)
+    assert first.used() + second.used() == once(EPOCHS, SAMPLES)
 
 
 def paused_command(lab: Lab, tmp_path: Path, *flags: object, **how: Any) -> tuple[subprocess.Popen[str], int]:
