@@ -15,13 +15,14 @@ from torch.utils.data._utils import signal_handling, worker
 
 from paceline.fabric.stop_signals import answer
 
+SET_HANDLERS = "_set_worker_signal_handlers"
 _patched = False
 
 
 def spare_helpers() -> None:
     """From now on, they end when their worker wants them to, or is gone."""
     global _patched
-    loop, handlers = worker._worker_loop, getattr(signal_handling, "_set_worker_signal_handlers", None)
+    loop, handlers = worker._worker_loop, getattr(signal_handling, SET_HANDLERS, None)
     if _patched or handlers is None:  # another torch: they end as ever
         return
     _patched = True
@@ -37,8 +38,8 @@ def spare_helpers() -> None:
         if done:
             answer(_unless_wanted(done[-1], os.getppid()))
 
-    worker._worker_loop = noting
-    signal_handling._set_worker_signal_handlers = set_handlers
+    setattr(worker, loop.__name__, noting)
+    setattr(signal_handling, SET_HANDLERS, set_handlers)
 
 
 def _unless_wanted(done: Any, parent: int) -> Callable[[], None]:
