@@ -44,6 +44,10 @@ class EngineLost(RunError):
     """The process that starts workers is gone, and they with it."""
 
 
+class NobodyThere(RunError):
+    """Where a process listened, none does any more: it has ended."""
+
+
 class RunStopped(RunError):
     """Somebody stopped the run. Its state is saved and can be resumed."""
 

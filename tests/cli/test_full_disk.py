@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from safetensors.torch import load_file
 
 from paceline.trace import read_trace
 from paceline.trace.events import Decided, Gap, RunEnded
+from support.disks import small_disk
 from support.shell import Outcome, Shell
 
 Write = Callable[[str], Path]
@@ -43,7 +43,10 @@ model, optimizer = case.build()
 loader = DataLoader(TensorDataset(*case.samples({samples})), batch_size={batch})
 model, optimizer, loader = pace.prepare(model, optimizer, loader)
 for number, (x, y) in enumerate(loader):
-    if number == 5 and WHAT and pace.rank == 0:
+    if number == 5 and WHAT and WHAT != "late" and pace.rank == 0:
+        time.sleep(0.2)
+        fill()
+    if number == 35 and WHAT == "late" and pace.rank == 0:
         time.sleep(0.2)
         fill()
     if number == 30 and WHAT == "room again" and pace.rank == 0:
@@ -61,18 +64,8 @@ for number, (x, y) in enumerate(loader):
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A small one of its own."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a file system needs root")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    options = f"size={SIZE_BYTES},mode=700"
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
-    try:
+    with small_disk(tmp_path / "disk", SIZE_BYTES) as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def train(shell: Shell, write: Write, disk: Path, what: str, *flags: object) -> tuple[Outcome, Path]:
@@ -122,6 +115,21 @@ def test_a_run_that_fails_on_a_full_disk_leaves_a_checkpoint_to_go_on_from(
     assert again.code == 0, again.err
     before = msgspec.json.decode((run / "result.json").read_bytes())["samples"]
     assert again.json["samples"] == SAMPLES - before
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_weights_are_worth_more_than_an_old_checkpoint(
+    shell: Shell, in_scripts: Write, tmp_path: Path, workers: int
+) -> None:
+    """On a disk with so little room that none can be kept for the end."""
+    with small_disk(tmp_path / "tiny", 1 << 20) as disk:
+        flags = ("--workers", workers, "--protocol", "bsp", "--checkpoint-every", 10)
+        done, run = train(shell, in_scripts, disk, "late", *flags)
+        assert done.code == 0, done.err
+        assert "the checkpoint checkpoint.previous was removed to make some" in " ".join(done.err.split())
+        result = msgspec.json.decode((run / "result.json").read_bytes())
+        assert (result["status"], result["samples"]) == ("finished", SAMPLES)
+        assert load_file(run / "weights.safetensors")
 
 
 def test_a_bounded_trace_stays_short_and_the_result_is_the_same(shell: Shell, in_scripts: Write) -> None:

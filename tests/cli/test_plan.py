@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,9 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+
+from support.command import error_lines, start_command
+from support.runs import Lab, children, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = str(ROOT / "examples" / "transformer.py")
@@ -96,6 +101,26 @@ def test_a_hap_plan_of_a_script_runs_is_drawn_and_is_refused_for_another_cluster
     done = paceline("train", EXAMPLE, "--plan", "plan.json", "--workers", "3", *SMALL, cwd=tmp_path)
     assert done.returncode == 2
     assert "is for 2 workers, not 3" in done.stderr
+
+
+def test_a_signal_to_all_processes_of_a_plan_ends_them_with_a_sentence_that_is_true(
+    lab: Lab, tmp_path: Path
+) -> None:
+    layers = [{"name": "fc", "kind": "Linear", "parameter_bytes": 2**20, "max_slices": 8}]
+    (tmp_path / "model.json").write_text(json.dumps({"model": "m", "operators": layers}))
+    (tmp_path / "sleeps.py").write_text("import time\ntime.sleep(100)\n")
+    planned(tmp_path, "osdp", "--profile", "model.json", "--batch", "4", "--out", "plan.json")
+    command = start_command("train", "sleeps.py", "--plan", "plan.json", cwd=tmp_path)
+    wait_until(lambda: len(children(command.pid)) == 2, "both ranks are there")
+    for pid in (*children(command.pid), command.pid):
+        os.kill(pid, signal.SIGTERM)
+    _, errors = command.communicate(timeout=60)
+    assert command.returncode == 1
+    [line] = error_lines(errors)
+    assert line.startswith(
+        "error: ended by SIGTERM. A run under a plan keeps no checkpoint, so nothing of it"
+    )
+    wait_until(lambda: lab.leftovers() <= lab.idle, "everything is gone", 20)
 
 
 def test_bad_input_is_one_clear_line(tmp_path: Path) -> None:

@@ -116,35 +116,6 @@ def test_a_run_killed_before_its_first_checkpoint_goes_on_from_the_one_it_began_
         find_checkpoint(newer)  # it has ended, and would be done again
 
 
-SLEEPS = """
-import time, torch, paceline
-from torch.utils.data import DataLoader, TensorDataset
-pace = paceline.join("bsp")
-model = torch.nn.Linear(1, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(TensorDataset(torch.ones(64, 1))))
-for number, (x,) in enumerate(loader):
-    model(x).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    time.sleep(100 if number else 0)
-"""
-
-
-def test_a_second_ctrl_c_ends_a_run_whose_workers_do_not_come_to_save(lab: Lab, tmp_path: Path) -> None:
-    (tmp_path / "sleeps.py").write_text(SLEEPS)
-    command = start_command("train", "sleeps.py", "--workers", 2, cwd=tmp_path)
-    trace = tmp_path / "runs" / "latest" / "trace.jsonl"
-    wait_until(lambda: trace.exists() and b"decided" in trace.read_bytes(), "training is under way")
-    assert command.stderr is not None
-    os.kill(command.pid, signal.SIGINT)
-    assert any("stopping: saving" in line for line in command.stderr), "it tells, and goes on"
-    os.kill(command.pid, signal.SIGINT)
-    command.communicate(timeout=60)
-    assert command.returncode == 130
-    wait_until(lambda: lab.leftovers() <= lab.idle, "everything is gone", 20)
-
-
 def interrupt_paused(lab: Lab, command: subprocess.Popen[str], how: signal.Signals) -> None:
     """Interrupt a run of two whose workers wait; they go on when nothing can come before the stop."""
     lab.until_paused(2)

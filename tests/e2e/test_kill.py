@@ -15,10 +15,9 @@ from paceline.protocols import PACED
 from paceline.store.disk.folders import saved_in
 from paceline.trace import read_trace
 from paceline.trace.events import RunEnded, WorkerLeft
-from paceline.trace.life import owner_of, read_tally
-from paceline.view.report.record import read_record
+from paceline.trace.life import owner_of
 from support.command import error_lines, start_command
-from support.runs import SCRIPTS, Lab, Running, children, once, wait_until
+from support.runs import SCRIPTS, Lab, Running, once, wait_until
 from support.tensors import assert_finite
 
 WORKERS, SAMPLES, BATCH, EPOCHS = 4, 240, 4, 3
@@ -122,36 +121,6 @@ def test_when_the_store_is_killed_its_workers_end_with_a_clear_error(lab: Lab) -
     for rank in range(WORKERS):
         assert run.ended.statuses[rank] == 1
         assert "the store is gone" in run.log(f"rank{rank}")
-
-
-def test_a_killed_launcher_takes_everything_with_it(lab: Lab, tmp_path: Path) -> None:
-    command = start_command(
-        "train", SCRIPTS / "train.py", "--workers", 2, "--", "momentum", *ENDLESS, cwd=tmp_path
-    )
-    latest = tmp_path / "runs/latest"
-    wait_until(lambda: (latest / "trace.jsonl").exists(), "training begins")
-    wait_until(lambda: (latest / "trace.jsonl").stat().st_size > 0, "the trace begins")
-    assert len(lab.leftovers()) >= 5  # command, zygote, store and two workers
-    assert read_tally(latest).result().status == "running"
-    command.kill()
-    command.communicate()
-    wait_until(lambda: lab.leftovers() <= lab.idle, "everything is gone", 20)
-    assert read_tally(latest).result().status == read_record(latest).result.status == "interrupted"
-
-
-@pytest.mark.long
-def test_a_killed_zygote_takes_its_workers_with_it_and_the_command_says_so(lab: Lab, tmp_path: Path) -> None:
-    command = start_command(
-        "train", SCRIPTS / "train.py", "--workers", 2, "--", "momentum", *ENDLESS, cwd=tmp_path
-    )
-    wait_until(lambda: (tmp_path / "runs/latest/owner.json").exists(), "training begins")
-    os.kill(children(command.pid)[0], signal.SIGKILL)
-    _, errors = command.communicate(timeout=60)
-    assert command.returncode == 1
-    assert error_lines(errors) == ["error: the process that starts workers was ended by SIGKILL."]
-    wait_until(lambda: lab.leftovers() <= lab.idle, "everything is gone", 20)
-    result = json.loads((tmp_path / "runs/latest/result.json").read_text())
-    assert result["status"] == "stopped"
 
 
 def test_when_the_store_is_killed_the_command_writes_the_end_and_says_how_to_go_on(

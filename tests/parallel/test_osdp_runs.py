@@ -126,6 +126,21 @@ def test_a_rank_that_fails_is_named_with_its_own_words_and_none_is_left(forked: 
     assert not children(os.getpid())
 
 
+@pytest.mark.parametrize("forked", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_the_rank_that_was_killed_is_named_and_not_those_that_it_left_alone(
+    forked: bool, tmp_path: Path
+) -> None:
+    task = "support.ranks:loses_one"
+    with pytest.raises(RunError, match=r"^rank 1 was ended by SIGKILL"):
+        run_ranks(task, 2, {}, timeout_s=100, paths=(TESTS,), forked=forked, logs=tmp_path)
+    assert not children(os.getpid())
+
+
+def test_ranks_that_take_too_long_are_not_said_to_have_died(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"^the 2 ranks did not end within 6 s, and were ended\.$"):
+        run_ranks("support.ranks:waits", 2, {}, timeout_s=6, paths=(TESTS,), forked=True, logs=tmp_path)
+
+
 def test_an_answer_counts_however_the_interpreter_ends(tmp_path: Path) -> None:
     task = "support.ranks:aborts_at_its_end"
     assert run_ranks(task, 2, {}, timeout_s=100, paths=(TESTS,), logs=tmp_path) == [0, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import time
 from typing import Any
 
@@ -30,3 +31,19 @@ def aborts_at_its_end(rank: int, size: int, request: Any) -> int:
     KEPT.append(Aborting())
     atexit.register(print, "the script's own word at the end")
     return rank
+
+
+def loses_one(rank: int, size: int, request: Any) -> None:
+    """The last rank is killed while the others exchange tensors with it."""
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.ones(1))
+    if rank == size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(1))
+
+
+def waits(rank: int, size: int, request: Any) -> None:
+    """For longer than anybody has patience."""
+    time.sleep(100)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +15,7 @@ from paceline.cli.running.common import check_script, errors_for_people, heed_te
 
 if TYPE_CHECKING:
     from paceline.config import RunConfig
+    from paceline.engines.control import Ended
     from paceline.engines.local import LocalEngine
     from paceline.fabric.tls import Trust
 
@@ -82,7 +85,7 @@ def _host(
     from paceline.cli.running.secret import needed_secret
     from paceline.engines.hosting import enrol
     from paceline.engines.local import LocalEngine
-    from paceline.errors import ConfigError
+    from paceline.errors import ConfigError, RunError
 
     if workers < 1:
         raise ConfigError(f"workers must be at least 1, got {workers}.")
@@ -100,11 +103,25 @@ def _host(
     )
     with LocalEngine(config.script) as engine:
         engine.launch(config, secret, msgspec.structs.replace(guest, listen=listen))
-        statuses = _wait(engine)
-    if any(statuses.values()):
-        bad = ", ".join(f"{rank} ({code})" for rank, code in sorted(statuses.items()) if code)
-        print(f"error: ranks ended badly: {bad}. Read {config.folder}/logs/.", file=sys.stderr)
-        raise typer.Exit(1)
+        ended = _wait(engine)
+    if ended.store_status:
+        raise RunError(
+            f"{_last_word(config, ended)}. This host's workers were ended. Read {config.folder}/logs/."
+        )
+    if any(ended.statuses.values()):
+        bad = ", ".join(f"{rank} ({code})" for rank, code in sorted(ended.statuses.items()) if code)
+        raise RunError(f"ranks ended badly: {bad}. Read {config.folder}/logs/.")
+
+
+def _last_word(config: RunConfig, ended: Ended) -> str:
+    """Of the relay, the process between the run and this host's workers."""
+    if ended.store_status < 0:
+        return f"the relay of this host was ended by {signal.Signals(-ended.store_status).name}"
+    log = config.path / "logs" / "relay.log"
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return (
+        lines[-1].rstrip(".") if lines else f"the relay of this host ended with status {ended.store_status}"
+    )
 
 
 def _check_protocol(config: RunConfig) -> None:
@@ -117,14 +134,17 @@ def _check_protocol(config: RunConfig) -> None:
         check_same_file(config.protocol, config.protocol_sha256, "where the run was started")
 
 
-def _wait(engine: LocalEngine) -> dict[int, int]:
+def _wait(engine: LocalEngine) -> Ended:
     heed_termination()
-    while True:
+    ended, stopping = None, False
+    while ended is None:
         try:
             ended = engine.wait(1.0)
         except KeyboardInterrupt:
-            print("stopping this host's workers", file=sys.stderr)
+            if stopping:
+                raise
+            stopping = True
             engine.stop()
-            continue
-        if ended is not None:
-            return ended.statuses
+            with contextlib.suppress(OSError):  # of a terminal that was closed
+                print("stopping this host's workers (again to end them at once)", file=sys.stderr)
+    return ended

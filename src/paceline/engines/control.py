@@ -35,6 +35,10 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """End the run cleanly: its state is saved."""
 
 
+class Quit(msgspec.Struct, frozen=True, tag=True):
+    """End all that is left at once. A launcher that goes without a word was killed: its run is saved."""
+
+
 class Started(msgspec.Struct, frozen=True, tag=True):
     """The run's processes exist."""
 
@@ -54,7 +58,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     """What whoever placed the workers says about their end."""
 
 
-ToZygote = Launch | Stop
+ToZygote = Launch | Stop | Quit
 FromZygote = Started | Ended
 
 zygote_decoder: MessageDecoder[ToZygote] = MessageDecoder(ToZygote)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import select
 import signal
@@ -72,6 +73,8 @@ class LocalEngine:
 
     def close(self) -> None:
         """End everything that is left."""
+        with contextlib.suppress(OSError):
+            self._channel.send(c.Quit())
         self._channel.close()
         try:
             self._process.wait(timeout=5)

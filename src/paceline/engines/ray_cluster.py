@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from paceline.errors import ConfigError, RunError
+from paceline.fabric.stop_signals import handlers_kept
 from paceline.fabric.wire import parse_address, receive_exactly
 
 REACH_S = 5.0
@@ -81,15 +82,16 @@ class RayCluster:
         self._folder = tempfile.mkdtemp(
             prefix="pl-"
         )  # short: sockets' paths below it may have 107 characters
-        ray.init(
-            "local",
-            _node_ip_address="127.0.0.1",
-            num_cpus=workers,
-            include_dashboard=False,
-            object_store_memory=100_000_000,
-            _temp_dir=self._folder,
-            **QUIET,
-        )
+        with handlers_kept():
+            ray.init(
+                "local",
+                _node_ip_address="127.0.0.1",
+                num_cpus=workers,
+                include_dashboard=False,
+                object_store_memory=100_000_000,
+                _temp_dir=self._folder,
+                **QUIET,
+            )
 
 
 def _prepare() -> None:
@@ -108,7 +110,8 @@ def _prepare() -> None:
 def _connect(address: str) -> None:
     ray = the_ray()
     try:
-        ray.init(address, **QUIET)
+        with handlers_kept():
+            ray.init(address, **QUIET)
     except Exception as error:  # Ray raises ConnectionError, RuntimeError, ValueError, AuthenticationError
         with contextlib.suppress(Exception):
             ray.shutdown()

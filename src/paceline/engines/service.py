@@ -17,10 +17,10 @@ import msgspec
 
 from paceline.decoding import decode_json
 from paceline.engines.meeting import MeetingPoint, StoreOrder
-from paceline.engines.zygote import die_with
 from paceline.errors import ConfigError, PacelineError
 from paceline.fabric.door import Enter
 from paceline.fabric.neighbours import wait_for_neighbours
+from paceline.fabric.stop_signals import die_with, heed_stop
 from paceline.fabric.wire import check_secret, parse_address
 
 
@@ -60,9 +60,9 @@ def _store(order: bytes) -> int:
 
 
 def _stop_signal(holder: int | None) -> int:
-    """Becomes readable when somebody sends SIGTERM, or when who holds us dies."""
+    """Becomes readable when somebody asks for the end by a signal, or when who holds us dies."""
     stop = os.eventfd(0, os.EFD_CLOEXEC)
-    signal.signal(signal.SIGTERM, lambda *_: os.eventfd_write(stop, 1))
+    heed_stop(stop)
     if holder is not None:
         die_with(holder, signal.SIGTERM)
     return stop

@@ -16,7 +16,6 @@ is the wire on which tasks, and the run's secret with them, travel: where others
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -39,6 +38,7 @@ from paceline.engines.meeting import MeetingPoint, StoreOrder, launch_service, m
 from paceline.engines.worker import WorkerOrder, run_worker
 from paceline.errors import ConfigError, RunError
 from paceline.fabric.choice import listening
+from paceline.fabric.stop_signals import handlers_kept
 from paceline.fabric.tls import Seal
 from paceline.fabric.wire import new_secret, parse_address
 from paceline.protocols.grid import Grid
@@ -86,14 +86,12 @@ def connect(master: str) -> SparkContext:
         **({"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"} if local else {}),
     }
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    interrupt = signal.getsignal(signal.SIGINT)
     try:
-        conf = SparkConf().setMaster(master).setAppName("paceline").setAll(list(settings.items()))
-        return SparkContext(conf=conf)
+        with handlers_kept():
+            conf = SparkConf().setMaster(master).setAppName("paceline").setAll(list(settings.items()))
+            return SparkContext(conf=conf)
     except Exception as error:  # Java missing, a master that does not answer or is none: all sorts of types
         raise ConfigError(f"Spark did not start with --master {master}: {_first_line(error)}") from None
-    finally:
-        signal.signal(signal.SIGINT, interrupt)
 
 
 class SparkEngine:

@@ -19,8 +19,8 @@ import msgspec
 from paceline.config import RunConfig
 from paceline.decoding import decode_json
 from paceline.engines.meeting import MeetingPoint, plain_environment, take_seat
-from paceline.engines.zygote import die_with
 from paceline.errors import PacelineError, RunStopped
+from paceline.fabric.stop_signals import die_with, wait_for_word
 
 CHUNK = 1 << 16
 
@@ -79,6 +79,7 @@ def main() -> None:
     """Be one worker, from the first to the last line of the script."""
     die_with(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    wait_for_word()
     order = decode_json(sys.stdin.buffer.read(), kind=WorkerOrder)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

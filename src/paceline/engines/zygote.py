@@ -2,13 +2,13 @@
 
 Importing torch in five processes on two cores takes seconds; forking them from a parent that has
 it takes none. The zygote starts no thread and runs no backward pass, so that forking stays safe.
-It dies with its launcher, and its children die with it: nothing is ever left behind.
+If its launcher dies it has the run saved, and ends when all processes of the run have. Its children die
+with it (the store saves the run first): nothing is ever left behind.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import os
@@ -24,9 +24,21 @@ from pathlib import Path
 
 from paceline.engines import control as c
 from paceline.engines.output import print_to
+from paceline.errors import PacelineError
 from paceline.fabric.channel import Channel
+from paceline.fabric.stop_signals import (
+    ASKED,
+    ASKING,
+    LEFT_ALONE,
+    die_with,
+    heed_stop,
+    heeded,
+    outlive_parent,
+    wait_for_word,
+)
+from paceline.store.disk.folders import go_on
+from paceline.trace.life import write_result
 
-PR_SET_PDEATHSIG = 1
 WARM = ("numpy", "scipy", "sklearn.datasets", "pandas", "torchvision", "transformers")
 """Heavy modules imported before forking, if the script imports them and they are installed."""
 
@@ -55,17 +67,39 @@ class RunProcesses:
         for place, rank in enumerate(ranks):
             self.workers[_fork(partial(self._worker, rank, place, pairs), self._log(f"rank{rank}"))] = rank
         pids = tuple(self.workers)
-        self.store = _fork(lambda: self._owner(pairs, pids), self._log("store"))
+        log = self._log("store" if guest is None else "relay")
+        self.store = _fork(lambda: self._owner(pairs, pids), log, signal.SIGTERM)
         for pair in pairs:
             pair[0].close()
             pair[1].close()
 
-    def stop(self) -> None:
-        """Ask the run to end."""
-        os.eventfd_write(self.stop_fd, 1)
+    def stop(self, why: int = ASKED) -> None:
+        """Ask the run to save itself and to end."""
+        os.eventfd_write(self.stop_fd, why)
         if self.store is None:
             for pid in self.workers:
                 os.kill(pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it at once."""
+        left = [*self.workers, *([] if self.store is None else [self.store])]
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        for pid in left:
+            os.waitpid(pid, 0)
+
+    def write_epitaph(self) -> None:
+        """The launcher is gone, and the run is over: leave its result, and say in its log how to go on."""
+        with contextlib.suppress(PacelineError, OSError):
+            if self._order.guest is None:
+                write_result(self.config.path)
+        part, how = "run", go_on(self.config)
+        if self._order.guest is not None:
+            part, how, name = "host's part of the run", "", "relay"
+        else:
+            name = "rank0" if self.config.workers == 1 else "store"
+        with contextlib.suppress(OSError), self._log(name).open("a") as log:
+            log.write(f"The command that started this {part} is gone, so it was stopped.{how}\n")
 
     def reap(self) -> bool:
         """Take note of processes that ended; whether all have."""
@@ -95,6 +129,11 @@ class RunProcesses:
                 channel = Channel(mine)
             else:
                 mine.close()
+        if channel is not None:
+            wait_for_word()
+        else:  # it is alone: it saves itself once there is something to save, and ends until then
+            for number in heeded():
+                signal.signal(number, signal.SIG_DFL)
         here = len(pairs or [()])
         threads = max(1, (os.cpu_count() or 1) // max(1, here))
         return run_script(Seat(rank, self.config, channel, local=(place, here)), threads)
@@ -102,6 +141,7 @@ class RunProcesses:
     def _owner(self, pairs: list[tuple[socket.socket, socket.socket]], pids: tuple[int, ...]) -> int:
         from paceline.runtime.serve import host, serve
 
+        heed_stop(self.stop_fd)
         for mine, _ in pairs:
             mine.close()
         workers = [(Channel(end), pid) for (_, end), pid in zip(pairs, pids, strict=True)]
@@ -123,44 +163,71 @@ def main() -> None:
     launcher, fd, *wanted = sys.argv[1:]
     die_with(int(launcher))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGCHLD, *heeded()):
+        signal.signal(number, lambda *_: None)  # heard through the pipe below
     channel = Channel(socket.socket(fileno=int(fd)))
     _warm_up(wanted)
     wakeup_read, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the launcher is gone, and so are we
-        _attend(channel, wakeup_read)
+    outlive_parent()  # from now on the end of its connection tells
+    Attendance(channel, wakeup_read).see_through()
 
 
-def _attend(channel: Channel, wakeup_read: int) -> None:
-    """Do what the launcher says until it hangs up."""
-    running: RunProcesses | None = None
-    while True:
-        ready, _, _ = select.select([channel.fileno(), wakeup_read], [], [])
-        if wakeup_read in ready:
-            os.read(wakeup_read, 4096)
-        if running is not None and running.reap():
-            channel.send(c.Ended(running.statuses, running.store_status))
-            running = None
-        if channel.fileno() in ready:
-            received = channel.receive(c.zygote_decoder)
-            if received is None:
-                return
-            running = _obey(received[0], running, channel)
+class Attendance:
+    """Does what the launcher says until it hangs up. If that was not in good order, the run is saved."""
+
+    def __init__(self, channel: Channel, wakeup: int) -> None:
+        self._channel, self._wakeup = channel, wakeup
+        self._running: RunProcesses | None = None
+        self._there = True
+        """Whether the launcher is."""
+
+    def see_through(self) -> None:
+        """Until there is nothing left to attend to."""
+        while self._there or self._running is not None:
+            heard = [self._channel.fileno()] if self._there else []
+            ready, _, _ = select.select([*heard, self._wakeup], [], [])
+            asked = self._wakeup in ready and bool({*os.read(self._wakeup, 4096)} & {*ASKING})
+            if asked and self._running is not None:
+                self._running.stop()
+            self._reap()
+            if self._there and self._channel.fileno() in ready:
+                self._hear()
+
+    def _reap(self) -> None:
+        running = self._running
+        if running is None or not running.reap():
+            return
+        self._running = None
+        if self._there:
+            self._say(c.Ended(running.statuses, running.store_status))
+        else:
+            running.write_epitaph()
+
+    def _hear(self) -> None:
+        received = None
+        with contextlib.suppress(ConnectionResetError):
+            received = self._channel.receive(c.zygote_decoder)
+        message, running = None if received is None else received[0], self._running
+        if isinstance(message, c.Launch):
+            running = self._running = RunProcesses(message)
+            running.start()
+            self._say(c.Started(tuple(running.workers)))
+        elif isinstance(message, c.Quit):
+            self._there, self._running = False, None
+            if running is not None:
+                running.kill()
+        elif running is not None:
+            running.stop(ASKED if message else LEFT_ALONE)
+        self._there &= message is not None
+
+    def _say(self, message: c.FromZygote) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is gone: heard soon
+            self._channel.send(message)
 
 
-def _obey(message: c.ToZygote, running: RunProcesses | None, channel: Channel) -> RunProcesses | None:
-    if isinstance(message, c.Launch):
-        running = RunProcesses(message)
-        running.start()
-        channel.send(c.Started(tuple(running.workers)))
-    elif running is not None:
-        running.stop()
-    return running
-
-
-def _fork(body: Callable[[], int], log: Path) -> int:
-    """A child that runs `body` with its output in `log`, and never returns."""
+def _fork(body: Callable[[], int], log: Path, by: signal.Signals = signal.SIGKILL) -> int:
+    """A child that runs `body` with its output in `log`, and never returns. `by`: what it gets if we die."""
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
@@ -169,8 +236,8 @@ def _fork(body: Callable[[], int], log: Path) -> int:
         return pid
     status = 1
     try:
-        die_with(parent)
         signal.set_wakeup_fd(-1)
+        die_with(parent, by)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _redirect(log)
         status = body()
@@ -188,14 +255,6 @@ def _redirect(log: Path) -> None:
     os.dup2(fd, 2)
     os.close(fd)
     print_to(1, 2)
-
-
-def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """Get this signal when our parent dies, whatever it dies of."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(PR_SET_PDEATHSIG, by)
-    if os.getppid() != parent:  # it died before we said that
-        os._exit(1)
 
 
 def _warm_up(wanted: list[str]) -> None:

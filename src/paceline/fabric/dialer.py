@@ -52,16 +52,16 @@ class Dialer:
         try:
             if self.session.impossible:
                 raise RunError(f"the other end said what cannot be: {self.session.impossible}")
-            self._connect()
+            self._connect(known=True)
         except (ConfigError, RunError) as error:
             if not self._over.is_set():
                 self._gave_up(f"{error} ({why})")
 
-    def _connect(self) -> bytes:
+    def _connect(self, known: bool = False) -> bytes:
         self.session.detach()
         hello = msgspec.structs.replace(self._hello, received=self.session.received)
         sock, entered = call_patiently(
-            self._address, self._secret, hello, self._patience_s, self._over, self._trust
+            self._address, self._secret, hello, self._patience_s, self._over, self._trust, known
         )
         self.session.attach(sock, entered.received)
         return entered.info

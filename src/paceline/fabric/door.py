@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from paceline.decoding import decode_message
-from paceline.errors import ConfigError, PacelineError, RunError
+from paceline.errors import ConfigError, NobodyThere, PacelineError, RunError
 from paceline.fabric.listener import Listener
 from paceline.fabric.session import Session
 from paceline.fabric.tls import Seal, Trust, go_in
@@ -25,6 +25,8 @@ from paceline.fabric.wire import HANDSHAKE_S, Connection, receive_exactly, show_
 LETTER_BYTES = 1 << 20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 """Between two attempts to connect."""
+REFUSED_S = 0.5
+"""How long connections are refused where a process has ended; what forwards them may be started anew."""
 T = TypeVar("T")
 
 
@@ -93,15 +95,22 @@ def call_patiently(
     patience_s: float,
     over: threading.Event,
     trust: Trust | None = None,
+    known: bool = False,
 ) -> tuple[Connection, Entered]:
-    """Call again and again, ever less often, until somebody answers or patience is at its end."""
+    """Call again and again, ever less often, until somebody answers or patience is at its end. `known`:
+    somebody listened there, so whoever refuses connections now is a host on which that process has ended."""
     until, pause = time.monotonic() + patience_s, FIRST_PAUSE_S
+    answered = time.monotonic()
     while True:
         try:
             return call(address, secret, asked, trust)
         except (OSError, RunError) as error:
-            if time.monotonic() + pause > until or over.wait(pause):
-                where = show_address(*address)
+            where, now = show_address(*address), time.monotonic()
+            if not isinstance(error, ConnectionRefusedError):
+                answered = now
+            elif known and now - answered >= REFUSED_S:
+                raise NobodyThere(f"nobody listens at {where} any more") from None
+            if now + pause > until or over.wait(pause):
                 raise RunError(f"nobody answered at {where} for {patience_s:g} s: {error}") from None
             pause = min(2 * pause, LONGEST_PAUSE_S)
 

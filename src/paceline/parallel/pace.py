@@ -31,9 +31,11 @@ from paceline.parallel.mesh import Mesh, connect, gather_bytes
 from paceline.parallel.parts import PARTS, CheckpointPart, write_part
 from paceline.parallel.pieces import TensorPiece
 from paceline.parallel.signs import Action, Signs
+from paceline.parallel.torn import is_torn
 from paceline.protocols.grid import Grid, check_axes
 from paceline.runtime.messages.workers import Failed, Hello
 from paceline.runtime.worker.pace import Metrics, Pace
+from paceline.store.disk.checkpoint import make_room_for
 
 TELL_S = 0.1
 """How often a worker tells what it did."""
@@ -200,7 +202,7 @@ class MeshPace(Pace):
         part = self._split.part()
         self.tell()
         if part is not None:
-            write_part(self.config.path / PARTS, self.rank, part)
+            self._write(part)
         state = part.state if part is not None else None
         self._channel.send(m.PartSaved(state.updates if state else 0, state.samples if state else 0))
         self._answers.get()
@@ -258,7 +260,7 @@ class MeshPace(Pace):
 
     def withholds(self, error: BaseException) -> bool:
         """Whether an exchange broke off: another worker's loss is what is to be read then, not this."""
-        torn = isinstance(error, RuntimeError) and not isinstance(error, RunError) and _is_torn(error)
+        torn = isinstance(error, RuntimeError) and not isinstance(error, RunError) and is_torn(str(error))
         self._withheld = error if torn else None
         return torn
 
@@ -287,6 +289,10 @@ class MeshPace(Pace):
                     return answer.blamed
         return None
 
+    def _write(self, part: CheckpointPart) -> None:
+        run = self.config.path
+        make_room_for(lambda: write_part(run / PARTS, self.rank, part), run, self.warn)
+
     def _finish(self, stopped: bool) -> None:
         if self._split is None:
             raise RunError("the script ended without splitting its model: nothing was trained.")
@@ -294,7 +300,7 @@ class MeshPace(Pace):
         part = self._split.part()
         self.tell()
         if part is not None:
-            write_part(self.config.path / PARTS, self.rank, part)
+            self._write(part)
         self._split.close()
         torch.distributed.barrier()  # who leaves first would break off what others still wait for
         self._channel.send(m.Bye(stopped, self._split.resumable))
@@ -373,9 +379,3 @@ class MeshPace(Pace):
     def note(self, text: str) -> None:
         """Put something on record that a person should read."""
         self._channel.send(m.Noted("info", text))
-
-
-def _is_torn(error: BaseException) -> bool:
-    """Whether gloo says that another worker is gone."""
-    text = str(error).lower()
-    return any(word in text for word in ("gloo", "connection closed", "connection reset", "broken pipe"))

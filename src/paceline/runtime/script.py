@@ -21,6 +21,7 @@ from paceline.runtime import seat as seats
 from paceline.runtime.join import joined
 from paceline.runtime.messages.workers import Failed, Hello
 from paceline.runtime.seat import Seat
+from paceline.runtime.worker.data.helpers import spare_helpers
 from paceline.runtime.worker.environment import hint_for, tell_environment
 from paceline.runtime.worker.stacks import be_ready
 from paceline.trace import TraceWriter, events
@@ -41,8 +42,9 @@ def run_script(seat: Seat, threads: int, conducted: bool = True) -> int:
     be_ready(config.path, f"rank{seat.rank}")
     torch.set_num_threads(threads)
     _seed(config.seed)  # all ranks alike, so that they split and make the same data; prepare seeds them apart
-    if conducted:  # else torchrun has told
+    if conducted:  # else torchrun has told, and ends its processes itself
         tell_environment(seat)
+        spare_helpers()
     seats.take(seat)
     if seat.channel is None:
         claim(config.path, os.getpid())

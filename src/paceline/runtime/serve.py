@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +39,6 @@ EVERYWHERE = ("0.0.0.0", "::")
 
 def serve(config: RunConfig, workers: list[tuple[Channel, int]], stop: int, secret: str = "") -> int:
     """Hold the store for these workers (channel and pid, by rank) until all are gone."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     loop: RealLoop | VirtualLoop | ReplayLoop
     if config.replay is not None:
         loop = ReplayLoop(read_trace(Path(config.replay)), config.until, stop)
@@ -110,14 +109,17 @@ def host(
     trust: Trust | None = None,
     door: tuple[str, str] | None = None,
 ) -> int:
-    """Stand between the workers of this host and a store elsewhere. `door`: be ready to hold a portion of
-    it, listening at the first address, where others are told to come to the second (see `Guest`)."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    """Stand between the workers of this host and a store elsewhere. 1 if the run was lost or stopped, of
+    which the last line of the log tells. `door`: be ready to hold a portion of it, listening at the first
+    address, where others are told to come to the second (see `Guest`)."""
     key = check_secret(secret)
     sharing = None if door is None else HostShare(address, key, *door, sealed=trust is not None)
     hello = Enter(session, socket.gethostname(), reach="" if sharing is None else sharing.reach)
-    Relay(address, key, hello, workers, stop=stop, trust=trust, sharing=sharing).run()
-    return 0
+    relay = Relay(address, key, hello, workers, stop=stop, trust=trust, sharing=sharing)
+    relay.run()
+    if relay.badly:
+        print(relay.badly, file=sys.stderr)
+    return 1 if relay.badly else 0
 
 
 def _guests(config: RunConfig, secret: str, owner: Owner) -> RemoteHosts | None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
+import termios
 import threading
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -16,15 +19,21 @@ from typing import Any
 import typer
 
 from paceline.errors import ConfigError, PacelineError
+from paceline.fabric.stop_signals import heeded
 
 DEBUG = "PACELINE_DEBUG"
+SAME_REQUEST_S = 0.5
+"""Signals other than Ctrl-C that come within this time of the first are one request."""
 
 
 @contextlib.contextmanager
 def errors_for_people() -> Iterator[None]:
-    """One `error:` line instead of a traceback; 2 for the user's mistakes, 1 for failed runs."""
+    """One `error:` line instead of a traceback; 2 for the user's mistakes, 1 for failed runs; 128 and its
+    number for a signal that ended the command at once."""
     try:
         yield
+    except Interrupted as error:
+        raise typer.Exit(128 + error.number) from None
     except PacelineError as error:
         if os.environ.get(DEBUG):
             raise
@@ -101,7 +110,45 @@ def print_json(value: Any) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value)).decode() + "\n")
 
 
+class Interrupted(KeyboardInterrupt):
+    """One of the signals that ask for an end has come."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = signal.Signals(number)
+
+    def __str__(self) -> str:
+        return "Ctrl-C" if self.number == signal.SIGINT else self.number.name
+
+
 def heed_termination() -> None:
-    """Take SIGTERM for Ctrl-C: it is how a machine that is about to be taken away says so."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Take SIGTERM, SIGHUP and SIGQUIT for Ctrl-C: so a machine that is about to be taken away, or a terminal
+    that closes, says that it is time to save. Further ones that belong to the first are not a second request:
+    `timeout` sends SIGTERM twice, and a terminal SIGHUP."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    asked_at: list[float] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        mute_if_hung_up()
+        same = asked_at and number != signal.SIGINT and time.monotonic() - asked_at[0] < SAME_REQUEST_S
+        if not same and not (asked_at and number == signal.SIGHUP):
+            asked_at.append(time.monotonic())
+            raise Interrupted(number)
+
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, interrupt)
+    for number in heeded():
+        signal.signal(number, interrupt)
+
+
+def mute_if_hung_up() -> None:
+    """Nobody reads what is written to a terminal that was closed, and to write to it is an error."""
+    for fd in (1, 2):
+        try:
+            termios.tcgetattr(fd)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+                os.dup2(nowhere, fd)
+                os.close(nowhere)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import socket
+from collections import deque
 from pathlib import Path
 
 import msgspec
 
-from paceline.cli.running.common import heed_termination
-from paceline.cli.running.ending import cut_short, finish
+from paceline.cli.running.common import heed_termination, mute_if_hung_up
+from paceline.cli.running.ending import GONE_S, SAVED_S, cut_short, finish
 from paceline.config import RunConfig
 from paceline.engines.control import Ended
 from paceline.engines.engine import Engine
 from paceline.errors import EngineLost
+from paceline.store.disk.folders import go_on
 from paceline.store.disk.reserve import Reserve, free_bytes
 from paceline.trace import Result, TraceTail
 from paceline.trace.events import Planned
@@ -30,7 +33,8 @@ LITTLE_BYTES = 1 << 16
 
 
 def conduct(engine: Engine, config: RunConfig, secret: str = "") -> Result:
-    """Run to the end. Ctrl-C or SIGTERM asks the run to save itself; a second one ends it at once."""
+    """Run to the end. Ctrl-C, SIGTERM, SIGHUP or SIGQUIT asks the run to save itself; a second one ends it at
+    once."""
     heed_termination()
     folder = config.path
     (folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)))
@@ -38,12 +42,16 @@ def conduct(engine: Engine, config: RunConfig, secret: str = "") -> Result:
     reserve.take(RESULT_BYTES)
     try:
         ended = _see_through(engine, config, secret)
-    except (KeyboardInterrupt, EngineLost) as error:
+    except KeyboardInterrupt as error:
         engine.close()
         reserve.release()
-        by_hand = isinstance(error, KeyboardInterrupt)
-        cut_short(config, "ended at once by Ctrl-C" if by_hand else str(error))
+        cut_short(config, f"ended at once by {str(error) or 'Ctrl-C'}", GONE_S)
         raise
+    except EngineLost as error:
+        reserve.release()
+        cut_short(config, str(error), SAVED_S)
+        engine.close()
+        raise EngineLost(f"{error}{go_on(config)}") from None
     reserve.release()
     return finish(config, ended)
 
@@ -56,23 +64,26 @@ def _see_through(engine: Engine, config: RunConfig, secret: str) -> Ended:
     with live(progress):
         engine.launch(config, secret)
         ended, door, stopping = None, LineTail(folder / "address"), False
-        notices = LineTail(folder / NOTICES)
+        notices, to_say = LineTail(folder / NOTICES), deque[str]()
         while ended is None:
             try:
                 ended = engine.wait(LOOK_S)
                 _show(progress, trace, output)
-                for notice in _new_text(notices):
-                    progress.print(f"warning: {notice}", "yellow")
-                for text in room.look():
-                    progress.print(text, "yellow")
+                to_say += [f"warning: {notice}" for notice in _new_text(notices)] + room.look()
+                while to_say:
+                    progress.print(to_say.popleft(), "yellow")
                 for address in _new_text(door) if config.near < config.workers else ():
                     progress.print(_invitation(config, address))
             except KeyboardInterrupt:
                 if stopping:
                     raise
                 stopping = True
-                progress.print("stopping: saving the run (Ctrl-C again to end at once)", "yellow")
                 engine.stop()
+                to_say.append("stopping: saving the run (Ctrl-C again to end at once)")
+            except OSError as error:  # the terminal was closed: no reason to end a run
+                if error.errno != errno.EIO:
+                    raise
+                mute_if_hung_up()
     return ended
 
 

@@ -11,15 +11,16 @@ from pathlib import Path
 from paceline.config import RunConfig
 from paceline.engines.control import Ended
 from paceline.errors import ConfigError, RunError, RunStopped, TraceError
-from paceline.store.disk.folders import resume_command, saved_in
+from paceline.store.disk.folders import go_on
 from paceline.store.ledger import run_not_begun
 from paceline.trace import Result, Tally, read_trace, tally
 from paceline.trace.files import LineTail
 from paceline.trace.life import owner_of, write_ending, write_result
 from paceline.trace.tally import Failure
 
-GONE_S = 5.0
-"""How long the processes of a run may take to go when whoever held them is gone."""
+GONE_S, SAVED_S = 5.0, 60.0
+"""How long the processes of a run may take to go when they were killed, and when a store of which whoever
+started it is gone still has to save the run."""
 CRASH_BYTES = 1 << 16
 """What a crash writes to the log at most, in a script of not too many threads."""
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
@@ -75,12 +76,12 @@ def _check_late(config: RunConfig, ended: Ended, result: Result) -> None:
         )
 
 
-def cut_short(config: RunConfig, why: str) -> None:
+def cut_short(config: RunConfig, why: str, patience_s: float) -> None:
     """Whoever started the run's processes is gone, or ends them at once: write the end that nobody else will.
 
     Unless the run has written one itself by then.
     """
-    owner, until = owner_of(config.path), time.monotonic() + GONE_S
+    owner, until = owner_of(config.path), time.monotonic() + patience_s
     while owner is not None and owner.alive and time.monotonic() < until:
         time.sleep(0.02)
     if owner is not None and owner.alive:
@@ -100,12 +101,6 @@ def check_ranks(config: RunConfig, result: Result) -> None:
     told = "; ".join(f"rank {each.worker} failed: {each.detail.rstrip('.')}" for each in failed)
     logs = " and ".join(f"{config.path}/logs/rank{each.worker}.log" for each in failed)
     raise RunError(f"{told}. The others finished without it. Read {logs}.{go_on(config)}")
-
-
-def go_on(config: RunConfig) -> str:
-    """How to, if there is a checkpoint to go on from."""
-    command = resume_command(config)
-    return "" if command is None else f" Its checkpoint is {saved_in(config.path)}. Go on with: {command}"
 
 
 def _write_down(config: RunConfig, detail: str, status: str = "failed") -> None:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.running.common import print_json
+from paceline.cli.running.common import heed_termination, print_json
 
 KNOWN = {"script", "args", "workers", "seed", "clip_norm", "plan", "plan_cluster", "runs", "json"}
 EMULATED = {"slow", "device_time", "jitter"}
@@ -39,6 +39,7 @@ def train_planned(
     console = Console(stderr=True, highlight=False)
     if (text := planned_elsewhere(plan)) is not None and not config.emulated:
         print(f"warning: {text}", file=sys.stderr)
+    heed_termination()
     with console.status(f"{planner} plan on {config.workers} workers; see {config.path / 'logs'}"):
         result = train_with_plan(config, file, cluster)
     if json:

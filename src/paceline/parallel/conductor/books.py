@@ -105,6 +105,10 @@ class MeshBooks:
             self._here.discard(rank)
             self.trace.write(events.WorkerLeft(self.now(), rank, reason, detail))  # type: ignore[arg-type]
 
+    def warn(self, text: str) -> None:
+        """Something that people should know."""
+        self.trace.write(events.Note(self.now(), "warning", text))
+
     def end(self, status: str, detail: str, mistake: bool = False) -> None:
         """The last word."""
         self.flush(None)

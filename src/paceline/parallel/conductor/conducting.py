@@ -16,10 +16,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
+from safetensors import SafetensorError
 
 from paceline.config import RunConfig
 from paceline.errors import RunError
 from paceline.fabric.channel import Channel
+from paceline.fabric.stop_signals import why_stopped
 from paceline.fabric.watcher import Watcher
 from paceline.parallel import messages as m
 from paceline.parallel.conductor.books import MeshBooks
@@ -29,6 +31,7 @@ from paceline.protocols.grid import Grid
 from paceline.runtime.checkpoints.writer import CheckpointWriter
 from paceline.runtime.messages.workers import Failed, Hello
 from paceline.store.disk.checkpoint import Snapshot, remove_checkpoint, save_weights, write_checkpoint
+from paceline.store.disk.reserve import not_saved
 
 LOOK_S = 0.05
 GRACE_S = 0.25
@@ -85,7 +88,7 @@ class Conductor:
         self._parts, self._taken = config.path / PARTS, config.path / f"{PARTS}.taken"
         self._troubles: list[Trouble] = []
         self._decide_at: float | None = None
-        self._stopping = self._ending = False
+        self._ending, self._why = False, ""
         self._calls: list[Action] = []
         """What is to be called for, one after another."""
         self._saving = False
@@ -128,7 +131,7 @@ class Conductor:
                 self._died(pid)
         elif fd == self._stop:
             self._epoll.unregister(fd)
-            self._stopping = True
+            self._why = why_stopped(fd)
             self._calls.append(Action.STOP)
         elif not self._workers[fd].gone:
             worker = self._workers[fd]
@@ -271,17 +274,31 @@ class Conductor:
             self._put_down()
             return
         self._keeping.tell(wait=True)
-        checkpoint = self.config.path / "checkpoint"
-        whole = read_parts(self._parts) if self._parts.is_dir() else None
-        if whole is not None:
-            save_weights(self.config.path / "weights.safetensors", whole.model)
         stopped = self.books.stopped
-        if not stopped:
-            remove_checkpoint(checkpoint)
-        elif whole is not None and self.books.resumable:
-            write_checkpoint(checkpoint, whole)
+        whole = read_parts(self._parts) if self._parts.is_dir() else None
+        undone = [] if whole is None else self._save(whole, stopped)
         self._remove_parts()
-        self.books.end("stopped" if stopped else "finished", "interrupted" if stopped else "")
+        status, why = ("stopped", self._why) if stopped else ("finished", "")
+        if undone:
+            status, why = "failed", ". ".join([why or "trained to the end", *undone])
+        self.books.end(status, why)
+
+    def _save(self, whole: Snapshot, stopped: bool) -> list[str]:
+        """The weights, and a checkpoint if the run is to go on from there. What could not be written."""
+        run, keep, warn = self.config.path, self.config.keep, self.books.warn
+        undone = []
+        try:
+            save_weights(run / "weights.safetensors", whole.model, warn)
+        except (OSError, SafetensorError) as error:
+            undone.append(not_saved("the weights", error, run))
+        try:
+            if stopped and self.books.resumable:
+                write_checkpoint(run / "checkpoint", whole, keep, warn)
+        except (OSError, SafetensorError) as error:
+            undone.append(not_saved("the checkpoint", error, run))
+        if not stopped and not undone:
+            remove_checkpoint(run / "checkpoint")
+        return undone
 
     def _put_down(self) -> None:
         """Say who was lost, first of all, and what became of the others."""
@@ -316,5 +333,4 @@ def _lives(pid: int) -> bool:
 
 def conduct_mesh(config: RunConfig, workers: list[tuple[Channel, int]], stop: int | None) -> int:
     """The conductor's process: from the first worker to the last line of the trace."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return Conductor(config, workers, stop).run()

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from paceline.fabric.stop_signals import die_with
+
 
 class RankProcesses:
     """The process that forks, and what it tells of the ranks: a line for each that has ended."""
@@ -23,7 +25,7 @@ class RankProcesses:
         self._count, self._unread = count, b""
         self._pipe, end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._pipe, False)
-        command = [sys.executable, "-m", __name__, *words, str(logs), str(end)]
+        command = [sys.executable, "-m", __name__, *words, str(logs), str(end), str(os.getpid())]
         with (logs / "rank0.log").open("wb") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, pass_fds=(end,)
@@ -86,11 +88,9 @@ class ForkedRank:
 
 def main() -> None:
     """Import torch and the task, fork the ranks, tell how each ended."""
-    from paceline.parallel.plans import rank as one
-
     task, size, end = sys.argv[1], int(sys.argv[2]), int(sys.argv[5])
     folder, logs = map(Path, sys.argv[3:5])
-    one.die_with_parent()
+    die_with(int(sys.argv[6]))
     _warm_up(task)
     running = {_fork(task, rank, size, folder, logs): rank for rank in range(size)}
     while running:
@@ -121,7 +121,7 @@ def _fork(task: str, rank: int, size: int, folder: Path, logs: Path) -> int:
         return pid
     status = 1
     try:
-        one.die_with_parent(parent)
+        die_with(parent)
         log = os.open(logs / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         os.dup2(log, 1)
         os.dup2(log, 2)

@@ -7,7 +7,9 @@ one rank fails, the others are ended and its own words are the error."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +24,7 @@ import msgspec
 from paceline.decoding import decode_json
 from paceline.errors import ConfigError, RunError
 from paceline.parallel.plans.forked import ForkedRank, RankProcesses
+from paceline.parallel.torn import is_torn
 
 LOOK_S = 0.05
 GRACE_S = 3.0
@@ -53,8 +56,7 @@ def run_ranks(
         logs.mkdir(parents=True, exist_ok=True)
         start: Start = _forked if forked else _started
         with start(task, count, folder, logs, _environment(paths)) as started:
-            _wait(started, timeout_s, look)
-            failed = [rank for rank, process in enumerate(started) if process.returncode]
+            failed = _wait(started, timeout_s, look)
             if failed:
                 raise _failure(started, failed, folder, logs)
         return [decode_json((folder / f"{rank}.json").read_bytes()) for rank in range(count)]
@@ -83,7 +85,15 @@ def _forked(
 def _started(
     task: str, count: int, folder: Path, logs: Path, environment: dict[str, str]
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    command = [sys.executable, "-m", "paceline.parallel.plans.rank", task, str(count), str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "paceline.parallel.plans.rank",
+        task,
+        str(count),
+        str(folder),
+        str(os.getpid()),
+    ]
     started: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(count):
@@ -105,35 +115,49 @@ def _started(
             process.wait()
 
 
-def _wait(started: Ranks, timeout_s: float | None, look: Callable[[], None]) -> None:
-    """Until all have ended; those that outlive a failed one, or the time there is, are ended."""
+def _wait(started: Ranks, timeout_s: float | None, look: Callable[[], None]) -> dict[int, int]:
+    """Until all have ended; those that outlive a failed one, or the time there is, are ended. Which ranks
+    failed by themselves, and at which look that was seen."""
     end = float("inf") if timeout_s is None else time.monotonic() + timeout_s
-    grace = None
-    while None in [process.poll() for process in started]:
+    failed: dict[int, int] = {}
+    for number in itertools.count():
+        statuses = [process.poll() for process in started]
+        if not failed and any(statuses):
+            end = min(end, time.monotonic() + GRACE_S)
+        failed = {rank: number for rank, status in enumerate(statuses) if status} | failed
         look()
-        if grace is None and any(process.returncode for process in started):
-            grace = time.monotonic() + GRACE_S
-            end = min(end, grace)
+        if None not in statuses:
+            break
         if time.monotonic() > end:
             for process in started:
                 process.kill()
                 process.wait()
+            if not failed:
+                assert timeout_s is not None
+                raise RunError(
+                    f"the {len(started)} ranks did not end within {timeout_s:g} s, and were ended."
+                )
+            break
         time.sleep(LOOK_S)
-    look()
+    return failed
 
 
-def _failure(started: Ranks, failed: list[int], folder: Path, logs: Path) -> RunError | ConfigError:
+def _failure(started: Ranks, failed: dict[int, int], folder: Path, logs: Path) -> RunError | ConfigError:
+    """Of the rank that failed first; one whose exchange broke off lost another rank, and is not the cause."""
+    files = {rank: folder / f"{rank}.error" for rank in failed}
     told = {
-        rank: (folder / f"{rank}.error").read_text(errors="replace")
-        for rank in failed
-        if (folder / f"{rank}.error").exists()
+        rank: file.read_text(errors="replace").partition("\n")
+        for rank, file in files.items()
+        if file.exists()
     }
-    for rank, words in sorted(
-        told.items(), key=lambda item: ("gloo" in item[1], item[0])
-    ):  # the cause comes first
-        kind, _, text = words.partition("\n")
+    torn = {rank for rank, (_, _, text) in told.items() if is_torn(text)}
+    rank = min(failed, key=lambda each: (each in torn, failed[each], each not in told, each))
+    if rank in torn:
+        why = re.sub(r"\[[^\]]*gloo[^\]]*\] *", "", told[rank][2])
+        return RunError(f"rank {rank} cannot exchange tensors with the others any more ({why}).")
+    if rank in told:
+        kind, _, text = told[rank]
         return ConfigError(text) if kind == "config" else RunError(f"rank {rank}: {text}")
-    rank = failed[0]
     status = started[rank].returncode or 0
     how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     lines = (logs / f"rank{rank}.log").read_text(errors="replace").strip().splitlines()

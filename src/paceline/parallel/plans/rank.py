@@ -1,13 +1,11 @@
-"""One rank of a task: `python -m paceline.parallel.plans.rank TASK SIZE FOLDER RANK`, started by
+"""One rank of a task: `python -m paceline.parallel.plans.rank TASK SIZE FOLDER PARENT RANK`, started by
 `processes`."""
 
 from __future__ import annotations
 
 import atexit
-import ctypes
 import importlib
 import os
-import signal
 import sys
 import traceback
 from datetime import timedelta
@@ -18,27 +16,21 @@ import msgspec
 
 from paceline.decoding import decode_json
 from paceline.errors import ConfigError, PacelineError
+from paceline.fabric.stop_signals import die_with
 
 PATIENCE = timedelta(minutes=10)
-PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     """The rank that the command line names."""
-    task, size, folder, rank = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
-    die_with_parent()
+    task, size, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    parent, rank = int(sys.argv[4]), int(sys.argv[5])
+    die_with(parent)  # nobody would end it otherwise
     carry_out(task, rank, size, folder)
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # its answer is there: gloo's threads may abort an interpreter that takes itself apart
-
-
-def die_with_parent(parent: int | None = None) -> None:
-    """Nobody would end it otherwise. `parent`: who it was when this process was started."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if parent is not None and os.getppid() != parent:  # it died before we said that
-        os._exit(1)
 
 
 def carry_out(task: str, rank: int, size: int, folder: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from paceline.config import RunConfig
-from paceline.errors import ConfigError, RunError
+from paceline.errors import ConfigError, RunError, RunStopped
 from paceline.parallel.plans.host import available_bytes, this_host
 from paceline.parallel.plans.processes import run_ranks
 from paceline.plan.files import read_plan
@@ -22,6 +22,7 @@ from paceline.plan.profile.changes import check_cluster, check_here
 from paceline.plan.profile.files import write_json
 
 TASK = f"{__name__}:on_rank"
+NOTHING_KEPT = "A run under a plan keeps no checkpoint, so nothing of it is saved: start it again."
 
 
 def train_with_plan(config: RunConfig, file: Path, now: ClusterProfile | None = None) -> dict[str, Any]:
@@ -36,7 +37,13 @@ def train_with_plan(config: RunConfig, file: Path, now: ClusterProfile | None = 
     write_json(config.path / "config.json", config)
     write_json(config.path / "plan.json", plan)
     request = {"config": config, "planner": planner, "plan": plan}
-    answers = run_ranks(TASK, config.workers, request, logs=config.path / "logs")
+    try:
+        answers = run_ranks(TASK, config.workers, request, logs=config.path / "logs")
+    except RunError as error:
+        raise RunError(f"{error} Read {config.path}/logs/. {NOTHING_KEPT}") from None
+    except KeyboardInterrupt as error:
+        how = str(error) or "Ctrl-C"
+        raise RunStopped(f"ended by {how}. {NOTHING_KEPT}") from None
     result = _result(config, planner, plan, answers)
     write_json(config.path / "result.json", result)
     return result

@@ -35,6 +35,8 @@ class CheckpointWriter:
         self._taken: tuple[Taken, events.Kept] | None = None
         self._thread: Thread | None = None
         self._outcome: events.Kept | str = ""
+        self._remarks: list[str] = []
+        """What is to be told of the writing."""
 
     def begin(self, updates: int) -> None:
         """The run begins, with so many updates behind it."""
@@ -87,6 +89,8 @@ class CheckpointWriter:
         self._tell()
 
     def _tell(self) -> None:
+        while self._remarks:
+            self._trace.write(events.Note(self._now(), "warning", self._remarks.pop(0)))
         if isinstance(self._outcome, events.Kept):
             self._kept, self._failed = self._outcome.version, False
             self._trace.write(self._outcome)
@@ -103,7 +107,7 @@ class CheckpointWriter:
     def _write(self, taken: Taken, kept: events.Kept) -> None:
         began = time.perf_counter()
         try:
-            write_checkpoint(self._folder, taken(), self._keep)
+            write_checkpoint(self._folder, taken(), self._keep, self._remarks.append)
             self._outcome = structs.replace(kept, write_s=time.perf_counter() - began)
         except Exception as error:  # whatever it is, it is no reason to stop training
             self._not_written(kept.version, str(error))

@@ -96,6 +96,8 @@ class Relay:
         self._lock = threading.Lock()
         self._memory = HostMemory(self._locals, self._lock)
         self._hopeless = ""
+        self.badly = ""
+        """Why the run ended for this host otherwise than well: it was lost, or stopped where its store is."""
         self._unreachable = ""
         self._listener = listener
         self._epoll = select.epoll()
@@ -104,7 +106,7 @@ class Relay:
                 self._epoll.register(fd, select.EPOLLIN)
         self._stop = stop
         self._sharing = sharing
-        self._dialer = Dialer(address, secret, hello, self, self._gave_up, trust=trust)
+        self._dialer = Dialer(address, secret, hello, self, self._lost_run, trust=trust)
         self._session = self._dialer.session
         self._arriving = Arrivals(self._locals, self.place)
         for channel, pid in workers:
@@ -297,14 +299,11 @@ class Relay:
         if what == HOST:
             self._obey(worker, guest_decoder.decode(data))
         else:
-            self._tell(worker, m.store_decoder.decode(data))
+            self._hear(worker, m.store_decoder.decode(data))
 
     def _told_all(self, data: bytes) -> None:
         """What concerns all workers of the host: how far others are, or that the run is over."""
-        try:
-            told = shared_decoder.decode(data)
-        except msgspec.DecodeError as error:
-            raise RunError(f"a message of {len(data)} bytes that is not ours: {error}") from None
+        told = shared_decoder.decode(data)
         if isinstance(told, ClocksNoted):
             self._memory.note(told)
         else:
@@ -338,6 +337,12 @@ class Relay:
             worker.dismissed = True
             os.eventfd_write(self._wake, 1)
 
+    def _hear(self, worker: LocalWorker, message: m.FromStore) -> None:
+        """The store's word for a worker."""
+        if isinstance(message, m.Halt) and message.kind == "stopped":
+            self.badly = f"the run was stopped where its store is: {message.text}"
+        self._tell(worker, message)
+
     def _tell(self, worker: LocalWorker, message: m.FromStore) -> None:
         if self._sharing is not None and isinstance(message, m.Ready | m.Release):
             self._sharing.tell(worker.lane, partial(self._pass_on, worker, message))
@@ -357,6 +362,13 @@ class Relay:
         with self._lock, contextlib.suppress(OSError):
             if not worker.gone:
                 worker.channel.send(message, fds)
+
+    def _lost_run(self, why: str) -> None:
+        """The store is gone, or cannot be reached any more."""
+        holds = self._sharing is not None and self._sharing.held
+        if holds or not self._locals or not all(worker.dismissed for worker in self._locals):
+            self.badly = self.badly or f"the run is lost: {why}"
+        self._gave_up(why)
 
     def _gave_up(self, why: str) -> None:
         self._hopeless = why

@@ -7,7 +7,6 @@ PyTorch bit for bit.
 from __future__ import annotations
 
 import math
-import signal
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.config import RunConfig
 from paceline.errors import BadGradient, ConfigError, RunStopped
+from paceline.fabric.stop_signals import answer
 from paceline.protocols import Pacing, Peer
 from paceline.protocols.paced.bsp import BSP
 from paceline.protocols.rules.compression import check_family
@@ -97,7 +97,7 @@ class RecordedSolo(Pace):
         self._stop = self._stepped_now = False
         self._unsaved = ""
         self._keeping = CheckpointWriter(config, self._trace, self.now)
-        signal.signal(signal.SIGTERM, lambda *_: self._ask_to_stop())
+        answer(self._ask_to_stop)
 
     def now(self) -> float:
         """Seconds since training began."""
@@ -312,7 +312,7 @@ class RecordedSolo(Pace):
             self._warn(f"{self._skipped} gradients were not finite and were skipped")
         self._keeping.tell(wait=True)
         taken = None if error is None else self._snapshot()
-        self._unsaved = save_lone(self._config, self._reserve, self._model_now(), taken)
+        self._unsaved = save_lone(self._config, self._reserve, self._model_now(), taken, self._warn)
 
     def _close(self, status: str, text: str, mistake: bool) -> None:
         """The last word of the trace."""

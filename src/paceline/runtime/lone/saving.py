@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.config import RunConfig
 from paceline.runtime.checkpoints.random_state import RandomState
-from paceline.store.disk.checkpoint import Snapshot, remove_checkpoint, save_weights, write_checkpoint
+from paceline.store.disk.checkpoint import Snapshot, Tell, remove_checkpoint, save_weights, write_checkpoint
 from paceline.store.disk.reserve import Reserve, not_saved
 
 
@@ -33,14 +33,17 @@ class LoneState(msgspec.Struct, frozen=True, kw_only=True):
     """The run's steps when each was prepared."""
 
 
-def save_lone(config: RunConfig, reserve: Reserve, weights: dict[str, Tensor], taken: Snapshot | None) -> str:
-    """The weights; and a checkpoint, if the run is to go on from there. What could not be written is told."""
+def save_lone(
+    config: RunConfig, reserve: Reserve, weights: dict[str, Tensor], taken: Snapshot | None, tell: Tell
+) -> str:
+    """The weights; and a checkpoint, if the run is to go on from there. What could not be written is
+    returned, and `tell` hears what had to give way."""
     folder = config.path / "checkpoint"
     reserve.release()
     try:
         if taken is not None:
-            write_checkpoint(folder, taken, config.keep)
-        save_weights(config.path / "weights.safetensors", weights)
+            write_checkpoint(folder, taken, config.keep, tell)
+        save_weights(config.path / "weights.safetensors", weights, tell)
     except (OSError, SafetensorError) as error:
         return not_saved("what it trained", error, config.path)
     if taken is None:

@@ -14,6 +14,7 @@ from paceline.runtime.messages.workers import Halt
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.run import Run
 from paceline.store.disk.checkpoint import (
+    Tell,
     model_state,
     remove_checkpoint,
     save_weights,
@@ -37,22 +38,24 @@ def save_run(
     whole: bool,
     kept: bool,
     halted: Halt | None,
+    tell: Tell,
 ) -> Halt | None:
     """The weights, with the lead's buffers; and what it takes to go on, unless all went well. How the run
     ended: as told, unless something could not be written.
 
-    `peers`: how many workers have saved their own part of that; `whole`: whether nobody's is missing.
+    `peers`: how many workers have saved their own part of that; `whole`: whether nobody's is missing; `tell`
+    hears what had to give way.
     """
     folder, undone = config.path / "checkpoint", []
     memory = lead.segment.bytes if lead.segment else None
     room.release()
 
     def checkpoint() -> None:
-        write_checkpoint(folder, run.snapshot(lead, peers), config.keep)
+        write_checkpoint(folder, run.snapshot(lead, peers), config.keep, tell)
 
     def weights() -> None:
         state = model_state(run.store.layout, run.store.views, memory)
-        save_weights(config.path / "weights.safetensors", state)
+        save_weights(config.path / "weights.safetensors", state, tell)
 
     steps = [("the checkpoint", checkpoint)] if whole and kept else []
     for what, save in [*steps, ("the weights", weights)]:

@@ -13,6 +13,7 @@ import time
 from paceline.errors import RunError
 from paceline.fabric.channel import Channel, WorkerLine
 from paceline.fabric.neighbours import take_neighbour
+from paceline.fabric.stop_signals import why_stopped
 from paceline.fabric.watcher import Watcher
 from paceline.runtime.hosts.remote_hosts import RemoteHosts
 from paceline.runtime.hosts.remote_worker import RemoteEvent, RemoteWorker
@@ -109,7 +110,7 @@ class RealLoop:
                 self._deaths()
             elif fd == self._stop:
                 self._epoll.unregister(fd)
-                self._owner.stop("stopped", "interrupted")
+                self._owner.stop("stopped", why_stopped(fd))
             elif fd == self._holders:
                 self._owner.turn()
             elif self._guests is not None and fd == self._guests.fileno():

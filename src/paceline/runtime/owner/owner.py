@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from paceline.config import RunConfig
@@ -361,7 +361,8 @@ class Owner:
         saved, finished = self.family.conclude(lead), self.halted is None
         kept = not finished or any(member.failed for member in self.members.values())
         told = self.config, run, lead, saved.peers, self._gathering.reserve
-        self.halted = save_run(*told, whole=saved.whole, kept=kept, halted=self.halted)
+        warn = partial(self.note, "warning")
+        self.halted = save_run(*told, whole=saved.whole, kept=kept, halted=self.halted, tell=warn)
         if self.halted is None:
             hand_out(run, lead, self._waiting)
         for text in last_remarks(run.ledger, finished):

@@ -20,6 +20,7 @@ from paceline.runtime.checkpoints.peer_files import load_peer, save_peer
 from paceline.runtime.messages.workers import Meet
 from paceline.runtime.peer.carrier import Carrier
 from paceline.runtime.peer.state import PeerState
+from paceline.store.disk.checkpoint import make_room_for
 from paceline.store.disk.folders import partial_of
 
 
@@ -69,7 +70,8 @@ class PeerEnding:
         peer = self._peer
         folder = partial_of(self._link.config.path / "checkpoint")
         optimizer, buffers, trainer = self._own_optimizer(), peer.buffers(), peer.trainer
-        save_peer(folder, peer.me, optimizer, buffers, trainer.standing(), trainer.step_settings)
+        own = folder, peer.me, optimizer, buffers, trainer.standing(), trainer.step_settings
+        make_room_for(lambda: save_peer(*own), folder.parent, self._link.say)
 
     def _save_and_wait(self) -> None:
         """A checkpoint on the way: go on once all have saved theirs, or somebody could not."""

@@ -27,6 +27,7 @@ import msgspec
 
 from paceline.errors import ConfigError, RunError
 from paceline.fabric.channel import Channel
+from paceline.fabric.stop_signals import why_stopped
 from paceline.protocols.rules.compression import Compression
 from paceline.runtime.messages import workers as m
 from paceline.runtime.owner.owner import Owner
@@ -163,7 +164,7 @@ class VirtualLoop:
         """One message of this worker. A push is put off to its time; all else is handled at once."""
         ready, _, _ = select.select([member.near.fileno(), self._stop], [], [])
         if self._stop in ready:
-            self._owner.halt("stopped", "interrupted")
+            self._owner.halt("stopped", why_stopped(self._stop))
             return None
         try:
             received = member.near.receive(m.worker_decoder)

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 
 from paceline.errors import RunError
 from paceline.fabric.channel import Channel
+from paceline.fabric.stop_signals import why_stopped
 from paceline.runtime.messages import workers as m
 from paceline.runtime.owner.owner import Owner
 from paceline.runtime.run.member import Member
@@ -145,7 +146,7 @@ class ReplayLoop:
         ready, _, _ = select.select([*attentive, self._stop], [], [])
         for fd in ready:
             if fd == self._stop:
-                self._owner.halt("stopped", "interrupted")
+                self._owner.halt("stopped", why_stopped(self._stop))
             elif not attentive[fd].gone:
                 self._take(attentive[fd])
 

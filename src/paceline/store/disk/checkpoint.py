@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,8 +17,8 @@ from torch import Tensor
 
 from paceline.decoding import decode_json
 from paceline.errors import TraceError, Undecodable
-from paceline.store.disk.checksums import SINCE, DamagedCheckpoint, verify, write_manifest
-from paceline.store.disk.folders import all_saved_in, partial_of, previous_of
+from paceline.store.disk.checksums import SINCE, DamagedCheckpoint, newest_sound, verify, write_manifest
+from paceline.store.disk.folders import all_saved_in, is_checkpoint, partial_of, previous_of
 from paceline.store.disk.reserve import no_room
 from paceline.store.disk.tensor_files import save_tensors
 from paceline.store.layout import Layout
@@ -23,6 +26,8 @@ from paceline.store.parameters import ParameterStore
 
 VERSION = SINCE
 T = TypeVar("T")
+Tell = Callable[[str], object]
+"""Who hears what people should know."""
 
 
 class SavedRule(msgspec.Struct, frozen=True):
@@ -81,15 +86,45 @@ def model_state(layout: Layout, weights: list[Tensor], segment: Tensor | None) -
     return {name: tensor.detach().clone().contiguous() for name, tensor in state.items()}
 
 
-def save_weights(path: Path, state: dict[str, Tensor]) -> None:
-    """Write model weights; a reader sees the old file or the new one, never half of it."""
+def save_weights(path: Path, state: dict[str, Tensor], tell: Tell = warnings.warn) -> None:
+    """Write model weights; a reader sees the old file or the new one, never half of it. If there is no room,
+    older checkpoints than the last give way; `tell` is told."""
     partial = path.with_suffix(".partial")
+
+    def write() -> None:
+        try:
+            save_tensors(state, partial)
+            os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+    make_room_for(write, path.parent, tell)
+
+
+def make_room_for(write: Callable[[], None], run: Path, tell: Tell) -> None:
+    """Write something to a run's folder. If there is no room, the oldest checkpoint gives way, then the next;
+    never the newest that is sound, from which the run can go on."""
+    while True:
+        try:
+            return write()
+        except (OSError, SafetensorError) as error:
+            spare = _spare(run) if no_room(error) else None
+            if spare is None:
+                raise
+        shutil.rmtree(spare, ignore_errors=True)
+        if is_checkpoint(spare):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(spare))
+        tell(f"no room was left at {run}: the checkpoint {spare.name} was removed to make some")
+
+
+def _spare(run: Path) -> Path | None:
+    """The oldest checkpoint that a run can do without."""
     try:
-        save_tensors(state, partial)
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+        needed = newest_sound(run)[0]
+    except DamagedCheckpoint:
+        needed = None
+    return next((each for each in reversed(all_saved_in(run)) if each != needed), None)
 
 
 class Snapshot(NamedTuple):
@@ -120,30 +155,20 @@ def pack(
     return Snapshot(model, tensors, "state.json", text, beside=state.peers is not None)
 
 
-def write_checkpoint(folder: Path, taken: Snapshot, keep: int = 1) -> None:
+def write_checkpoint(folder: Path, taken: Snapshot, keep: int = 1, tell: Tell = warnings.warn) -> None:
     """Write it down, whole or not at all; the checkpoint before stays until this one is on the disk, and
-    `keep - 1` of those before it for good."""
+    `keep - 1` of those before it for good, unless there is no room for them: `tell` is told."""
     partial = partial_of(folder)
     if not taken.beside:
         shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True, exist_ok=True)
     try:
-        _fill_somehow(partial, taken)
+        make_room_for(lambda: _fill(partial, taken), folder.parent, tell)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)  # it is of no use, and takes room
         raise
     _change_places(partial, folder, keep)
     _to_disk(folder.parent)
-
-
-def _fill_somehow(partial: Path, taken: Snapshot) -> None:
-    """If there is no room, older checkpoints than the last give way."""
-    try:
-        _fill(partial, taken)
-    except (OSError, SafetensorError) as error:
-        if not (no_room(error) and drop_older(partial.parent)):
-            raise
-        _fill(partial, taken)
 
 
 def _fill(partial: Path, taken: Snapshot) -> None:
@@ -159,14 +184,6 @@ def remove_checkpoint(folder: Path) -> None:
     """Leave nothing of it, nor of those before: the run has finished."""
     for each in (partial_of(folder), folder, *folder.parent.glob(f"{folder.name}.previous*")):
         shutil.rmtree(each, ignore_errors=True)
-
-
-def drop_older(run: Path) -> bool:
-    """Remove all checkpoints but the newest, to make room; whether there were any."""
-    older = all_saved_in(run)[1:]
-    for each in older:
-        shutil.rmtree(each, ignore_errors=True)
-    return bool(older)
 
 
 def _change_places(partial: Path, folder: Path, keep: int) -> None:

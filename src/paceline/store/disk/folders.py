@@ -55,6 +55,12 @@ def resume_command(config: RunConfig) -> str | None:
     return shlex.join(["paceline", "train", str(config.script), "--resume", str(config.path)])
 
 
+def go_on(config: RunConfig) -> str:
+    """How to, in a sentence of its own, if there is a checkpoint to go on from."""
+    command = resume_command(config)
+    return "" if command is None else f" Its checkpoint is {saved_in(config.path)}. Go on with: {command}"
+
+
 def is_checkpoint(folder: Path) -> bool:
     """Whether it holds one, damaged or not."""
     return any((folder / name).is_file() for name in ("model.safetensors", "state.json", "lone.json"))
