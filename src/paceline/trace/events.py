@@ -206,6 +206,21 @@ class WorkEnded(Event, frozen=True, gc=False, tag="work_ended"):
         return f"rank {self.worker} ended training for all{f': {self.why}' if self.why else ''}"
 
 
+class LeadPassed(Event, frozen=True, gc=False, tag="lead_passed"):
+    """A worker prints and evaluates for all from here on: whoever did so before is gone."""
+
+    worker: int
+    clock: int
+    """Iterations that it had completed when it heard of it."""
+    epoch: int | None = None
+    """The epoch at whose end it heard of it; None: it was the answer to a push, or to its coming."""
+
+    @property
+    def text(self) -> str:
+        """The same for people."""
+        return f"rank {self.worker} prints and evaluates from here on: the rank that did so before is gone"
+
+
 class Reported(Event, frozen=True, gc=False, tag="reported"):
     """What a worker said with `pace.report`."""
 
@@ -377,6 +392,7 @@ AnyEvent = (
     | Rested
     | Planned
     | WorkEnded
+    | LeadPassed
     | Reported
     | Evaluated
     | Note

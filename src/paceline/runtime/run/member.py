@@ -65,6 +65,8 @@ class Member:
         """Whether it is inside of an epoch, and so will draw again."""
         self.lingers: int | None = None
         """The epoch at whose end it waits to hear that no work is left."""
+        self.seen_epoch = -1
+        """The last epoch at whose end it was."""
         self.gone = False
         self.lost = False
         """Whether it died or failed."""

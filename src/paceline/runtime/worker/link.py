@@ -62,6 +62,8 @@ class StoreLink:
         self.trigger = trigger if welcome.config.trigger is None else welcome.config.trigger
         """From which share of the usual norm on gradients are pushed; None: all are."""
         self.rank = welcome.rank
+        self.lead = welcome.lead
+        """Whether this worker prints and evaluates for all."""
 
     def register(
         self, binding: Binding, optimizer: OptimizerSpec, source: Source | None, peer: bool = False
@@ -81,6 +83,7 @@ class StoreLink:
             each.close_fd()
         binding.attach(segment, weights, own=self.config.apply == "increments")
         self._take(ready.batch)
+        self.lead |= ready.lead
         return ready
 
     def _introduce(
@@ -105,6 +108,7 @@ class StoreLink:
             self._send(self._barrier.wait(self._nap))
         release, _ = self._expect(m.Release)
         self._take(release.batch, release.over)
+        self.lead |= release.lead
         return release
 
     def meet(self, message: m.Meet, fds: tuple[int, ...] = ()) -> m.Met:
@@ -113,6 +117,7 @@ class StoreLink:
         met, _ = self._expect(m.Met)
         if met.release is not None:
             self._take(met.release.batch, met.release.over)
+            self.lead |= met.release.lead
         return met
 
     def begin(self, message: m.Meet, fds: tuple[int, ...] = ()) -> None:
@@ -144,6 +149,7 @@ class StoreLink:
         self._send(request)
         grant, _ = self._expect(m.Grant)
         self.enough |= grant.over
+        self.lead |= grant.lead
         return grant.batch
 
     def put_back(self, batch: Batch) -> None:
