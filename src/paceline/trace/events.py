@@ -218,7 +218,7 @@ class LeadPassed(Event, frozen=True, gc=False, tag="lead_passed"):
     @property
     def text(self) -> str:
         """The same for people."""
-        return f"rank {self.worker} prints and evaluates from here on: the rank that did so before is gone"
+        return leads_now(self.worker)
 
 
 class Reported(Event, frozen=True, gc=False, tag="reported"):
@@ -404,6 +404,11 @@ AnyEvent = (
     | Gap
     | RunEnded
 )
+
+
+def leads_now(rank: int) -> str:
+    """What the log of a worker has at the place from which on it is the one that prints."""
+    return f"rank {rank} prints and evaluates from here on: the rank that did so before is gone"
 
 
 def _null_to_nan(values: Values) -> None:

@@ -53,7 +53,9 @@ def compare(results: Sequence[Result]) -> Comparison:
         _row(result, label, gain, mark=len(bases) > 1)
         for result, label, gain in zip(results, labels(results), gains, strict=True)
     ]
-    return Comparison(_headings(results), rows, " ".join([_caption(results, bases), *_moments(results, rows)]))
+    return Comparison(
+        _headings(results), rows, " ".join([_caption(results, bases), *_moments(results, rows)])
+    )
 
 
 def labels(results: Sequence[Result]) -> list[str]:

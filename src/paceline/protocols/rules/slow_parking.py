@@ -102,7 +102,9 @@ class SlowParking:
     def _sort(self, clocks: Clocks) -> None:
         """See who is beyond the target."""
         present = [*clocks.active, *clocks.benched]
-        order = sorted(present, key=lambda worker: (worker != self.lead, self._cycle_s(clocks, worker), worker))
+        order = sorted(
+            present, key=lambda worker: (worker != self.lead, self._cycle_s(clocks, worker), worker)
+        )
         self._slow = set(order[self.target :])
         self._faster = set(clocks.benched).difference(self._slow)
 

@@ -283,7 +283,10 @@ class MeetingPlace:
         if member.rank in self._unreleased:
             self._unreleased.discard(member.rank)
             clocks = self._run.ledger.pacer.clocks
-            batch, lead = self._draw(member) if member.wants else None, self._owner.leading.tells(member, self._run)
+            batch, lead = (
+                self._draw(member) if member.wants else None,
+                self._owner.leading.tells(member, self._run),
+            )
             at, over = clocks.clock(member.rank) - member.again, self._run.ledger.enough
             release = m.Release(clocks.version, at, batch, over=over, lead=lead)
         told = {"members": self._meeting.active, "release": release, "until": self._until}

@@ -10,9 +10,7 @@ from paceline.runtime.run.run import Run
 from paceline.store.work.budget import Batch
 
 
-def ready(
-    run: Run, keeping: CheckpointWriter, member: Member, batch: Batch | None, lead: bool
-) -> m.Ready:
+def ready(run: Run, keeping: CheckpointWriter, member: Member, batch: Batch | None, lead: bool) -> m.Ready:
     """At the beginning; its memory has what it is to compute on."""
     ledger, ahead = run.ledger, run.store.looks_ahead and member.weights is not None
     if ahead and member.weights is not None:

@@ -23,6 +23,7 @@ from paceline.store.layout import Layout
 from paceline.store.optimizers import OptimizerSpec
 from paceline.store.replicas import answer_bytes
 from paceline.store.work.budget import Batch, Source
+from paceline.trace.events import leads_now
 
 T = TypeVar("T")
 
@@ -83,7 +84,7 @@ class StoreLink:
             each.close_fd()
         binding.attach(segment, weights, own=self.config.apply == "increments")
         self._take(ready.batch)
-        self.lead |= ready.lead
+        self._follow(ready.lead)
         return ready
 
     def _introduce(
@@ -108,7 +109,7 @@ class StoreLink:
             self._send(self._barrier.wait(self._nap))
         release, _ = self._expect(m.Release)
         self._take(release.batch, release.over)
-        self.lead |= release.lead
+        self._follow(release.lead)
         return release
 
     def meet(self, message: m.Meet, fds: tuple[int, ...] = ()) -> m.Met:
@@ -117,7 +118,7 @@ class StoreLink:
         met, _ = self._expect(m.Met)
         if met.release is not None:
             self._take(met.release.batch, met.release.over)
-            self.lead |= met.release.lead
+            self._follow(met.release.lead)
         return met
 
     def begin(self, message: m.Meet, fds: tuple[int, ...] = ()) -> None:
@@ -149,7 +150,7 @@ class StoreLink:
         self._send(request)
         grant, _ = self._expect(m.Grant)
         self.enough |= grant.over
-        self.lead |= grant.lead
+        self._follow(grant.lead)
         return grant.batch
 
     def put_back(self, batch: Batch) -> None:
@@ -248,6 +249,12 @@ class StoreLink:
             self._expect(m.Elapsed)
         elif self._channel.wait(seconds):
             self._expect(m.Halt)
+
+    def _follow(self, lead: bool) -> None:
+        """Whoever led before is gone; what this worker prints from here on is shown instead."""
+        if lead and not self.lead:
+            self.lead = True
+            print(leads_now(self.rank), flush=True)
 
     def _take(self, batch: Batch | None, over: bool = False) -> None:
         self.enough |= over

@@ -47,8 +47,8 @@ class Unshared:
         was, now = next((a, b) for a, b in zip(before, after, strict=True) if a != b)
         self._told = True
         self._say(
-            f"rank {self._rank} lowers its learning rate from {was:g} to {now:g} by a figure of pace.evaluate() that "
-            "only it has, and the other workers go on with theirs. Share the figure "
+            f"rank {self._rank} lowers its learning rate from {was:g} to {now:g} by a figure of "
+            "pace.evaluate() that only it has, and the other workers go on with theirs. Share the figure "
             'with pace.gather(v["loss"] if v else 0.0)[0].item(), and step the scheduler on all workers'
         )
 
