@@ -168,6 +168,7 @@ def test_what_is_not_known_is_null() -> None:
         *("samples_per_s", "loss", "accuracy", "target", "time_to_target_s", "max_clock_gap"),
         *("staleness", "bytes_sent", "bytes_received", "bytes_sent_each", "emulated", "fabric"),
         *("barrier_looks", "barrier_questions", "mesh", "bytes_by_axis", "lookups", "lssr", "trigger"),
+        *("loss_at", "accuracy_at"),
     }
     assert told["waiting_share"] == [None, None]
     assert (told["status"], told["failures"]) == ("running", [])

@@ -17,6 +17,7 @@ import msgspec
 
 from paceline.errors import ConfigError, PacelineError, RunError
 from paceline.fabric.listener import Listener
+from paceline.fabric.presence import Allowance
 from paceline.fabric.session import Session
 from paceline.fabric.tls import Seal, Trust, go_in
 from paceline.fabric.wire import HANDSHAKE_S, Connection, receive_exactly, show_address
@@ -94,12 +95,12 @@ def call_patiently(
     trust: Trust | None = None,
 ) -> tuple[Connection, Entered]:
     """Call again and again, ever less often, until somebody answers or patience is at its end."""
-    until, pause = time.monotonic() + patience_s, FIRST_PAUSE_S
+    patience, pause = Allowance(patience_s), FIRST_PAUSE_S
     while True:
         try:
             return call(address, secret, asked, trust)
         except (OSError, RunError) as error:
-            if time.monotonic() + pause > until or over.wait(pause):
+            if patience.left_s < pause or over.wait(pause):
                 where = show_address(*address)
                 raise RunError(f"nobody answered at {where} for {patience_s:g} s: {error}") from None
             pause = min(2 * pause, LONGEST_PAUSE_S)

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from paceline.errors import ConfigError, RunError
+from paceline.fabric.presence import Allowance
 from paceline.parallel.plans.forked import ForkedRank, RankProcesses
 
 LOOK_S = 0.05
@@ -106,14 +107,13 @@ def _started(
 
 def _wait(started: Ranks, timeout_s: float | None, look: Callable[[], None]) -> None:
     """Until all have ended; those that outlive a failed one, or the time there is, are ended."""
-    end = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+    patience = None if timeout_s is None else Allowance(timeout_s)
     grace = None
     while None in [process.poll() for process in started]:
         look()
         if grace is None and any(process.returncode for process in started):
-            grace = time.monotonic() + GRACE_S
-            end = min(end, grace)
-        if time.monotonic() > end:
+            grace = Allowance(GRACE_S)
+        if any(limit is not None and limit.over for limit in (patience, grace)):
             for process in started:
                 process.kill()
                 process.wait()

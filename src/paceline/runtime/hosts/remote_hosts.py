@@ -20,6 +20,7 @@ import msgspec
 from paceline.config import RunConfig
 from paceline.errors import ConfigError, RunError
 from paceline.fabric.door import Door, Enter
+from paceline.fabric.presence import counted_from
 from paceline.fabric.session import Session
 from paceline.fabric.tls import Seal
 from paceline.fabric.wire import parse_address
@@ -202,7 +203,7 @@ class RemoteHosts:
             since = host.away_since
             if since is None or host.session.connected:
                 continue
-            left = since + host.patience_s - time.monotonic()
+            left = counted_from(since) + host.patience_s - time.monotonic()
             if left > 0:
                 waits.append(left)
                 continue

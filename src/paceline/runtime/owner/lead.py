@@ -19,7 +19,7 @@ from paceline.runtime.run.run import Run
 from paceline.trace.events import AnyEvent, Event, LeadPassed
 
 
-class Seen(NamedTuple):
+class LeftAt(NamedTuple):
     """How far a lead had come that left in good order."""
 
     epoch: int
@@ -42,7 +42,7 @@ class Leading:
         """Who leads; None: nobody was left when the last one went."""
         self._told = True
         """Whether that worker knows."""
-        self._seen: Seen | None = None
+        self._seen: LeftAt | None = None
         """Set once the lead has left in good order."""
         self._recorded: dict[int, LeadPassed] | None = None
 
@@ -66,7 +66,7 @@ class Leading:
             self._pass_on(run)
         else:
             clock = 0 if run is None else run.ledger.pacer.clocks.completed.get(member.rank, 0)
-            self._seen = Seen(member.seen_epoch, clock)
+            self._seen = LeftAt(member.seen_epoch, clock)
 
     def pushed(self, member: Member, push: m.Push, run: Run) -> None:
         """Training goes on, maybe beyond what the last lead has seen."""

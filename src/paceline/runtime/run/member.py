@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from paceline.config import RunConfig
 from paceline.errors import BadGradient
 from paceline.fabric.channel import Channel, WorkerLine
+from paceline.fabric.presence import counted_from
 from paceline.fabric.segment import Segment
 from paceline.runtime.messages.workers import FromWorker, Meet, Push, Register
 from paceline.runtime.run.held_gradients import HeldGradient
@@ -85,7 +86,7 @@ class Member:
     def speaks(self, message: FromWorker) -> None:
         """It is about to be heard: note how long it was silent, unless it was asleep."""
         now = time.monotonic()
-        spell, pushes = now - self.since_s, isinstance(message, PUSHES)
+        spell, pushes = max(0.0, now - counted_from(self.since_s)), isinstance(message, PUSHES)
         if not self.asks and self.first_s is not None:
             self.longest_s = max(self.longest_s, spell)
             if pushes:
