@@ -63,13 +63,3 @@ def test_nor_workers_of_another_host_whose_wire_was_cut_meanwhile(
     apart.wire.cut()
     stop_for_a_while(apart.running.store_pid)
     assert_nobody_is_blamed(apart.finish())
-
-
-def test_a_relay_that_was_stopped_comes_back(lab: Lab, elsewhere: LocalEngine) -> None:
-    asked = ("train.py", "momentum", *SIZES)
-    apart = Apart(lab, elsewhere, *asked, here=1, protocol="asp", **DIALS | {"stuck_after": None})
-    apart.host(2)
-    apart.running.until_pushes(9)
-    apart.wire.cut()
-    stop_for_a_while(apart.relay_pid)
-    assert_nobody_is_blamed(apart.finish())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +27,9 @@ def host(
     script: Annotated[
         Path | None, typer.Option(help="The script, if its path here is another than at the run's host.")
     ] = None,
-    wait: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for the run.")] = 60.0,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long to wait for the run, and for places in it.")
+    ] = 60.0,
     listen: Annotated[
         str,
         typer.Option(
@@ -88,7 +91,7 @@ def _host(
         raise ConfigError(f"workers must be at least 1, got {workers}.")
     secret = needed_secret(secret_file).decode()
     print(f"calling {address}, for up to {wait:g} s", file=sys.stderr, flush=True)
-    config, guest = enrol(address, secret, workers, runs, wait, trust)
+    config, guest = enrol(address, secret, workers, runs, wait, trust, _once())
     path = Path(config.script or "") if script is None else script
     check_script(path)
     _check_protocol(config)
@@ -105,6 +108,18 @@ def _host(
         bad = ", ".join(f"{rank} ({code})" for rank, code in sorted(statuses.items()) if code)
         print(f"error: ranks ended badly: {bad}. Read {config.folder}/logs/.", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def _once() -> Callable[[str], None]:
+    """Says the first time that there is no place so far."""
+    told: list[str] = []
+
+    def put_off(why: str) -> None:
+        if not told:
+            told.append(why)
+            print(f"no place so far: {why} Waiting for one to be free", file=sys.stderr, flush=True)
+
+    return put_off
 
 
 def _check_protocol(config: RunConfig) -> None:

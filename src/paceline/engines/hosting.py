@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -17,12 +18,20 @@ from paceline.fabric.wire import check_secret, parse_address
 
 
 def enrol(
-    address: str, secret: str, workers: int, runs: Path, wait_s: float, trust: Trust | None = None
+    address: str,
+    secret: str,
+    workers: int,
+    runs: Path,
+    wait_s: float,
+    trust: Trust | None = None,
+    put_off: Callable[[str], None] = lambda why: None,
 ) -> tuple[RunConfig, Guest]:
-    """Ask the run for places, and for what is to be run; it gets a folder here for its logs."""
+    """Ask the run for places, and for what is to be run; it gets a folder here for its logs. `put_off` is
+    told why there is no place so far."""
     where, session = parse_address(address), secrets.token_hex(16)
     hello = Enter(session, socket.gethostname(), workers=workers)
-    sock, entered = call_patiently(where, check_secret(secret), hello, wait_s, threading.Event(), trust)
+    key, over = check_secret(secret), threading.Event()
+    sock, entered = call_patiently(where, key, hello, wait_s, over, trust, put_off)
     sock.close()
     info, ranks = msgspec.msgpack.decode(entered.info, type=tuple[bytes, tuple[int, ...]])
     config = msgspec.msgpack.decode(info, type=RunConfig)

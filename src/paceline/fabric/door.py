@@ -42,6 +42,8 @@ class Enter(msgspec.Struct, frozen=True):
     """Which host it is, among those of a run whose store lies on several."""
     reach: str = ""
     """Where other hosts reach it, if it can hold a portion of a store."""
+    ended: bool = False
+    """Whether this only tells that the session is over: whoever held it has died."""
 
 
 class Entered(msgspec.Struct, frozen=True):
@@ -50,6 +52,12 @@ class Entered(msgspec.Struct, frozen=True):
     received: int
     info: bytes = b""
     refused: str = ""
+    later: bool = False
+    """Whether the same may be granted later."""
+
+
+class NotYet(RunError):
+    """Refused, but only for now."""
 
 
 class Door:
@@ -78,7 +86,7 @@ class Door:
             try:
                 session, info = self._welcome(asked)
             except PacelineError as error:
-                _send(sock, Entered(0, refused=str(error)))
+                _send(sock, Entered(0, refused=str(error), later=isinstance(error, NotYet)))
                 return False
             session.detach()
             _send(sock, Entered(session.received, info))
@@ -93,14 +101,21 @@ def call_patiently(
     patience_s: float,
     over: threading.Event,
     trust: Trust | None = None,
+    put_off: Callable[[str], None] = lambda why: None,
 ) -> tuple[Connection, Entered]:
-    """Call again and again, ever less often, until somebody answers or patience is at its end."""
+    """Call again and again, ever less often, until somebody answers or patience is at its end. `put_off` is
+    told every time why that is refused for now."""
     patience, pause = Allowance(patience_s), FIRST_PAUSE_S
     while True:
         try:
             return call(address, secret, asked, trust)
         except (OSError, RunError) as error:
+            refused = isinstance(error, NotYet)
+            if refused:
+                put_off(str(error))
             if patience.left_s < pause or over.wait(pause):
+                if refused:
+                    raise ConfigError(f"{error} This host has waited for {patience_s:g} s.") from None
                 where = show_address(*address)
                 raise RunError(f"nobody answered at {where} for {patience_s:g} s: {error}") from None
             pause = min(2 * pause, LONGEST_PAUSE_S)
@@ -115,6 +130,8 @@ def call(
         known = go_in(sock, secret, address[0], trust)
         _send(known, asked)
         answer = _receive(known, Entered)
+        if answer.later:
+            raise NotYet(answer.refused)
         if answer.refused:
             raise ConfigError(answer.refused)
         return known, answer

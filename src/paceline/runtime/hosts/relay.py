@@ -55,6 +55,7 @@ from paceline.runtime.messages.hosts import (
     SumVectors,
     ToHost,
     VectorStaged,
+    Withdraws,
     guest_decoder,
 )
 from paceline.runtime.messages.memories import INITIAL, SEGMENT, MemoryStretch
@@ -165,6 +166,8 @@ class Relay:
         elif fd == self._stop:
             self._epoll.unregister(fd)
             self._hopeless = "interrupted"
+            for worker in [x for x in self._locals if not x.gone]:
+                self._session.send(worker.lane, _encoder.encode(Withdraws()), HOST)
             self._end()
         elif fd in self._by_fd:
             self._listen(self._by_fd[fd])

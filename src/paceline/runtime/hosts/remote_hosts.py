@@ -19,7 +19,7 @@ import msgspec
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError, RunError
-from paceline.fabric.door import Door, Enter
+from paceline.fabric.door import Door, Enter, NotYet
 from paceline.fabric.presence import counted_from
 from paceline.fabric.session import Session
 from paceline.fabric.tls import Seal
@@ -37,6 +37,7 @@ from paceline.runtime.messages.hosts import (
     Offer,
     Over,
     VectorStaged,
+    Withdraws,
     host_decoder,
 )
 
@@ -115,6 +116,8 @@ class RemoteHost:
             line.offered(message.size_bytes)
         elif isinstance(message, Belongs):
             line.belongs(message.kind)
+        elif isinstance(message, Withdraws):
+            line.withdrew = True
         elif isinstance(message, LendMemory):
             line.known_peer.lend()
         elif isinstance(message, VectorStaged):
@@ -127,10 +130,18 @@ class RemoteHost:
             line.withdrawn()
             self._hear(RemoteEvent(line, None, [], message.detail))
 
+    def ended(self) -> None:
+        """Its relay has died: it will not be back."""
+        self.patience_s = self._longest_s = 0.0
+        self.why = "its relay has died"
+        if not self.session.connected:
+            self.away_since = self.away_since or time.monotonic()
+        self._wake()
+
     @property
     def unfinished(self) -> set[int]:
         """Ranks that were kept for it, but for those whose workers have come to their end."""
-        done = {line.rank for line in self.lines.values() if line.closed and not line.gone}
+        done = {x.rank for x in self.lines.values() if x.closed and not (x.gone or x.withdrew)}
         return set(self.ranks) - {rank for rank in done if rank is not None}
 
     def lose(self, why: str) -> None:
@@ -150,11 +161,18 @@ class RemoteHost:
     def _broken(self, why: str, closed: bool) -> None:
         """Who closes its connection and lives comes back at once; a link that is silent, or was reset, may
         take longer."""
-        self.patience_s = min(CLOSED_S, self._longest_s) if closed else self._longest_s
-        if not self.lines:  # it has asked for places, and starts its workers now
-            self.patience_s = max(STARTING_S, self._longest_s)
-        self.away_since, self.why = time.monotonic(), why
+        self.away_since = time.monotonic()
+        if self._longest_s:
+            self.patience_s, self.why = self._patience(closed), why
         self._wake()
+
+    def _patience(self, closed: bool) -> float:
+        if not self.lines:  # it has asked for places, and starts its workers now
+            return max(STARTING_S, self._longest_s)
+        lines = self.lines.values()
+        if closed and any(x.withdrew for x in lines) and all(x.closed or x.gone for x in lines):
+            return 0.0
+        return min(CLOSED_S, self._longest_s) if closed else self._longest_s
 
 
 class RemoteHosts:
@@ -208,8 +226,9 @@ class RemoteHosts:
                 waits.append(left)
                 continue
             self._forget(token, host)
-            self.on_lost(host, f"out of reach since {host.patience_s:g} s: {host.why}")
-            host.lose(f"its host {host.name} is out of reach since {host.patience_s:g} s: {host.why}")
+            why = f"out of reach since {host.patience_s:g} s: {host.why}" if host.patience_s else host.why
+            self.on_lost(host, why)
+            host.lose(f"its host {host.name} is {why}" if host.patience_s else f"{why} on host {host.name}")
         return min(waits, default=None)
 
     def close(self, drain_s: float = 2.0) -> None:
@@ -226,6 +245,10 @@ class RemoteHosts:
     def _welcome(self, asked: Enter) -> tuple[Session, bytes]:
         with self._lock:
             host = self.hosts.get(asked.session)
+            if asked.ended:
+                if host is not None:
+                    host.ended()
+                raise RunError(f"host {asked.host} is known to be gone.")
             if host is not None and host.session.impossible:
                 raise RunError(f"host {asked.host} said what cannot be: {host.session.impossible}")
             if host is None:
@@ -247,10 +270,12 @@ class RemoteHosts:
         if self.closed:
             raise ConfigError(self.closed)
         if wanted > len(self._free):
-            raise ConfigError(
+            places = self._config.workers - self._config.near
+            text = (
                 f"{wanted} workers would like to join, but of the run's {self._config.workers} places "
                 f"{len(self._free)} are free. Start fewer here, or the run with more."
             )
+            raise ConfigError(text) if wanted > places else NotYet(text)  # who has a place may lose it
         ranks = tuple(sorted(self._free)[:wanted])
         self._free -= set(ranks)
         return ranks
