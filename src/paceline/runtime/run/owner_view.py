@@ -54,7 +54,10 @@ class OwnerView(Protocol):
     on_added: Callable[[int], None]
     """Told of every worker that is left to a barrier of its own."""
     ask_at: float | None
-    leading: LeadView
+
+    @property
+    def leading(self) -> LeadView:
+        """Who prints and evaluates for all."""
 
     @property
     def living(self) -> list[Member]:
