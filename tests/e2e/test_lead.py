@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from paceline.config import RunConfig
+from paceline.engines.control import Guest
+from paceline.engines.hosting import enrol
 from paceline.engines.local import LocalEngine
 from paceline.sim.request import ClusterRequest
-from paceline.trace.events import Evaluated, LeadPassed
+from paceline.trace.events import Evaluated, LeadPassed, WorkerJoined
 from support.command import run_command
-from support.hosts import Apart
-from support.runs import SCRIPTS, Lab, Run
+from support.hosts import SECRET, Apart
+from support.runs import SCRIPTS, Lab, Run, wait_until
 from support.tensors import assert_equal
 
 FAMILIES: list[tuple[str, dict[str, Any]]] = [
@@ -140,3 +145,37 @@ def test_the_lead_passes_to_another_host(lab: Lab, elsewhere: LocalEngine, proto
 def test_a_run_of_one_rank_has_a_lead_and_passes_nothing_on(lab: Lab) -> None:
     run = lab.run("leads.py", "all", workers=1)
     assert evaluated(run) == followed(0, 0, 0, 0)
+
+
+def test_a_rank_0_that_comes_back_does_not_lead_beside_its_heir(lab: Lab, elsewhere: LocalEngine) -> None:
+    asked = ("leads.py", "lead", "--epochs", 100_000)
+    apart = Apart(lab, elsewhere, *asked, here=0, workers=2, protocol="asp")
+    apart.host(1)
+    killed = apart.relay_pid, *apart.pids.values()
+    with LocalEngine() as third:
+        lab.further.add(third._process.pid)
+        where = "{}:{}".format(*apart.address)
+        third.launch(*joined(lab, where))
+        apart.running.until_pushes(9)
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        assert elsewhere.wait(30) is not None
+        wait_until(lambda: apart.running.events(LeadPassed) > 0, "the next rank leads")
+        apart.host(1)
+        wait_until(lambda: apart.running.events(WorkerJoined) > 2, "rank 0 is back")
+        seen = apart.running.events(Evaluated)
+        wait_until(lambda: apart.running.events(Evaluated) > seen + 4, "somebody evaluates")
+        apart.running.stop()
+        run = apart.finish()
+        assert third.wait(30) is not None
+        lab.further.discard(third._process.pid)
+    heirs = [event.worker for event in run.of(Evaluated)]
+    assert heirs == sorted(heirs)
+    assert heirs[-1] == 1
+    assert [event.worker for event in run.of(LeadPassed)] == [1]
+
+
+def joined(lab: Lab, where: str) -> tuple[RunConfig, str, Guest]:
+    """What a third host is to start."""
+    config, guest = enrol(where, SECRET, 1, lab.root / "third", 30)
+    return config, SECRET, guest
