@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -17,6 +18,7 @@ from paceline.errors import ConfigError
 from paceline.fabric.session import HEARTBEAT_S
 from paceline.protocols import PACED
 from paceline.trace.events import WorkerJoined, WorkerLeft
+from support.command import run_command
 from support.hosts import SECRET, Apart
 from support.runs import Lab, once, wait_until
 from support.tensors import assert_equal
@@ -235,7 +237,7 @@ def test_a_relay_that_dies_is_known_at_once_though_its_connection_was_reset(
     run = apart.finish()
     assert run.result.status == "finished", run.end.detail
     assert {failure.worker for failure in run.result.failures} == {2, 3}
-    assert "its relay has died on host" in run.result.failures[0].detail
+    assert "is gone: its relay has died" in run.result.failures[0].detail
 
 
 def test_a_host_that_comes_early_waits_for_a_place_and_who_left_in_good_order_finds_one_again(
@@ -266,3 +268,17 @@ def test_a_host_that_comes_early_waits_for_a_place_and_who_left_in_good_order_fi
     assert run.result.failures == []
     first = run.of(WorkerLeft)[0]
     assert (first.worker, first.reason) == (1, "finished")
+
+
+def test_a_host_without_the_script_gives_its_places_back(
+    lab: Lab, elsewhere: LocalEngine, tmp_path: Path
+) -> None:
+    apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, here=1, protocol="ssp", workers=2)
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    secret.chmod(0o600)
+    named = ("--script", "nowhere.py", "--secret-file", secret)
+    refused = run_command("host", "{}:{}".format(*apart.address), *named, cwd=tmp_path)
+    assert (refused.returncode, "no script at nowhere.py" in refused.stderr) == (2, True)
+    apart.host(1)
+    assert apart.finish().result.status == "finished"

@@ -83,7 +83,7 @@ def _host(
     import msgspec
 
     from paceline.cli.running.secret import needed_secret
-    from paceline.engines.hosting import enrol
+    from paceline.engines.hosting import enrol, give_back
     from paceline.engines.local import LocalEngine
     from paceline.errors import ConfigError
 
@@ -93,8 +93,12 @@ def _host(
     print(f"calling {address}, for up to {wait:g} s", file=sys.stderr, flush=True)
     config, guest = enrol(address, secret, workers, runs, wait, trust, _once())
     path = Path(config.script or "") if script is None else script
-    check_script(path)
-    _check_protocol(config)
+    try:
+        check_script(path)
+        _check_protocol(config)
+    except ConfigError:
+        give_back(guest, secret, trust)
+        raise
     config = msgspec.structs.replace(config, script=str(path))
     print(
         f"rank{'s' * (len(guest.ranks) > 1)} {', '.join(map(str, guest.ranks))} of {config.workers}; "

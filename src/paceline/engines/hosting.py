@@ -15,6 +15,7 @@ from paceline.engines.control import Guest
 from paceline.fabric.door import Enter, call_patiently
 from paceline.fabric.tls import Trust
 from paceline.fabric.wire import check_secret, parse_address
+from paceline.runtime.hosts.death_notice import tell_ended
 
 
 def enrol(
@@ -39,3 +40,9 @@ def enrol(
     folder.mkdir(parents=True, exist_ok=True)
     spoken = Trust(trust.ca) if trust is not None and config.tls else None
     return msgspec.structs.replace(config, folder=str(folder)), Guest(where, session, ranks, spoken)
+
+
+def give_back(guest: Guest, secret: str, trust: Trust | None = None) -> None:
+    """Nothing was started for these places: others may have them at once."""
+    hello = Enter(guest.session, socket.gethostname())
+    tell_ended(guest.address, check_secret(secret), hello, guest.trust or trust)

@@ -38,7 +38,7 @@ class DeathNotice:
         try:
             _hold_only(asleep)
             if not os.read(asleep, 1):
-                _tell(address, secret, hello, trust)
+                tell_ended(address, secret, hello, trust)
             status = 0
         finally:
             os._exit(status)
@@ -66,11 +66,14 @@ def _hold_only(fd: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for standard in range(STANDARD):
         os.dup2(null, standard)
-    os.closerange(STANDARD, fd)
-    os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))
+    for other in map(int, os.listdir("/proc/self/fd")):
+        if other >= STANDARD and other != fd:
+            with contextlib.suppress(OSError):
+                os.close(other)
 
 
-def _tell(address: tuple[str, int], secret: bytes, hello: Enter, trust: Trust | None) -> None:
+def tell_ended(address: tuple[str, int], secret: bytes, hello: Enter, trust: Trust | None) -> None:
+    """Tell the store that this session is over, if it can be reached soon."""
     ended = msgspec.structs.replace(hello, ended=True)
     with contextlib.suppress(OSError, PacelineError):
         call_patiently(address, secret, ended, PATIENCE_S, threading.Event(), trust)
