@@ -79,6 +79,13 @@ def test_the_next_rank_evaluates_and_prints_when_rank_0_is_killed(
     assert (at.worker, at.samples) == (1, run.result.samples)
 
 
+@pytest.mark.parametrize("protocol", ["easgd", "bsp", "local_sgd", "asp"])
+def test_the_next_rank_evaluates_when_rank_0_is_killed_while_it_evaluates(lab: Lab, protocol: str) -> None:
+    run = lab.run("leads.py", "all", "--falls", 1, workers=3, protocol=protocol, device_time_s=0.002)
+    assert_followed(run, 0, 1)
+    assert run.died == {0}
+
+
 def test_duties_pass_on_again_and_from_who_leaves_early_but_not_at_the_end_of_all_work(lab: Lab) -> None:
     asked = ("leads.py", "lead", "--dies", 0, 1, "--leaves", 1, 1)
     run = lab.run(*asked, workers=3, protocol="bsp")

@@ -13,11 +13,17 @@ from torch.utils.data import DataLoader, TensorDataset
 import paceline
 
 
+def die() -> float:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0.0
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("how", choices=["all", "lead", "first"], help="who calls pace.evaluate")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--dies", type=int, action="append", nargs=2, default=[], metavar=("RANK", "EPOCH"))
+    parser.add_argument("--falls", type=int, help="the epoch in whose evaluation rank 0 dies")
     parser.add_argument("--leaves", type=int, action="append", nargs=2, default=[], metavar=("RANK", "EPOCH"))
     options = parser.parse_args()
     dies, leaves = dict(options.dies), dict(options.leaves)
@@ -32,11 +38,12 @@ def main() -> None:
         for a, b in loader:
             case.iteration(model, optimizer, a, b)
             if epoch == dies.get(pace.rank):
-                os.kill(os.getpid(), signal.SIGKILL)
+                die()
         if epoch == dies.get(pace.rank):  # the others were faster, and have left it nothing
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         if {"all": True, "lead": pace.lead, "first": pace.rank == 0}[options.how]:
-            figures = pace.evaluate(partial(float, 0.1 * (epoch + 1)))
+            falls = pace.rank == 0 and epoch == options.falls
+            figures = pace.evaluate(die if falls else partial(float, 0.1 * (epoch + 1)))
             pace.print(f"epoch {epoch}: rank {pace.rank} has {figures}")
         if epoch == leaves.get(pace.rank):
             return
