@@ -226,9 +226,9 @@ class RemoteHosts:
                 waits.append(left)
                 continue
             self._forget(token, host)
-            since = f"out of reach since {host.patience_s:g} s" if host.patience_s else "gone"
-            self.on_lost(host, f"{since}: {host.why}")
-            host.lose(f"its host {host.name} is {since}: {host.why}")
+            state = f"out of reach since {host.patience_s:g} s" if host.patience_s else "gone"
+            self.on_lost(host, f"{state}: {host.why}")
+            host.lose(f"its host {host.name} is {state}: {host.why}")
         return min(waits, default=None)
 
     def close(self, drain_s: float = 2.0) -> None:
