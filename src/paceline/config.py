@@ -36,7 +36,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How many of the workers are started on this machine, ranks 0 and up; None: all."""
     host_patience_s: float = 30.0
     """How long a host may be out of reach, silent or reset, before its workers count as lost; one that closes
-    its connection in good order has 3 s to come back."""
+    its connection in good order has 3 s to come back, and one whose relay has died is not waited for."""
     tls: bool = False
     """Whether what travels between hosts is encrypted (TLS 1.3)."""
     plain: bool = False

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -15,8 +17,10 @@ from e2e.test_peer_barriers import EVALUATES, gaps
 from paceline.engines.hosting import enrol
 from paceline.engines.local import LocalEngine
 from paceline.errors import ConfigError
+from paceline.fabric.session import HEARTBEAT_S
 from paceline.protocols import PACED
 from paceline.trace.events import Evaluated, Passed, WorkerJoined, WorkerLeft
+from support.command import run_command
 from support.hosts import SECRET, Apart
 from support.runs import Lab, once, wait_until
 from support.tensors import assert_equal
@@ -251,3 +255,68 @@ def test_who_has_left_may_write_to_its_model_though_nobody_hands_it_over(
     assert run.result.status == "finished", run.end.detail
     assert set(run.ended.statuses.values()) == {0}
     assert set(apart.statuses.values()) == {0}
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "local_sgd"])
+def test_a_relay_that_dies_is_known_at_once_though_its_connection_was_reset(
+    lab: Lab, elsewhere: LocalEngine, protocol: str
+) -> None:
+    """A relay that dies with something unread resets its connection. Nobody waits for the host's patience,
+    which would outlast the test."""
+    dials = DIALS | {"protocol": protocol, "host_patience_s": 500.0}
+    apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, *lab.pause(3), here=2, **dials)
+    apart.wire.address = apart.address  # a wire would pass a reset on as an end in good order
+    apart.host(2)
+    lab.until_paused(4)
+    os.kill(apart.relay_pid, signal.SIGSTOP)
+    time.sleep(1.5 * HEARTBEAT_S)
+    os.kill(apart.relay_pid, signal.SIGKILL)
+    lab.go_on()
+    run = apart.finish()
+    assert run.result.status == "finished", run.end.detail
+    assert {failure.worker for failure in run.result.failures} == {2, 3}
+    assert "is gone: its relay has died" in run.result.failures[0].detail
+
+
+def test_a_host_that_comes_early_waits_for_a_place_and_who_left_in_good_order_finds_one_again(
+    lab: Lab, elsewhere: LocalEngine
+) -> None:
+    asked = ("train.py", "momentum", "--epochs", 100_000)
+    apart = Apart(lab, elsewhere, *asked, here=1, protocol="asp", workers=2)
+    apart.host(1)
+    apart.running.until_pushes(8)
+    told: list[str] = []
+    with pytest.raises(ConfigError, match=r"0 are free.* has waited for 0.5 s"):
+        enrol("{}:{}".format(*apart.address), SECRET, 1, lab.root / "early", 0.5, put_off=told.append)
+    assert "1 workers would like to join" in told[0]
+
+    def leave(_: str) -> None:
+        if not left:
+            left.append(True)
+            elsewhere.stop()
+
+    left: list[bool] = []
+    _, guest = enrol("{}:{}".format(*apart.address), SECRET, 1, lab.root / "early", 60, put_off=leave)
+    assert guest.ranks == (1,)
+    assert elsewhere.wait(30) is not None
+    elsewhere.launch(apart.config, SECRET, guest)
+    wait_until(lambda: apart.running.events(WorkerJoined) == 3, "it has come again")
+    apart.running.stop()
+    run = apart.finish()
+    assert run.result.failures == []
+    first = run.of(WorkerLeft)[0]
+    assert (first.worker, first.reason) == (1, "finished")
+
+
+def test_a_host_without_the_script_gives_its_places_back(
+    lab: Lab, elsewhere: LocalEngine, tmp_path: Path
+) -> None:
+    apart = Apart(lab, elsewhere, "train.py", "momentum", *SIZES, here=1, protocol="ssp", workers=2)
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    secret.chmod(0o600)
+    named = ("--script", "nowhere.py", "--secret-file", secret)
+    refused = run_command("host", "{}:{}".format(*apart.address), *named, cwd=tmp_path)
+    assert (refused.returncode, "no script at nowhere.py" in refused.stderr) == (2, True)
+    apart.host(1)
+    assert apart.finish().result.status == "finished"

@@ -264,9 +264,10 @@ def test_losing_a_holder_ends_the_run_and_names_it(
     spread.kill_host(1)
     run = spread.finish()
     assert run.result.status == "failed"
-    assert f"host {socket.gethostname()}, which held portion 3 of 3 of the weights, is out of reach" in (
-        run.end.detail
+    held = (
+        f"host {socket.gethostname()}, which held portion 3 of 3 of the weights, is gone: its relay has died"
     )
+    assert held in run.end.detail
     assert not (run.folder / "weights.safetensors").exists()
     assert not (run.folder / "checkpoint").exists()
 

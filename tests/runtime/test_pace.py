@@ -57,7 +57,7 @@ def test_a_prepared_scheduler_can_be_saved_and_loaded_as_an_ordinary_one(at: int
 
 def test_state_that_nobody_would_use_is_refused_and_settings_are_loaded() -> None:
     kept, optimizer = adam(), adam()
-    link = SimpleNamespace(reaches_state=False, rank=0)
+    link = SimpleNamespace(reaches_state=False, rank=0, lead=True)
     elsewhere = Elsewhere(optimizer, {}, link, print)  # type: ignore[arg-type]
     optimizer.load_state_dict(kept.state_dict())
     optimizer.state.clear()
@@ -74,7 +74,7 @@ def test_state_that_nobody_would_use_is_refused_and_settings_are_loaded() -> Non
 
 def test_an_optimizer_whose_state_is_elsewhere_says_so_to_whom_looks_or_writes() -> None:
     optimizer, said = adam(), list[str]()
-    Elsewhere(optimizer, {}, SimpleNamespace(reaches_state=True, rank=1), said.append)  # type: ignore[arg-type]
+    Elsewhere(optimizer, {}, SimpleNamespace(reaches_state=True, rank=1, lead=False), said.append)  # type: ignore[arg-type]
     assert not list(optimizer.state.values())
     assert "optimizer.state_dict()" in said[0]
     with pytest.raises(ConfigError, match="the script writes to"):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.config import RunConfig
+from paceline.fabric import presence
 from paceline.fabric.channel import Channel
 from paceline.runtime.messages import workers as m
 from paceline.runtime.owner.owner import Owner
@@ -20,6 +21,7 @@ from paceline.view.stacks import parse_stacks
 
 @pytest.fixture
 def owner(tmp_path: Path) -> Iterator[Owner]:
+    presence._anew()  # these tests set clocks back to before this process may have been starved
     (tmp_path / "logs").mkdir()
     owner = Owner(RunConfig(run="r", folder=str(tmp_path), workers=2), time.monotonic)
     ends = []

@@ -137,7 +137,7 @@ class Apart:
         """Start the second host."""
         via = f"{self.wire.address[0]}:{self.wire.address[1]}"
         config, guest = enrol(via, SECRET, workers, self.lab.root / "there", 30, self.trust)
-        self.ranks = guest.ranks
+        self.config, self.ranks = config, guest.ranks
         self.engine.launch(config, SECRET, guest)
         self.pids = dict(zip(guest.ranks, self.engine.pids, strict=True))
         self.logs = config.path / "logs"

@@ -170,6 +170,7 @@ def test_what_is_not_known_is_null() -> None:
         *("staleness", "bytes_sent", "bytes_received", "bytes_sent_each", "emulated", "fabric"),
         *("barrier_looks", "barrier_questions", "mesh", "bytes_by_axis", "lookups", "lssr", "trigger"),
         *("sent_ahead", "consensus_distance", "landscape"),
+        *("loss_at", "accuracy_at"),
     }
     assert told["waiting_share"] == [None, None]
     assert (told["status"], told["failures"]) == ("running", [])

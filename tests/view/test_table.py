@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 
 from paceline.trace import Result, tally
 from paceline.trace.landscape import LandscapeSummary
+from paceline.trace.tally import Failure, Moment
 from paceline.view.compare import compare, labels, speedups
 from paceline.view.figures import DASH
 from paceline.view.terminal.table import comparison, print_comparison, summary
@@ -188,3 +189,24 @@ def test_a_table_in_a_pipe_is_whole_unless_columns_say_otherwise(
     print_comparison(many, Console(file=shown))
     assert (" gap " in shown.getvalue().splitlines()[0]) == whole
     assert ("Left out" in shown.getvalue()) != whole
+
+
+def test_a_figure_that_is_not_of_the_end_says_of_when_it_is_wherever_it_stands() -> None:
+    early = Moment(1.0, 3200, 100, 0)
+    known = {"accuracy": 0.481, "samples": 9600, "updates": 300, "accuracy_at": early}
+    lost = result(**known, failures=[Failure(0, 1.5, "died", "")])
+    assert "48.1 % at sample 3,200 of 9,600: nobody evaluated after rank 0 was lost" in text(
+        summary(lost), 140
+    )
+    assert "Accuracy of bsp at sample 3,200 of 9,600: nobody" in compare([lost]).caption
+    other = result(**known, failures=[Failure(1, 1.5, "died", "")])
+    assert "48.1 % at sample 3,200 of 9,600\n" in squeezed(text(summary(other), 140))
+    uncounted = msgspec.structs.replace(other, samples=None)
+    assert "48.1 % at update 100 of 300\n" in squeezed(text(summary(uncounted), 140))
+    end = msgspec.structs.replace(other, accuracy_at=msgspec.structs.replace(early, samples=9600))
+    assert "48.1 %\n" in squeezed(text(summary(end), 140))
+    assert "Accuracy" not in compare([end]).caption
+
+
+def squeezed(shown: str) -> str:
+    return "\n".join(line.rstrip() for line in shown.splitlines()) + "\n"

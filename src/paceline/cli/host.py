@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,7 +30,9 @@ def host(
     script: Annotated[
         Path | None, typer.Option(help="The script, if its path here is another than at the run's host.")
     ] = None,
-    wait: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for the run.")] = 60.0,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long to wait for the run, and for places in it.")
+    ] = 60.0,
     listen: Annotated[
         str,
         typer.Option(
@@ -83,7 +86,7 @@ def _host(
     import msgspec
 
     from paceline.cli.running.secret import needed_secret
-    from paceline.engines.hosting import enrol
+    from paceline.engines.hosting import enrol, give_back
     from paceline.engines.local import LocalEngine
     from paceline.errors import ConfigError, RunError
 
@@ -91,10 +94,14 @@ def _host(
         raise ConfigError(f"workers must be at least 1, got {workers}.")
     secret = needed_secret(secret_file).decode()
     print(f"calling {address}, for up to {wait:g} s", file=sys.stderr, flush=True)
-    config, guest = enrol(address, secret, workers, runs, wait, trust)
+    config, guest = enrol(address, secret, workers, runs, wait, trust, _once())
     path = Path(config.script or "") if script is None else script
-    check_script(path)
-    _check_protocol(config)
+    try:
+        check_script(path)
+        _check_protocol(config)
+    except ConfigError:
+        give_back(guest, secret, trust)
+        raise
     config = msgspec.structs.replace(config, script=str(path))
     print(
         f"rank{'s' * (len(guest.ranks) > 1)} {', '.join(map(str, guest.ranks))} of {config.workers}; "
@@ -122,6 +129,18 @@ def _last_word(config: RunConfig, ended: Ended) -> str:
     return (
         lines[-1].rstrip(".") if lines else f"the relay of this host ended with status {ended.store_status}"
     )
+
+
+def _once() -> Callable[[str], None]:
+    """Says the first time that there is no place so far."""
+    told: list[str] = []
+
+    def put_off(why: str) -> None:
+        if not told:
+            told.append(why)
+            print(f"no place so far: {why} Waiting for one to be free", file=sys.stderr, flush=True)
+
+    return put_off
 
 
 def _check_protocol(config: RunConfig) -> None:

@@ -12,7 +12,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -21,6 +20,7 @@ from paceline.config import RunConfig
 from paceline.errors import ConfigError, RunError, RunStopped
 from paceline.fabric.channel import Channel
 from paceline.fabric.neighbours import find_neighbour
+from paceline.fabric.presence import Allowance
 from paceline.fabric.tls import Trust
 from paceline.protocols.grid import Grid
 from paceline.runtime.seat import Seat
@@ -57,7 +57,7 @@ class StoreOrder(msgspec.Struct, frozen=True):
 def take_seat(meeting: MeetingPoint, rank: int, config: RunConfig, beside: bool = False) -> Seat:
     """This process's place in the run; its rank is what its engine says, which may know, too, that the store
     is on this host: then no relay is needed, and a store that is not there has ended."""
-    until = time.monotonic() + PATIENCE_S
+    patience = Allowance(PATIENCE_S)
     while True:
         sock = find_neighbour(meeting.name)
         if sock is not None:
@@ -66,7 +66,7 @@ def take_seat(meeting: MeetingPoint, rank: int, config: RunConfig, beside: bool 
             raise RunStopped("the run is over already.")
         if config.mesh is not None:
             raise over_hosts(config.mesh, f"rank {rank} is on {socket.gethostname()}, the conductor is not")
-        if time.monotonic() > until:
+        if patience.over:
             raise RunError(f"no relay came up on this host within {PATIENCE_S:g} s.")
         start_service("relay", msgspec.json.encode(meeting))
 

@@ -69,6 +69,7 @@ def _stop_signal(holder: int | None) -> int:
 
 
 def _relay(order: bytes) -> int:
+    from paceline.runtime.hosts.death_notice import DeathNotice
     from paceline.runtime.hosts.relay import Relay
     from paceline.runtime.portions.share import HostShare
 
@@ -78,11 +79,13 @@ def _relay(order: bytes) -> int:
         _say("ready")
         return 0
     address, secret = parse_address(meeting.address), check_secret(meeting.secret)
-    sharing = HostShare(address, secret, sealed=meeting.trust is not None) if meeting.portions else None
-    hello = Enter(secrets.token_hex(16), socket.gethostname(), reach="" if sharing is None else sharing.reach)
-    relay = Relay(address, secret, hello, [], listener, trust=meeting.trust, sharing=sharing)
-    _say("ready", Path(os.devnull))
-    relay.run()
+    hello = Enter(secrets.token_hex(16), socket.gethostname())
+    with DeathNotice(address, secret, hello, meeting.trust):
+        sharing = HostShare(address, secret, sealed=meeting.trust is not None) if meeting.portions else None
+        known = hello if sharing is None else msgspec.structs.replace(hello, reach=sharing.reach)
+        relay = Relay(address, secret, known, [], listener, trust=meeting.trust, sharing=sharing)
+        _say("ready", Path(os.devnull))
+        relay.run()
     return 0
 
 

@@ -18,6 +18,7 @@ import msgspec
 from paceline.decoding import decode_message
 from paceline.errors import ConfigError, NobodyThere, PacelineError, RunError
 from paceline.fabric.listener import Listener
+from paceline.fabric.presence import Allowance
 from paceline.fabric.session import Session
 from paceline.fabric.tls import Seal, Trust, go_in
 from paceline.fabric.wire import HANDSHAKE_S, Connection, receive_exactly, show_address
@@ -44,6 +45,8 @@ class Enter(msgspec.Struct, frozen=True):
     """Which host it is, among those of a run whose store lies on several."""
     reach: str = ""
     """Where other hosts reach it, if it can hold a portion of a store."""
+    ended: bool = False
+    """Whether this only tells that the session is over: whoever held it has died."""
 
 
 class Entered(msgspec.Struct, frozen=True):
@@ -52,6 +55,12 @@ class Entered(msgspec.Struct, frozen=True):
     received: int
     info: bytes = b""
     refused: str = ""
+    later: bool = False
+    """Whether the same may be granted later."""
+
+
+class NotYet(RunError):
+    """Refused, but only for now."""
 
 
 class Door:
@@ -80,7 +89,7 @@ class Door:
             try:
                 session, info = self._welcome(asked)
             except PacelineError as error:
-                _send(sock, Entered(0, refused=str(error)))
+                _send(sock, Entered(0, refused=str(error), later=isinstance(error, NotYet)))
                 return False
             session.detach()
             _send(sock, Entered(session.received, info))
@@ -96,21 +105,27 @@ def call_patiently(
     over: threading.Event,
     trust: Trust | None = None,
     known: bool = False,
+    put_off: Callable[[str], None] = lambda why: None,
 ) -> tuple[Connection, Entered]:
     """Call again and again, ever less often, until somebody answers or patience is at its end. `known`:
-    somebody listened there, so whoever refuses connections now is a host on which that process has ended."""
-    until, pause = time.monotonic() + patience_s, FIRST_PAUSE_S
-    answered = time.monotonic()
+    somebody listened there, so whoever refuses connections now is a host on which that process has ended.
+    `put_off` is told every time why that is refused for now."""
+    patience, pause = Allowance(patience_s), FIRST_PAUSE_S
+    refusals = Allowance(REFUSED_S)
     while True:
         try:
             return call(address, secret, asked, trust)
         except (OSError, RunError) as error:
-            where, now = show_address(*address), time.monotonic()
+            where, refused = show_address(*address), isinstance(error, NotYet)
+            if refused:
+                put_off(str(error))
             if not isinstance(error, ConnectionRefusedError):
-                answered = now
-            elif known and now - answered >= REFUSED_S:
+                refusals = Allowance(REFUSED_S)
+            elif known and refusals.over:
                 raise NobodyThere(f"nobody listens at {where} any more") from None
-            if now + pause > until or over.wait(pause):
+            if patience.left_s < pause or over.wait(pause):
+                if refused:
+                    raise ConfigError(f"{error} This host has waited for {patience_s:g} s.") from None
                 raise RunError(f"nobody answered at {where} for {patience_s:g} s: {error}") from None
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
@@ -124,6 +139,8 @@ def call(
         known = go_in(sock, secret, address[0], trust)
         _send(known, asked)
         answer = _receive(known, Entered)
+        if answer.later:
+            raise NotYet(answer.refused)
         if answer.refused:
             raise ConfigError(answer.refused)
         return known, answer

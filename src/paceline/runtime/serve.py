@@ -18,6 +18,7 @@ from paceline.fabric.door import Enter
 from paceline.fabric.tls import Trust
 from paceline.fabric.wire import check_secret, parse_address, show_address
 from paceline.runtime.fabrics import FABRICS
+from paceline.runtime.hosts.death_notice import DeathNotice
 from paceline.runtime.hosts.relay import Relay
 from paceline.runtime.hosts.remote_hosts import RemoteHosts
 from paceline.runtime.owner.loop import RealLoop
@@ -113,10 +114,12 @@ def host(
     which the last line of the log tells. `door`: be ready to hold a portion of it, listening at the first
     address, where others are told to come to the second (see `Guest`)."""
     key = check_secret(secret)
-    sharing = None if door is None else HostShare(address, key, *door, sealed=trust is not None)
-    hello = Enter(session, socket.gethostname(), reach="" if sharing is None else sharing.reach)
-    relay = Relay(address, key, hello, workers, stop=stop, trust=trust, sharing=sharing)
-    relay.run()
+    hello = Enter(session, socket.gethostname())
+    with DeathNotice(address, key, hello, trust):
+        sharing = None if door is None else HostShare(address, key, *door, sealed=trust is not None)
+        known = hello if sharing is None else msgspec.structs.replace(hello, reach=sharing.reach)
+        relay = Relay(address, key, known, workers, stop=stop, trust=trust, sharing=sharing)
+        relay.run()
     if relay.badly:
         print(relay.badly, file=sys.stderr)
     return 1 if relay.badly else 0

@@ -218,6 +218,12 @@ class Ledger:
         """Work whose gradients are not in the weights: a checkpoint has it done again."""
         return [batch for works in self._unapplied.values() for work in works for batch in work]
 
+    @property
+    def applied(self) -> int:
+        """Samples that are in the weights, as far as work is known by what it is: gradients that are held are
+        not."""
+        return self.samples - sum(batch.count for batch in self.unapplied)
+
     def abandoned(self) -> int:
         """Samples dead workers left of the epochs that were worked on, and nobody took over."""
         left = () if self.budget is None else self.budget.returned

@@ -209,6 +209,21 @@ class WorkEnded(Event, frozen=True, gc=False, tag="work_ended"):
         return f"rank {self.worker} ended training for all{f': {self.why}' if self.why else ''}"
 
 
+class LeadPassed(Event, frozen=True, gc=False, tag="lead_passed"):
+    """A worker prints and evaluates for all from here on: whoever did so before is gone."""
+
+    worker: int
+    clock: int
+    """Iterations that it had completed when it heard of it."""
+    epoch: int | None = None
+    """The epoch at whose end it heard of it; None: it was the answer to a push, or to its coming."""
+
+    @property
+    def text(self) -> str:
+        """The same for people."""
+        return leads_now(self.worker)
+
+
 class Reported(Event, frozen=True, gc=False, tag="reported"):
     """What a worker said with `pace.report`."""
 
@@ -395,6 +410,7 @@ AnyEvent = (
     | Rested
     | Planned
     | WorkEnded
+    | LeadPassed
     | Reported
     | Evaluated
     | Note
@@ -406,6 +422,11 @@ AnyEvent = (
     | Gap
     | RunEnded
 )
+
+
+def leads_now(rank: int) -> str:
+    """What the log of a worker has at the place from which on it is the one that prints."""
+    return f"rank {rank} prints and evaluates from here on: the rank that did so before is gone"
 
 
 def _null_to_nan(values: Values) -> None:

@@ -59,6 +59,17 @@ class Failure(msgspec.Struct, frozen=True):
     detail: str
 
 
+class Moment(msgspec.Struct, frozen=True):
+    """Of when a figure is: of the model as it was then."""
+
+    t: float
+    samples: int | None
+    """Samples that had gone into it; null where nobody counts them."""
+    updates: int
+    worker: int
+    """Who evaluated."""
+
+
 class Result(msgspec.Struct, frozen=True):
     """What a run came to. Absent knowledge is null, never a made-up zero."""
 
@@ -123,6 +134,10 @@ class Result(msgspec.Struct, frozen=True):
     """How far replicas were from their mean when it was last measured: the root of the mean square."""
     landscape: LandscapeSummary | None = None
     """Where D-PSGD measures its effective learning rate; null elsewhere."""
+    loss_at: Moment | None = None
+    """Of which moment the loss is; null if it is no evaluated one."""
+    accuracy_at: Moment | None = None
+    """Of which moment the accuracy is."""
 
 
 class Tally:
@@ -279,6 +294,8 @@ class Tally:
             sent_ahead=self._sent_ahead(),
             consensus_distance=self._distance,
             landscape=self._landscape,
+            loss_at=self._moment_of("loss"),
+            accuracy_at=self._moment_of("accuracy"),
         )
 
     def _measured_distance(self, values: Mapping[str, float]) -> None:
@@ -387,7 +404,17 @@ class Tally:
         return waited / present if present > 0 else None
 
     def _last_evaluated(self, name: str) -> float | None:
-        return next((e.values[name] for e in reversed(self.evaluations) if name in e.values), None)
+        last = self._evaluation_of(name)
+        return None if last is None else last.values[name]
+
+    def _evaluation_of(self, name: str) -> Evaluated | None:
+        return next((e for e in reversed(self.evaluations) if name in e.values), None)
+
+    def _moment_of(self, name: str) -> Moment | None:
+        last = self._evaluation_of(name)
+        if last is None:
+            return None
+        return Moment(last.t, last.samples if self.samples else None, last.version, last.worker)
 
     def _time_to_target(self, target: float | None) -> float | None:
         if target is None:

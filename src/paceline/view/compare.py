@@ -53,7 +53,9 @@ def compare(results: Sequence[Result]) -> Comparison:
         _row(result, label, gain, mark=len(bases) > 1)
         for result, label, gain in zip(results, labels(results), gains, strict=True)
     ]
-    return Comparison(_headings(results), rows, _caption(results, bases))
+    return Comparison(
+        _headings(results), rows, " ".join([_caption(results, bases), *_moments(results, rows)])
+    )
 
 
 def labels(results: Sequence[Result]) -> list[str]:
@@ -139,6 +141,15 @@ def _caption(results: Sequence[Result], bases: set[Literal["target", "samples"]]
         sentences.append(f"Speed-up over {BASELINE} by {_basis(bases)}.")
     sentences += [f"{kind[0].upper()}{kind[1:]}." for kind in figures.kinds(results)]
     return " ".join(sentences)
+
+
+def _moments(results: Sequence[Result], rows: Sequence[CompareRow]) -> list[str]:
+    """Whose accuracy is not that of its end."""
+    named = [
+        (row.label, figures.moment(result, result.accuracy_at))
+        for result, row in zip(results, rows, strict=True)
+    ]
+    return [f"Accuracy of {label}{moment}." for label, moment in named if moment]
 
 
 def _basis(bases: set[Literal["target", "samples"]]) -> str:

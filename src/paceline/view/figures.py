@@ -15,6 +15,7 @@ from paceline.trace import Result
 from paceline.trace.events import RunStarted
 from paceline.trace.landscape import LandscapeSummary
 from paceline.trace.lookups import LookupSummary
+from paceline.trace.tally import Moment
 
 DASH = "—"
 MANY_WORKERS = 8
@@ -52,6 +53,21 @@ def number(value: float) -> str:
 def accuracy(value: float) -> str:
     """Percent when it is a share; a script that reports on another scale is taken at its word."""
     return f"{100 * value:.1f} %" if 0 <= value <= 1 else f"{value:.4g}"
+
+
+def moment(result: Result, of: Moment | None) -> str:
+    """Of when a figure is, unless it is of the end; and why it is not, if that is known."""
+    if of is None or result.status == "running":
+        return ""
+    if of.samples is not None and result.samples is not None:
+        at, end, unit = of.samples, result.samples, "sample"
+    else:
+        at, end, unit = of.updates, result.updates, "update"
+    if at >= end:
+        return ""
+    lost = any(each.worker == of.worker and each.t >= of.t for each in result.failures)
+    why = f": nobody evaluated after rank {of.worker} was lost" if lost else ""
+    return f" at {unit} {count(at)} of {count(end)}{why}"
 
 
 def threshold(value: float) -> str:

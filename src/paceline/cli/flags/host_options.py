@@ -98,8 +98,8 @@ HostPatience = Annotated[
     typer.Option(
         metavar="SECONDS",
         help="How long another host may be out of reach, be it silent or its connection reset, before its "
-        "workers count as lost. One that closes its connection in good order, as when its process ends, "
-        "has 3 s to come back.",
+        "workers count as lost. One that closes its connection in good order has 3 s to come back; one whose "
+        "relay has died is not waited for.",
         rich_help_panel=HOSTS,
     ),
     Dial(30.0, "host_patience_s"),

@@ -18,7 +18,7 @@ from paceline.errors import EngineLost
 from paceline.store.disk.folders import go_on
 from paceline.store.disk.reserve import Reserve, free_bytes
 from paceline.trace import Result, TraceTail
-from paceline.trace.events import Planned
+from paceline.trace.events import LeadPassed, Planned, leads_now
 from paceline.trace.files import LineTail
 from paceline.trace.life import write_result
 from paceline.trace.waits import NOTICES
@@ -60,7 +60,7 @@ def _see_through(engine: Engine, config: RunConfig, secret: str) -> Ended:
     """Show the run until all of its processes are gone."""
     progress, folder = RunProgress(), config.path
     room = Room(folder)
-    trace, output = TraceTail(folder / "trace.jsonl"), LineTail(folder / "logs" / "rank0.log")
+    trace, output = TraceTail(folder / "trace.jsonl"), LeadOutput(folder / "logs")
     with live(progress):
         engine.launch(config, secret)
         ended, door, stopping = None, LineTail(folder / "address"), False
@@ -118,11 +118,39 @@ def _invitation(config: RunConfig, address: str) -> str:
     )
 
 
-def _show(progress: RunProgress, trace: TraceTail, output: LineTail) -> None:
-    for line in _new_text(output):
+class LeadOutput:
+    """What the lead prints, whoever that is by now."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._tails = [LineTail(logs / "rank0.log")]
+        self._awaited = ""
+        """The line after which the last of them is the lead's; empty: it was found."""
+
+    def follow(self, rank: int) -> None:
+        """The lead has passed to this rank."""
+        self._tails.append(LineTail(self._logs / f"rank{rank}.log"))
+        self._awaited = leads_now(rank)
+
+    def new_text(self) -> list[str]:
+        """Lines that were completed since the last call."""
+        *before, last = (_new_text(tail) for tail in self._tails)
+        if self._awaited:
+            found = self._awaited in last
+            last = last[last.index(self._awaited) + 1 :] if found else []
+            self._awaited = "" if found else self._awaited
+        return [line for lines in (*before, last) for line in lines]
+
+
+def _show(progress: RunProgress, trace: TraceTail, output: LeadOutput) -> None:
+    for line in output.new_text():
         progress.print(line)
     for event in trace.new_events():
         progress.add(event)
+        if isinstance(event, LeadPassed):
+            output.follow(event.worker)
+            for line in output.new_text():
+                progress.print(line)
         if isinstance(event, Planned) and progress.tally.model is not None:
             epoch = progress.tally.model.samples_per_epoch
             progress.total_samples = None if epoch is None else epoch * event.epochs

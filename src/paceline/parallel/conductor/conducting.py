@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from paceline.config import RunConfig
 from paceline.errors import RunError
 from paceline.fabric.channel import Channel
+from paceline.fabric.presence import Allowance
 from paceline.fabric.stop_signals import why_stopped
 from paceline.fabric.watcher import Watcher
 from paceline.parallel import messages as m
@@ -87,7 +88,8 @@ class Conductor:
         self._keeping = CheckpointWriter(config, self.books.trace, self.books.now)
         self._parts, self._taken = config.path / PARTS, config.path / f"{PARTS}.taken"
         self._troubles: list[Trouble] = []
-        self._decide_at: float | None = None
+        self._decides: Allowance | None = None
+        """How long to listen before it is decided who was lost."""
         self._ending, self._why = False, ""
         self._calls: list[Action] = []
         """What is to be called for, one after another."""
@@ -149,8 +151,8 @@ class Conductor:
         """What does not wait for a message."""
         now = time.monotonic()
         self.books.flush(now)
-        if self._decide_at is not None:
-            if now >= self._decide_at:
+        if self._decides is not None:
+            if self._decides.over:
                 self._end_all()
             return
         if self._keeping.due(self.books.version) and not self._saving:
@@ -245,10 +247,9 @@ class Conductor:
             self._trouble(0, worker.rank, "")
 
     def _trouble(self, weight: int, rank: int, text: str, mistake: bool = False) -> None:
-        now = time.monotonic()
-        self._troubles.append(Trouble(weight, now, rank, text, mistake))
-        if self._decide_at is None:
-            self._decide_at = now if weight == 0 else now + GRACE_S
+        self._troubles.append(Trouble(weight, time.monotonic(), rank, text, mistake))
+        if self._decides is None:
+            self._decides = Allowance(0.0 if weight == 0 else GRACE_S)
 
     def _end_all(self) -> None:
         """Tell all who are left to end, and see to it that they do."""
@@ -256,8 +257,8 @@ class Conductor:
         for worker in left:
             with suppress(OSError):
                 worker.channel.send(m.EndRun(min(self._troubles).rank))
-        until = time.monotonic() + LAST_S
-        while left and time.monotonic() < until:
+        last = Allowance(LAST_S)
+        while left and not last.over:
             time.sleep(0.005)
             left = [worker for worker in left if _lives(worker.pid)]
         for worker in left:

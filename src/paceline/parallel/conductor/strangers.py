@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import socket
-import time
 from collections.abc import Callable
 
 import msgspec
@@ -13,6 +12,7 @@ import msgspec
 from paceline.config import RunConfig
 from paceline.fabric.channel import Channel
 from paceline.fabric.neighbours import take_neighbour
+from paceline.fabric.presence import Allowance
 from paceline.fabric.wire import show_address
 from paceline.parallel.conductor.conducting import Conductor
 from paceline.parallel.messages import conductor_decoder
@@ -51,8 +51,8 @@ def conduct_strangers(
 def _gather(config: RunConfig, listener: socket.socket, stop: int | None) -> dict[int, tuple[Channel, Hello]]:
     """Who comes, by rank; not all, if somebody came and is gone again, or after a long time."""
     came: dict[int, tuple[Channel, Hello]] = {}
-    until = time.monotonic() + GATHER_S
-    while len(came) < config.workers and time.monotonic() < until:
+    patience = Allowance(GATHER_S)
+    while len(came) < config.workers and not patience.over:
         if any(_is_gone(hello.pid) for _, hello in came.values()):
             return came
         looked = [listener.fileno(), *([] if stop is None else [stop])]

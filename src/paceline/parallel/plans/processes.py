@@ -23,6 +23,7 @@ import msgspec
 
 from paceline.decoding import decode_json
 from paceline.errors import ConfigError, RunError
+from paceline.fabric.presence import Allowance
 from paceline.parallel.plans.forked import ForkedRank, RankProcesses
 from paceline.parallel.torn import is_torn
 
@@ -118,17 +119,18 @@ def _started(
 def _wait(started: Ranks, timeout_s: float | None, look: Callable[[], None]) -> dict[int, int]:
     """Until all have ended; those that outlive a failed one, or the time there is, are ended. Which ranks
     failed by themselves, and at which look that was seen."""
-    end = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+    patience = None if timeout_s is None else Allowance(timeout_s)
+    grace = None
     failed: dict[int, int] = {}
     for number in itertools.count():
         statuses = [process.poll() for process in started]
-        if not failed and any(statuses):
-            end = min(end, time.monotonic() + GRACE_S)
+        if grace is None and any(statuses):
+            grace = Allowance(GRACE_S)
         failed = {rank: number for rank, status in enumerate(statuses) if status} | failed
         look()
         if None not in statuses:
             break
-        if time.monotonic() > end:
+        if any(limit is not None and limit.over for limit in (patience, grace)):
             for process in started:
                 process.kill()
                 process.wait()

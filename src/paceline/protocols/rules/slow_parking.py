@@ -8,7 +8,8 @@ and not active, and called back when there is room again.
 Who is slow is seen anew after every window of 200 pushes (or one per worker, if there are more): by the mean
 time from release to push, and a parked worker counts as 5 % slower than it was, so that equals do not take
 turns. Workers are called back when x would be within the bound even with a step that is 5 % longer; at once
-when others have died or left. Rank 0 is never parked, nor is the last that is active.
+when others have died or left. The lead (rank 0, as long as it is there) is never parked, nor is the last that
+is active.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class SlowParking:
         which may change."""
         self._curvature, self._share = curvature, share
         self.rate = rate
+        self.lead = 0
+        """Who prints and evaluates for all."""
         self.target = 0
         """How many are to be active; 0: all."""
         self._slow: set[int] = set()
@@ -99,7 +102,9 @@ class SlowParking:
     def _sort(self, clocks: Clocks) -> None:
         """See who is beyond the target."""
         present = [*clocks.active, *clocks.benched]
-        order = sorted(present, key=lambda worker: (worker != 0, self._cycle_s(clocks, worker), worker))
+        order = sorted(
+            present, key=lambda worker: (worker != self.lead, self._cycle_s(clocks, worker), worker)
+        )
         self._slow = set(order[self.target :])
         self._faster = set(clocks.benched).difference(self._slow)
 
@@ -111,7 +116,7 @@ class SlowParking:
 
     def parks(self, clocks: Clocks, worker: int) -> bool:
         """Whether a worker that has just pushed is set aside: if too many are active, or for a faster one."""
-        if worker not in self._slow or worker == 0 or len(clocks.active) < 2:
+        if worker not in self._slow or worker == self.lead or len(clocks.active) < 2:
             return False
         return self._count(clocks) > self.target or bool(self._faster)
 

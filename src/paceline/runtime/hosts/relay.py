@@ -18,7 +18,6 @@ import shutil
 import socket
 import tempfile
 import threading
-import time
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from paceline.fabric.channel import Channel
 from paceline.fabric.dialer import Dialer
 from paceline.fabric.door import Enter
 from paceline.fabric.neighbours import take_neighbour
+from paceline.fabric.presence import Allowance
 from paceline.fabric.segment import Segment
 from paceline.fabric.tls import Trust
 from paceline.fabric.watcher import Watcher
@@ -56,6 +56,7 @@ from paceline.runtime.messages.hosts import (
     SumVectors,
     ToHost,
     VectorStaged,
+    Withdraws,
     guest_decoder,
     shared_decoder,
 )
@@ -131,20 +132,21 @@ class Relay:
 
     def _hold_on(self) -> None:
         """A portion is needed until the run is over; that is told over two wires, of which one may be cut."""
+        last = Allowance(LAST_WORD_S)
         while self._sharing is not None and self._sharing.held and not self._hopeless:
-            ready = self._epoll.poll(None if self._sharing.holds else LAST_WORD_S)
-            for fd, _ in ready:
+            for fd, _ in self._epoll.poll(None if self._sharing.holds else max(0.0, last.left_s)):
                 self._turn(fd)
-            if not ready:
+                last = Allowance(LAST_WORD_S)
+            if not self._sharing.holds and last.over:
                 return
 
     def _wait_for_the_last_word(self) -> None:
         """Not before the store knows that all are gone, unless it cannot be told."""
-        until, heard = time.monotonic() + LAST_WORD_S, -1
+        last, heard = Allowance(LAST_WORD_S), -1
         while not self._hopeless and not all(x.dismissed for x in self._locals):
             if self._session.heard != heard or not self._session.connected:
-                until, heard = time.monotonic() + LAST_WORD_S, self._session.heard
-            left = until - time.monotonic()
+                last, heard = Allowance(LAST_WORD_S), self._session.heard
+            left = last.left_s
             if left <= 0:
                 return
             for fd, _ in self._epoll.poll(min(left, LOOK_S)):
@@ -168,6 +170,8 @@ class Relay:
         elif fd == self._stop:
             self._epoll.unregister(fd)
             self._hopeless = "interrupted"
+            for worker in [x for x in self._locals if not x.gone]:
+                self._session.send(worker.lane, _encoder.encode(Withdraws()), HOST)
             self._end()
         elif fd in self._by_fd:
             self._listen(self._by_fd[fd])

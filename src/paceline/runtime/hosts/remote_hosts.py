@@ -19,7 +19,8 @@ import msgspec
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError, RunError
-from paceline.fabric.door import Door, Enter
+from paceline.fabric.door import Door, Enter, NotYet
+from paceline.fabric.presence import counted_from
 from paceline.fabric.session import Session
 from paceline.fabric.tls import Seal
 from paceline.fabric.wire import parse_address
@@ -36,6 +37,7 @@ from paceline.runtime.messages.hosts import (
     Offer,
     Over,
     VectorStaged,
+    Withdraws,
     host_decoder,
 )
 
@@ -111,6 +113,8 @@ class RemoteHost:
             line.offered(message.size_bytes)
         elif isinstance(message, Belongs):
             line.belongs(message.kind)
+        elif isinstance(message, Withdraws):
+            line.withdrew = True
         elif isinstance(message, LendMemory):
             line.known_peer.lend()
         elif isinstance(message, VectorStaged):
@@ -123,10 +127,18 @@ class RemoteHost:
             line.withdrawn()
             self._hear(RemoteEvent(line, None, [], message.detail))
 
+    def ended(self) -> None:
+        """Its relay has died: it will not be back."""
+        self.patience_s = self._longest_s = 0.0
+        self.why = "its relay has died"
+        if not self.session.connected:
+            self.away_since = self.away_since or time.monotonic()
+        self._wake()
+
     @property
     def unfinished(self) -> set[int]:
         """Ranks that were kept for it, but for those whose workers have come to their end."""
-        done = {line.rank for line in self.lines.values() if line.closed and not line.gone}
+        done = {x.rank for x in self.lines.values() if x.closed and not (x.gone or x.withdrew)}
         return set(self.ranks) - {rank for rank in done if rank is not None}
 
     def lose(self, why: str) -> None:
@@ -146,11 +158,18 @@ class RemoteHost:
     def _broken(self, why: str, closed: bool) -> None:
         """Who closes its connection and lives comes back at once; a link that is silent, or was reset, may
         take longer."""
-        self.patience_s = min(CLOSED_S, self._longest_s) if closed else self._longest_s
-        if not self.lines:  # it has asked for places, and starts its workers now
-            self.patience_s = max(STARTING_S, self._longest_s)
-        self.away_since, self.why = time.monotonic(), why
+        self.away_since = time.monotonic()
+        if self._longest_s:
+            self.patience_s, self.why = self._patience(closed), why
         self._wake()
+
+    def _patience(self, closed: bool) -> float:
+        if not self.lines:  # it has asked for places, and starts its workers now
+            return max(STARTING_S, self._longest_s)
+        lines = self.lines.values()
+        if closed and any(x.withdrew for x in lines) and all(x.closed or x.gone for x in lines):
+            return 0.0
+        return min(CLOSED_S, self._longest_s) if closed else self._longest_s
 
 
 class RemoteHosts:
@@ -199,13 +218,14 @@ class RemoteHosts:
             since = host.away_since
             if since is None or host.session.connected:
                 continue
-            left = since + host.patience_s - time.monotonic()
+            left = counted_from(since) + host.patience_s - time.monotonic()
             if left > 0:
                 waits.append(left)
                 continue
             self._forget(token, host)
-            self.on_lost(host, f"out of reach since {host.patience_s:g} s: {host.why}")
-            host.lose(f"its host {host.name} is out of reach since {host.patience_s:g} s: {host.why}")
+            state = f"out of reach since {host.patience_s:g} s" if host.patience_s else "gone"
+            self.on_lost(host, f"{state}: {host.why}")
+            host.lose(f"its host {host.name} is {state}: {host.why}")
         return min(waits, default=None)
 
     def close(self, drain_s: float = 2.0) -> None:
@@ -222,6 +242,10 @@ class RemoteHosts:
     def _welcome(self, asked: Enter) -> tuple[Session, bytes]:
         with self._lock:
             host = self.hosts.get(asked.session)
+            if asked.ended:
+                if host is not None:
+                    host.ended()
+                raise RunError(f"host {asked.host} is known to be gone.")
             if host is not None and host.session.impossible:
                 raise RunError(f"host {asked.host} said what cannot be: {host.session.impossible}")
             if host is None:
@@ -243,10 +267,12 @@ class RemoteHosts:
         if self.closed:
             raise ConfigError(self.closed)
         if wanted > len(self._free):
-            raise ConfigError(
+            places = self._config.workers - self._config.near
+            text = (
                 f"{wanted} workers would like to join, but of the run's {self._config.workers} places "
                 f"{len(self._free)} are free. Start fewer here, or the run with more."
             )
+            raise ConfigError(text) if wanted > places else NotYet(text)  # who has a place may lose it
         ranks = tuple(sorted(self._free)[:wanted])
         self._free -= set(ranks)
         return ranks

@@ -69,6 +69,8 @@ class RemoteWorker:
         self.torn = False
         """Whether pieces of what it pushed may never arrive."""
         self.closed = False
+        self.withdrew = False
+        """Whether it leaves because its host was asked to end."""
 
     @property
     def host_number(self) -> int | None:

@@ -289,10 +289,12 @@ class MeetingPlace:
         if member.rank in self._unreleased:
             self._unreleased.discard(member.rank)
             clocks = self._run.ledger.pacer.clocks
-            batch = self._draw(member) if member.wants else None
-            release = m.Release(
-                clocks.version, clocks.clock(member.rank) - member.again, batch, over=self._run.ledger.enough
+            batch, lead = (
+                self._draw(member) if member.wants else None,
+                self._owner.leading.tells(member, self._run),
             )
+            at, over = clocks.clock(member.rank) - member.again, self._run.ledger.enough
+            release = m.Release(clocks.version, at, batch, over=over, lead=lead)
         told = {"members": self._meeting.active, "release": release, "until": self._until}
         met = msgspec.structs.replace(met, **told, save_at=self._keeping.at, oldest=self._oldest)
         self._send(member, met)

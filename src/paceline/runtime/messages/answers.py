@@ -20,6 +20,8 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
 
     config: RunConfig
     rank: int
+    lead: bool = True
+    """Whether it prints and evaluates for all."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -43,6 +45,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """Where you stood when the run was stopped that goes on now."""
     tell: bool = False
     """With your first push, tell where you stand."""
+    lead: bool = False
+    """From here on you print and evaluate for all: whoever did so before is gone."""
 
 
 class Lend(msgspec.Struct, frozen=True, tag=True):
@@ -71,6 +75,8 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     """The step with your gradient in it was skipped: it was not finite, and a GradScaler expects that."""
     tell: bool = False
     """With your next push, tell where you stand: a checkpoint is due."""
+    lead: bool = False
+    """From here on you print and evaluate for all: whoever did so before is gone."""
 
 
 class Joint(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -158,6 +164,8 @@ class Grant(msgspec.Struct, frozen=True, tag=True):
     batch: Batch | None
     over: bool = False
     """There is no further work, in this epoch or a later one."""
+    lead: bool = False
+    """From here on you print and evaluate for all: whoever did so before is gone."""
 
 
 class Given(msgspec.Struct, frozen=True, tag=True):

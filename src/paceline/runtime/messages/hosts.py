@@ -37,6 +37,10 @@ class Gone(msgspec.Struct, frozen=True, tag=True):
     """Whether pieces of what it pushed may never arrive."""
 
 
+class Withdraws(msgspec.Struct, frozen=True, tag=True):
+    """A worker is about to leave because its host was asked to end: its place may be taken again."""
+
+
 class LendMemory(msgspec.Struct, frozen=True, tag="Lend"):
     """A peer lends further memory: make room."""
 
@@ -116,7 +120,7 @@ class Over(msgspec.Struct, frozen=True, tag=True):
     """The run is over; it is of no use to come back."""
 
 
-FromHost = Offer | Belongs | Gone | LendMemory | Fetched | VectorStaged
+FromHost = Offer | Belongs | Gone | Withdraws | LendMemory | Fetched | VectorStaged
 ToHost = Equip | Offer | Belongs | Fetch | Copy | VectorStaged | SumVectors | Dismissed | End | PortionPlan
 ToAll = ClocksNoted | Over
 """To a host, about all of its workers."""

@@ -38,7 +38,7 @@ class BatchDispenser:
         if isinstance(message, Draw):
             member.draws = True
         else:
-            member.lingers = message.epoch
+            member.lingers = member.seen_epoch = message.epoch
         self.answer()
 
     def answer(self) -> None:

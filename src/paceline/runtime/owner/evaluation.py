@@ -29,7 +29,7 @@ class StoreEvaluation:
     def away(self, member: Member) -> None:
         """The lead evaluates what it is given now; outside of lockstep nobody waits for it."""
         ledger = self._run.ledger
-        member.snapshot = (self._now(), ledger.pacer.clocks.version, ledger.samples)
+        member.snapshot = (self._now(), ledger.pacer.clocks.version, ledger.applied)
         if not (ledger.pacer.in_lockstep or self._simulated):
             self._follow(ledger.leave(member.rank, self._now(), "away"))
         member.evaluates = True

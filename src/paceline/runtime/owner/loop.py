@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import select
 import signal
@@ -13,6 +12,7 @@ import time
 from paceline.errors import RunError
 from paceline.fabric.channel import Channel, WorkerLine
 from paceline.fabric.neighbours import take_neighbour
+from paceline.fabric.presence import Allowance
 from paceline.fabric.stop_signals import why_stopped
 from paceline.fabric.watcher import Watcher
 from paceline.runtime.hosts.remote_hosts import RemoteHosts
@@ -67,13 +67,14 @@ class RealLoop:
         self._listener = listener
         self._newcomers: dict[int, tuple[Channel, int]] = {}
         """Processes of this host that have not said yet who they are."""
-        self._give_up_at = None if listener is None else time.monotonic() + GATHER_S
+        self._gathers = None if listener is None else Allowance(GATHER_S)
         if listener is not None:
             self._epoll.register(listener.fileno(), select.EPOLLIN)
         self._stuck = StuckWatch(owner, self._drop)
         self._flush_at = 0.0
-        self._kill_at: float | None = None
-        self._ended_at = math.inf
+        self._grace: Allowance | None = None
+        """What workers have to end, once the run is over."""
+        self._longest_grace: Allowance | None = None
         self._arrived = 0
         for rank, (channel, pid) in enumerate(workers):
             self._add(rank, channel, pid)
@@ -130,8 +131,8 @@ class RealLoop:
         waits = [FLUSH_S if busy else self._stuck.due_s]
         if self._owner.ask_at is not None:
             waits.append(max(0.0, self._owner.ask_at - self._owner.now()))
-        if self._give_up_at is not None and self._owner.expecting:
-            waits.append(max(0.0, self._give_up_at - time.monotonic()))
+        if self._gathers is not None and self._owner.expecting:
+            waits.append(max(0.0, self._gathers.left_s))
         overdue = self._guests.overdue() if self._guests is not None else None
         return min(waits if overdue is None else [*waits, overdue])
 
@@ -251,22 +252,23 @@ class RealLoop:
         if now >= self._flush_at:
             self._owner.trace.flush()
             self._flush_at = now + FLUSH_S
-        if self._give_up_at is not None and self._owner.expecting and now >= self._give_up_at:
+        if self._gathers is not None and self._owner.expecting and self._gathers.over:
             came, workers = len(self._owner.members), self._owner.config.workers
             self._owner.halt("failed", f"{came} of {workers} workers came within {GATHER_S:g} s.")
         self._stuck.look(now)
         if self._owner.ending:
-            self._be_patient(now)
-            if self._kill_at is not None and now >= self._kill_at:
+            self._be_patient()
+            if self._grace is not None and self._grace.over:
                 for member in self._owner.living:
                     self._end(member)
 
-    def _be_patient(self, now: float) -> None:
+    def _be_patient(self) -> None:
         """Workers get some time to end, and more as long as replicas are on their way."""
-        self._ended_at = min(now, self._ended_at)
+        if self._longest_grace is None:
+            self._longest_grace = Allowance(LONGEST_GRACE_S)
         arrived = self._guests.frames if self._guests is not None and self._owner.closed else 0
-        if self._kill_at is None or (arrived > self._arrived and now < self._ended_at + LONGEST_GRACE_S):
-            self._kill_at = now + GRACE_S + self._owner.patience_s
+        if self._grace is None or (arrived > self._arrived and not self._longest_grace.over):
+            self._grace = Allowance(GRACE_S + self._owner.patience_s)
         self._arrived = arrived
 
     def _drop(self, member: Member, detail: str) -> None:

@@ -26,6 +26,7 @@ from paceline.runtime.owner.batches import BatchDispenser
 from paceline.runtime.owner.endings import NEVER_PREPARED, last_remarks, run_ended, save_run
 from paceline.runtime.owner.evaluation import StoreEvaluation
 from paceline.runtime.owner.gather import Exchanging
+from paceline.runtime.owner.lead import Leading
 from paceline.runtime.owner.paced import PacedFamily
 from paceline.runtime.owner.parting import hand_out, turn_away
 from paceline.runtime.owner.recall import recall
@@ -83,6 +84,7 @@ class Owner:
         """How much longer than usual workers may take to end once the run is stopped."""
         self.cores = os.cpu_count() or 1
         self._exchanging = Exchanging(self)
+        self.leading = Leading(self.trace.write, self.now, lambda: self.living)
 
     # -- membership ---------------------------------------------------------------------------
 
@@ -198,6 +200,8 @@ class Owner:
             case m.Meet():
                 self.family.meet(member, message, fds)
                 self._work.answer()
+                if message.push is not None:
+                    self.leading.pushed(member, message.push, self._started)
             case m.Draw() | m.Linger():
                 self._work.ask(member, message)
             case m.Give():
@@ -209,7 +213,7 @@ class Owner:
             case m.Hello():
                 if self._run is None:
                     self._gathering.hello(member, message)
-                self.send(member, m.Welcome(self.config, member.rank))
+                self.send(member, m.Welcome(self.config, member.rank, self.leading.welcomes(member.rank)))
             case m.Register():
                 self._gathering.register(member, message, fds)
                 if self._run is None:
@@ -262,7 +266,8 @@ class Owner:
         for member in members:
             if run.clocks is not None:
                 run.clocks.share(member.channel)
-            self.send(member, ready(run, self.keeping, member, self._work.draw(member)), run.fds(member))
+            batch, lead = self._work.draw(member), self.leading.tells(member, run)
+            self.send(member, ready(run, self.keeping, member, batch, lead), run.fds(member))
             self.on_release(member.rank)
         self.trace.flush()
 
@@ -274,6 +279,7 @@ class Owner:
     def _push(self, member: Member, push: m.Push) -> None:
         self.family.push(member, push)
         self._work.answer()
+        self.leading.pushed(member, push, self._started)
 
     def _carry_out(self, decision: Decision) -> float:
         """Do what the protocol has decided; returns how much the step counted."""
@@ -301,6 +307,7 @@ class Owner:
         if member not in self._waiting:
             member.channel.close()
         member.lost, member.failed = reason in ("died", "failed"), reason == "failed"
+        self.leading.gone(member, reason, self._run)
         if self._run is None:
             if member.lost:
                 self._gathering.lost(member, reason, detail)
@@ -390,7 +397,9 @@ class Owner:
         return StoreEvaluation(self._started, self.trace, self.now, self._follow, self.send, self._simulated)
 
     def _grant(self, member: Member, batch: Batch | None) -> None:
-        self.send(member, m.Grant(batch, self._started.ledger.enough))
+        run, ends = self._started, isinstance(member.said, m.Linger)
+        lead = ends and self.leading.tells(member, run)
+        self.send(member, m.Grant(batch, run.ledger.enough, lead))
         self.on_release(member.rank)
 
     def send(self, member: Member, message: m.FromStore, fds: tuple[int, ...] = ()) -> None:

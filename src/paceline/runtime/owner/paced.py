@@ -114,7 +114,8 @@ class PacedFamily:
             owner.send(member, owner.stopping)
             return
         batch = owner.draw(member) if member.wants else None
-        owner.send(member, release(run, owner.keeping, member, batch))
+        lead = owner.leading.tells(member, run)
+        owner.send(member, release(run, owner.keeping, member, batch, lead))
         owner.on_release(member.rank)
 
     def meet(self, member: Member, message: m.Meet, fds: list[int]) -> None:

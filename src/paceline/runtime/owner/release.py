@@ -10,7 +10,7 @@ from paceline.runtime.run.run import Run
 from paceline.store.work.budget import Batch
 
 
-def ready(run: Run, keeping: CheckpointWriter, member: Member, batch: Batch | None) -> m.Ready:
+def ready(run: Run, keeping: CheckpointWriter, member: Member, batch: Batch | None, lead: bool) -> m.Ready:
     """At the beginning; its memory has what it is to compute on."""
     ledger, ahead = run.ledger, run.store.looks_ahead and member.weights is not None
     if ahead and member.weights is not None:
@@ -27,12 +27,16 @@ def ready(run: Run, keeping: CheckpointWriter, member: Member, batch: Batch | No
         ledger.rounds,
         ledger.found.pop(member.rank, None),
         has_to_tell(keeping, ledger),
+        lead,
     )
 
 
-def release(run: Run, keeping: CheckpointWriter, member: Member, batch: Batch | None) -> m.Release:
+def release(
+    run: Run, keeping: CheckpointWriter, member: Member, batch: Batch | None, lead: bool
+) -> m.Release:
     """After a push."""
     ledger, tell = run.ledger, has_to_tell(keeping, run.ledger)
     skipped, member.overflowed = member.overflowed, False
     version, position = ledger.pacer.clocks.version, ledger.position()
-    return m.Release(version, position, batch, over=ledger.enough, skipped=skipped, tell=tell)
+    over = ledger.enough
+    return m.Release(version, position, batch, over=over, skipped=skipped, tell=tell, lead=lead)

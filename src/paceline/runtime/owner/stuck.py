@@ -2,7 +2,8 @@
 
 A worker that computes is silent; how long that may take is learnt from itself. It is named after `QUIET_S`,
 or after several times what it usually takes, whichever is more, and only if somebody waits for it or it
-holds work that nobody else can do: what a script does after its last iteration is its own business.
+holds work that nobody else can do: what a script does after its last iteration is its own business. Silence
+counts from when the owner was there to hear.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from statistics import median
 
 from paceline.amounts import parse_stuck
+from paceline.fabric.presence import counted_from
 from paceline.runtime.owner.owner import Owner
 from paceline.runtime.owner.waiting import run_now, state_of, waits
 from paceline.runtime.run.member import Member
@@ -76,7 +78,7 @@ class StuckWatch:
 
     def _silent_s(self, member: Member, waiting: tuple[int, ...], now_s: float) -> float:
         """Before training begins there is nothing to say: it counts from when somebody waits."""
-        since = member.since_s
+        since = counted_from(member.since_s)
         if member.registered is None and waiting:
             since = max(since, min(self._owner.members[rank].since_s for rank in waiting))
         return now_s - since

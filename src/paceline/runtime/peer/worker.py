@@ -95,7 +95,7 @@ class PeerWorker(Worker):
 
     def _mention_caution(self, optimizer: torch.optim.Optimizer) -> None:
         """Once for all workers."""
-        text = self._protocol.caution(_momentum(optimizer)) if self.rank == 0 else ""
+        text = self._protocol.caution(_momentum(optimizer)) if self.lead else ""
         if text:
             self._warn(text)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from paceline.errors import RunError
+from paceline.fabric.presence import Allowance
 from paceline.fabric.segment import Segment, check_room
 from paceline.runtime.messages.portions import (
     COORDINATOR,
@@ -153,14 +153,14 @@ class Coordinator:
         self, missing: Callable[[], list[int]], what: str, look: Callable[[], object] = lambda: None
     ) -> None:
         """Until no holder is missing any more, or one of them has been silent for too long."""
-        heard, since = -1, time.monotonic()
+        heard, patience = -1, Allowance(self._patience_s)
         with self._changed:
             while (late := missing()) and not self._broken:
                 self._changed.wait(LOOK_S)
                 look()
                 if (now := self.mesh.received_bytes(late[0])) != heard:
-                    heard, since = now, time.monotonic()
-                elif time.monotonic() - since > self._patience_s:
+                    heard, patience = now, Allowance(self._patience_s)
+                elif patience.over:
                     self._broken = f"host {self.mesh.strands[late[0]].place_of.name} did not {what}"
 
     def _not_complete(self) -> list[int]:

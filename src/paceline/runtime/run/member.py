@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from paceline.config import RunConfig
 from paceline.errors import BadGradient
 from paceline.fabric.channel import Channel, WorkerLine
+from paceline.fabric.presence import counted_from
 from paceline.fabric.segment import Segment
 from paceline.runtime.messages.workers import FromWorker, Meet, Push, Register
 from paceline.runtime.run.held_gradients import HeldGradient
@@ -65,6 +66,8 @@ class Member:
         """Whether it is inside of an epoch, and so will draw again."""
         self.lingers: int | None = None
         """The epoch at whose end it waits to hear that no work is left."""
+        self.seen_epoch = -1
+        """The last epoch at whose end it was."""
         self.gone = False
         self.lost = False
         """Whether it died or failed."""
@@ -83,7 +86,7 @@ class Member:
     def speaks(self, message: FromWorker) -> None:
         """It is about to be heard: note how long it was silent, unless it was asleep."""
         now = time.monotonic()
-        spell, pushes = now - self.since_s, isinstance(message, PUSHES)
+        spell, pushes = max(0.0, now - counted_from(self.since_s)), isinstance(message, PUSHES)
         if not self.asks and self.first_s is not None:
             self.longest_s = max(self.longest_s, spell)
             if pushes:

@@ -10,6 +10,7 @@ from paceline.protocols.rules.compression import Compression
 from paceline.runtime.checkpoints.writer import CheckpointWriter
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.member import Member
+from paceline.runtime.run.run import Run
 from paceline.sim.costs import Costs
 from paceline.sim.network.peers import HostCosts
 from paceline.store.work.budget import Batch
@@ -29,6 +30,13 @@ class VirtualTime(Protocol):
         """What an exchange of this rank costs."""
 
 
+class LeadView(Protocol):
+    """Who prints and evaluates for all."""
+
+    def tells(self, member: Member, run: Run) -> bool:
+        """Whether a worker hears with this answer that it leads."""
+
+
 class OwnerView(Protocol):
     """The owner of a run, as its parts see it."""
 
@@ -46,6 +54,10 @@ class OwnerView(Protocol):
     on_added: Callable[[int], None]
     """Told of every worker that is left to a barrier of its own."""
     ask_at: float | None
+
+    @property
+    def leading(self) -> LeadView:
+        """Who prints and evaluates for all."""
 
     @property
     def living(self) -> list[Member]:

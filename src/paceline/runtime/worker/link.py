@@ -23,6 +23,7 @@ from paceline.store.layout import Layout
 from paceline.store.optimizers import OptimizerSpec
 from paceline.store.replicas import answer_bytes
 from paceline.store.work.budget import Batch, Source
+from paceline.trace.events import leads_now
 
 T = TypeVar("T")
 
@@ -62,6 +63,8 @@ class StoreLink:
         self.trigger = trigger if welcome.config.trigger is None else welcome.config.trigger
         """From which share of the usual norm on gradients are pushed; None: all are."""
         self.rank = welcome.rank
+        self.lead = welcome.lead
+        """Whether this worker prints and evaluates for all."""
 
     def register(
         self, binding: Binding, optimizer: OptimizerSpec, source: Source | None, peer: bool = False
@@ -84,6 +87,7 @@ class StoreLink:
         if binding.unlocked:
             self.say(binding.unlocked)
         self._take(ready.batch)
+        self._follow(ready.lead)
         return ready
 
     def _introduce(
@@ -108,6 +112,7 @@ class StoreLink:
             self._send(self._barrier.wait(added.clock, self._nap))
         release, _ = self._expect(m.Release)
         self._take(release.batch, release.over)
+        self._follow(release.lead)
         return release
 
     def meet(self, message: m.Meet, fds: tuple[int, ...] = ()) -> m.Met:
@@ -116,6 +121,7 @@ class StoreLink:
         met, _ = self._expect(m.Met)
         if met.release is not None:
             self._take(met.release.batch, met.release.over)
+            self._follow(met.release.lead)
         return met
 
     def begin(self, message: m.Meet, fds: tuple[int, ...] = ()) -> None:
@@ -147,6 +153,7 @@ class StoreLink:
         self._send(request)
         grant, _ = self._expect(m.Grant)
         self.enough |= grant.over
+        self._follow(grant.lead)
         return grant.batch
 
     def put_back(self, batch: Batch) -> None:
@@ -249,6 +256,12 @@ class StoreLink:
             self._expect(m.Elapsed)
         elif self._channel.wait(seconds):
             self._expect(m.Halt)
+
+    def _follow(self, lead: bool) -> None:
+        """Whoever led before is gone; what this worker prints from here on is shown instead."""
+        if lead and not self.lead:
+            self.lead = True
+            print(leads_now(self.rank), flush=True)
 
     def _take(self, batch: Batch | None, over: bool = False) -> None:
         self.enough |= over

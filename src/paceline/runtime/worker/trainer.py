@@ -52,7 +52,7 @@ class Trainer:
         """Whether the script's optimizer steps here, unless one steps for all."""
         self.intake = Intake(link, device)
         self.schedulers = PreparedSchedulers(self.intake, link.say)
-        self.figure = Unshared(link.say)
+        self.figure = Unshared(link.rank, link.say)
         """What was evaluated here."""
         self.step_settings = StepSettings(link.say)
         """What the optimizer remembers in its groups."""
@@ -91,7 +91,7 @@ class Trainer:
 
     @property
     def _lead(self) -> bool:
-        return self.link.rank == 0
+        return self.link.lead
 
     # -- preparing ----------------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class Trainer:
 
     def begin(self, ready: Ready) -> Any:
         """Training begins: the loader that the script is to have."""
-        if self._lead and self.link.config.workers > 1 and not self.shared:
+        if self.link.config.workers > 1 and not self.shared:
             self.figure.watch(parts_of(self.optimizer))
         seed_apart(self.link.config.seed, self.link.rank)
         return self.intake.begin(ready)

@@ -26,6 +26,10 @@ class Worker(Pace):
         self._link = link
         self._trainer = Trainer(link, device, peer)
 
+    @property
+    def lead(self) -> bool:
+        return self._link.lead
+
     @abstractmethod
     def _iterate(self, compute_s: float, missing: tuple[int, ...]) -> None:
         """The gradient is complete: go on to where the next one is needed."""

@@ -13,6 +13,7 @@ from paceline.trace.events import (
     Decided,
     Gap,
     Heard,
+    LeadPassed,
     ModelReady,
     Note,
     Progress,
@@ -84,7 +85,7 @@ class RunRecord:
             case Silent():
                 self.notes.append(Note(event.t, "warning", event.text))
                 self.notes_seen += 1
-            case WorkEnded() | Heard():
+            case WorkEnded() | Heard() | LeadPassed():
                 self.notes.append(Note(event.t, "info", event.text))
                 self.notes_seen += 1
             case Progress():

@@ -58,7 +58,8 @@ def _best(results: Sequence[Result], seen: Sequence[Look]) -> Markup | None:
     alike = [seen[-i].short for value, i in known if figures.accuracy(value) == figures.accuracy(best)]
     others = ", ".join(name for name in alike if name != seen[-at].short)
     tie = f", as {others}" if others else ""
-    spread = f"{figures.accuracy(best)} at its end{tie}; lowest: {figures.accuracy(worst)}"
+    when = figures.moment(results[-at], results[-at].accuracy_at) or " at its end"
+    spread = f"{figures.accuracy(best)}{when}{tie}; lowest: {figures.accuracy(worst)}"
     return _card(seen[-at], "ends most accurate", spread)
 
 

@@ -25,6 +25,7 @@ from paceline.trace.events import (
     Gap,
     Heard,
     Kept,
+    LeadPassed,
     ModelReady,
     Note,
     Planned,
@@ -207,8 +208,15 @@ class RunProgress:
         tally = self.tally
         words = [f"{figures.known(self._rate.per_s, figures.rate)} samples/s"]
         words.append(f"loss {figures.known(tally.loss, figures.number)}")
-        words.append(f"accuracy {figures.known(tally.accuracy, figures.accuracy)}")
+        words.append(f"accuracy {figures.known(tally.accuracy, figures.accuracy)}{self._of_when()}")
         return words
+
+    def _of_when(self) -> str:
+        """Of which moment the accuracy is, once the run is over."""
+        if self.tally.start is None or self.tally.end is None:
+            return ""
+        result = self.tally.result()
+        return figures.moment(result, result.accuracy_at)
 
     def _done_words(self) -> str:
         if self.total_samples:
@@ -242,7 +250,7 @@ class RunProgress:
             self.print(prefix + event.text, _NOTE_STYLES[event.level])
         elif isinstance(event, Silent):
             self.print(f"warning: {event.text}", _NOTE_STYLES["warning"])
-        elif isinstance(event, WorkEnded | Heard):
+        elif isinstance(event, WorkEnded | Heard | LeadPassed):
             self.print(event.text, _NOTE_STYLES["info"])
         elif isinstance(event, Gap) and not event.wanted:
             self.print(f"warning: {event.text}", _NOTE_STYLES["warning"])

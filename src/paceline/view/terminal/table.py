@@ -99,8 +99,8 @@ def _facts(result: Result) -> list[tuple[str, str]]:
     facts = [
         ("samples", f"{known(result.samples, figures.count)} at {rate} per second"),
         ("updates", figures.count(result.updates)),
-        ("loss", known(result.loss, figures.number)),
-        ("accuracy", known(result.accuracy, figures.accuracy) + _target(result)),
+        ("loss", known(result.loss, figures.number) + figures.moment(result, result.loss_at)),
+        ("accuracy", _accuracy(result) + _target(result)),
         ("waiting", _waiting(result)),
         ("staleness", _staleness(result)),
         ("max gap", known(result.max_clock_gap, lambda gap: figures.plural(gap, "iteration"))),
@@ -131,6 +131,10 @@ def _facts(result: Result) -> list[tuple[str, str]]:
 def _kind(text: str) -> tuple[str, str]:
     name, _, detail = text.partition(": ")
     return name, detail or "all times are virtual"
+
+
+def _accuracy(result: Result) -> str:
+    return figures.known(result.accuracy, figures.accuracy) + figures.moment(result, result.accuracy_at)
 
 
 def _target(result: Result) -> str:

@@ -144,7 +144,7 @@ class CollectiveCarrier:
         buckets.finish()
         if joint.changed:
             buckets.stop()
-            if self._link.rank == 0:
+            if self._link.lead:
                 self._link.say(
                     "gradients change between backward and step (accumulated, clipped or scaled there), so "
                     "they are averaged at the step from now on, not while backward goes on"

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from paceline.errors import RunError, RunStopped
 from paceline.fabric.channel import Channel
 from paceline.fabric.collective import LOOK_S, PATIENCE_S, Torn
+from paceline.fabric.presence import Allowance
 from paceline.fabric.segment import Segment
 from paceline.runtime.checkpoints.worker_state import WorkerState
 from paceline.runtime.messages import workers as m
@@ -76,8 +77,8 @@ class CollectiveLink(StoreLink):
     def torn(self, why: str) -> RunError:
         """An exchange broke off: wait to be told whom the run has lost. What to raise if nobody tells."""
         self._send(m.Meet(carried=m.Carried(torn=why)))
-        end = time.monotonic() + PATIENCE_S
-        while time.monotonic() < end:
+        patience = Allowance(PATIENCE_S)
+        while not patience.over:
             self.look()
             time.sleep(LOOK_S)
         return RunError(f"rank {self.rank}: {why} Read the other ranks' logs.")

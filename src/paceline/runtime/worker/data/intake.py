@@ -125,7 +125,7 @@ class Intake:
             self.passed()
             self.device.begin()
             return None
-        if self._link.rank == 0:
+        if self._link.lead:
             self._unused = Unused(ready.rounds, self._link.say)
         if source is None:
             rank, size = self._part_of_stream(loader)
@@ -162,7 +162,7 @@ class Intake:
         """An iterable dataset: which batch to begin with, and how many are between two."""
         if isinstance(loader.dataset, Partition) or self._config.shards == "own":
             return 0, 1
-        if self._link.rank == 0:
+        if self._link.lead:
             self._link.say(
                 f"the loader has an iterable dataset: {self._config.workers} workers read the same stream, "
                 "and each keeps its part of the batches. If the dataset gives every worker data of its own "
@@ -171,7 +171,7 @@ class Intake:
         return self._link.rank, self._config.workers
 
     def _mention_no_loader(self) -> None:
-        if self._link.rank == 0:
+        if self._link.lead:
             self._link.say(
                 "prepare was given no loader: every worker draws its own batches, by random numbers of its "
                 "own from here on, and nobody shares data out among them. The run counts samples if the "
@@ -223,7 +223,7 @@ class Intake:
         self._begins = False
         if self._in_pass and epoch != self.epoch:  # nothing was left: only the loader's end was not asked for
             self.passed()
-        elif self._in_pass and self._link.rank == 0 and not self._told_broken_off:
+        elif self._in_pass and self._link.lead and not self._told_broken_off:
             self._told_broken_off = True
             self._link.say(
                 f"the script broke off a pass over the loader after {self._in_pass} batches, and begins "

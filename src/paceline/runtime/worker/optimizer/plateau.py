@@ -1,7 +1,7 @@
-"""Notices a schedule that follows a figure which only rank 0 has.
+"""Notices a schedule that follows a figure which only the lead has.
 
-`pace.evaluate` gives its figures to rank 0. A ReduceLROnPlateau that is stepped with them there lowers the
-rate of rank 0 alone, where every worker steps at its own. Who has shared the figure has called `pace.gather`.
+`pace.evaluate` gives its figures to the lead. A ReduceLROnPlateau that is stepped with them there lowers the
+lead's rate alone, where every worker steps at its own. Who has shared the figure has called `pace.gather`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 
 class Unshared:
-    """Rank 0's."""
+    """One per worker; only the lead ever holds figures."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, rank: int, say: Callable[[str], None]) -> None:
+        self._rank, self._say = rank, say
         self._told = self._holds = False
         """Whether this was said; and whether it has figures that the others do not have."""
 
@@ -47,8 +47,8 @@ class Unshared:
         was, now = next((a, b) for a, b in zip(before, after, strict=True) if a != b)
         self._told = True
         self._say(
-            f"rank 0 lowers its learning rate from {was:g} to {now:g} by a figure of pace.evaluate() that "
-            "only it has, and the other workers go on with theirs. Share the figure "
+            f"rank {self._rank} lowers its learning rate from {was:g} to {now:g} by a figure of "
+            "pace.evaluate() that only it has, and the other workers go on with theirs. Share the figure "
             'with pace.gather(v["loss"] if v else 0.0)[0].item(), and step the scheduler on all workers'
         )
 

@@ -117,7 +117,7 @@ class Elsewhere:
     def _changed(self, optimizer: torch.optim.Optimizer) -> None:
         """What the lead loads or forgets counts, for all; the others have done the same."""
         self._refuse(optimizer, {})
-        if self._link.rank == 0 and self._link.reaches_state:
+        if self._link.lead and self._link.reaches_state:
             self._tell(state_of(optimizer, self._trained))
         optimizer.state = self._absent
 
