@@ -33,7 +33,7 @@ def enrol(
     where, session = parse_address(address), secrets.token_hex(16)
     hello = Enter(session, socket.gethostname(), workers=workers)
     key, over = check_secret(secret), threading.Event()
-    sock, entered = call_patiently(where, key, hello, wait_s, over, trust, put_off)
+    sock, entered = call_patiently(where, key, hello, wait_s, over, trust, put_off=put_off)
     sock.close()
     info, ranks = decode_message(entered.info, kind=tuple[bytes, tuple[int, ...]])
     config = decode_message(info, kind=RunConfig)
