@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 
-LETTERS, LENGTH = 32, 16
+LETTERS = 32
 
 
 class Block(nn.Module):
@@ -37,24 +37,24 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Letters in, scores of the next letter out."""
 
-    def __init__(self, width: int = 64, layers: int = 2, heads: int = 4) -> None:
+    def __init__(self, width: int = 64, layers: int = 2, length: int = 16, heads: int = 4) -> None:
         super().__init__()
         self.letters = nn.Embedding(LETTERS, width)
-        self.places = nn.Embedding(LENGTH, width)
+        self.places = nn.Embedding(length, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.head = nn.Linear(width, LETTERS)
-        self.register_buffer("order", torch.arange(LENGTH), persistent=False)
+        self.register_buffer("order", torch.arange(length), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         scores: Tensor = self.head(self.blocks(self.letters(x) + self.places(self.order)))
         return scores
 
 
-def text(samples: int = 512) -> TensorDataset:
+def text(samples: int, length: int) -> TensorDataset:
     """Each letter follows from the two before it, most of the time."""
     made = torch.Generator().manual_seed(0)
-    x = torch.randint(0, LETTERS, (samples, LENGTH + 1), generator=made)
-    for at in range(2, LENGTH + 1):
+    x = torch.randint(0, LETTERS, (samples, length + 1), generator=made)
+    for at in range(2, length + 1):
         follows = torch.rand(samples, generator=made) < 0.9
         x[:, at] = torch.where(follows, (x[:, at - 1] * 3 + x[:, at - 2]) % LETTERS, x[:, at])
     return TensorDataset(x[:, :-1].contiguous(), x[:, 1:].contiguous())
@@ -66,13 +66,15 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--length", type=int, default=16)
+    parser.add_argument("--samples", type=int, default=512)
     options = parser.parse_args()
 
     pace = paceline.join()
     torch.manual_seed(0)
-    model = Transformer(options.width, options.layers)
+    model = Transformer(options.width, options.layers, options.length)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    loader = DataLoader(text(), batch_size=options.batch_size, shuffle=True)
+    loader = DataLoader(text(options.samples, options.length), batch_size=options.batch_size, shuffle=True)
     model, optimizer, loader = pace.prepare(model, optimizer, loader)
     for epoch in pace.epochs(options.epochs):
         for x, y in loader:

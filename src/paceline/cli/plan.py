@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -120,12 +121,13 @@ def hap(
             raise ConfigError(f"--segments must be at least 1, got {segments}.")
         machines = cluster_of(cluster, workers, overhead)
         found = _cut_up(script, args, machines, segments)
+        if json and found.better() is not None:
+            print(f"warning: {found.verdict()}.", file=sys.stderr)
         _deliver(found, out, json)
 
 
 def _cut_up(script: Path, args: list[str] | None, machines: ClusterProfile, segments: int) -> Any:
     import contextlib
-    import sys
 
     from rich.console import Console
 

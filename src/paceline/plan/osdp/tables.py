@@ -97,8 +97,8 @@ def why_simplest(plan: OsdpPlan) -> str:
         return ""
     fastest, taken = time_text(plan.instead_of_s), time_text(plan.predicted.seconds)
     return (
-        f"taken: {plan.simplest}. By the medians the fastest plan takes {fastest} a step instead of {taken}, but "
-        "measured transfers vary by more than that."
+        f"taken: {plan.simplest}. By the medians the fastest plan takes {fastest} a step instead of {taken}, "
+        "but measured transfers vary by more than that."
     )
 
 
