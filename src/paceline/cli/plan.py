@@ -112,6 +112,7 @@ def hap(
     The script's batch is the whole step's: all devices work on it together.
 
     Example: paceline plan hap examples/transformer.py --cluster examples/plans/unequal_gpus.toml
+    -- --width 512 --experts 16 --batch-size 512
     """
     with errors_for_people():
         from paceline.cli.profile import cluster_of
