@@ -18,6 +18,8 @@ from paceline.plan.profile.files import checked, digest, read_table
 from paceline.plan.profile.units import time_text
 
 MOST_ROUNDS = 20
+SAME = 1.01
+"""Times that differ by less, relative, are called the same."""
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,10 +75,14 @@ class HapPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.alternatives | {self.alone.way: self.alone.predicted}
 
     def better(self) -> str | None:
-        """The fastest simple way, if it fits and is as fast as this plan."""
+        """The fastest simple way that fits, if it is faster than this plan by more than `SAME`; one device
+        alone if it is as fast."""
         fitting = {name: way.seconds for name, way in self.simple().items() if way.fits}
         name = min(fitting, key=fitting.__getitem__, default=None)
-        return name if name is not None and fitting[name] <= self.predicted.seconds else None
+        if name is None:
+            return None
+        alone = self.alone is not None and name == self.alone.way
+        return name if fitting[name] * (1.0 if alone else SAME) <= self.predicted.seconds else None
 
     def verdict(self) -> str:
         """In one sentence, whether the plan pays."""
