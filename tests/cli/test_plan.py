@@ -83,6 +83,7 @@ def test_a_hap_plan_of_a_script_runs_is_drawn_and_is_refused_for_another_cluster
     plan = planned(tmp_path, "hap", EXAMPLE, "--out", "plan.json", *SMALL)
     assert sum(plan["ratios"][0]) == pytest.approx(1.0)
     assert list(plan["alternatives"]) == ["DDP, even", "DDP, batches by speed (--balance)", "FSDP, even"]
+    assert plan["alone"]["device"] == 0
     result = trained(tmp_path, "plan.json")
     done = paceline("report", f"runs/{result['run']}", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

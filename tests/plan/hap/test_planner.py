@@ -474,8 +474,11 @@ def test_the_plan_says_whether_dividing_pays() -> None:
     assert "times as fast as device 0 (d) alone" in fast.verdict()
     assert float(fast.verdict().split(", ")[2].split()[0]) == pytest.approx(2.0, abs=0.01)
     room = int(0.9 * (fast.alone.predicted.memory_bytes if fast.alone else 0))
-    small = plan_hap(scores(4096, 64, 64), cluster(1e12, 3e12, rate=1e6, memory=room), "m", 4096)
+    tight = cluster(1e9, 1e9, rate=1e12, latency=0.0, memory=room)
+    small = plan_hap(scores(4096, 64, 64), tight, "m", 4096)
     assert small.verdict().endswith("no device holds the model by itself")
+    slow_link = plan_hap(scores(4096, 64, 64), cluster(1e9, 1e9, rate=1e6), "m", 4096)
+    assert slow_link.verdict().startswith("DDP, "), "bringing scores together takes longer than gradients"
     assert plan_hap(scores(8, 8, 8), cluster(1e9), "m", 8).verdict() == "one device: nothing is divided"
 
 

@@ -78,6 +78,21 @@ def test_a_mix_is_taken_only_if_it_is_surely_faster_than_all_sharded() -> None:
     assert certain.predicted.seconds < noisy.predicted.seconds
 
 
+def test_only_what_two_plans_treat_differently_counts() -> None:
+    """Most of the time, and of its range, is a layer that has to be sharded in both."""
+    sizes = (200, 5, 5)
+    layers = [Operator(name=f"l{i}", parameter_bytes=size * MIB) for i, size in enumerate(sizes)]
+    model = ModelProfile(model="m", operators=tuple(layers))
+    fair: dict[Kind, float] = {"all_gather": 1e-3, "reduce_scatter": 1e-3, "all_reduce": 2e-3}
+    cluster = measured(fair, 0.05)
+    sharded = plan_osdp(model, cluster, batch=1).sharded
+    plan = plan_osdp(model, cluster, sharded.memory_bytes + 30 * MIB, batch=1)
+    assert [op.mode for op in plan.operators] == ["zdp", "dp", "dp"]
+    assert plan.predicted.high_s is not None
+    assert sharded.low_s is not None
+    assert plan.predicted.high_s > sharded.low_s, "their ranges overlap as a whole"
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_noise_within_the_range_does_not_change_the_plan(seed: int) -> None:
     """As when the same command is given several times."""

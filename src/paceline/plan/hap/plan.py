@@ -159,7 +159,7 @@ def fastest(
     is no limit, no program is faster at any ratios."""
     programs: dict[Ratios, Program] = {}
     found, least = [], None
-    for (ratios,) in corners(cluster):
+    for ratios in corners(cluster):
         try:
             found.append(alternate(graph, cluster, segments, copies, limits, (ratios,) * segments, programs))
         except ConfigError as error:

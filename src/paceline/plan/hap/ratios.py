@@ -26,7 +26,7 @@ def proportional(cluster: ClusterProfile, segments: int = 1) -> Ratios:
     return (tuple(device.flops_per_s / total for device in cluster.devices),) * segments
 
 
-def corners(cluster: ClusterProfile) -> list[Ratios]:
+def corners(cluster: ClusterProfile) -> list[tuple[float, ...]]:
     """Ratios of which some are the best for any program of one segment, memory aside.
 
     A program's time is a sum of two maxima, of `B_d / F_d` and of `B_d`. For a given `max B_d` the first is
@@ -40,7 +40,7 @@ def corners(cluster: ClusterProfile) -> list[Ratios]:
     made = []
     for cap in caps:
         capped = [min(speed, cap) for speed in speeds]
-        made.append((tuple(each / sum(capped) for each in capped),))
+        made.append(tuple(each / sum(capped) for each in capped))
     return made
 
 

@@ -17,8 +17,9 @@ WIDTH = 60
 
 def everything(plan: OsdpPlan) -> RenderableType:
     """Operators, memory over the step, alternatives."""
-    rows = [_head(plan), _operators(plan), _curve(plan), _alternatives(plan)]
-    return Group(*rows, *([Text(said)] if (said := why_simplest(plan)) else []), _next(plan))
+    said = why_simplest(plan)
+    reason = [Text(said)] if said else []
+    return Group(_head(plan), _operators(plan), _curve(plan), _alternatives(plan), *reason, _next(plan))
 
 
 def _head(plan: OsdpPlan) -> Text:

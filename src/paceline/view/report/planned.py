@@ -106,7 +106,7 @@ def _outcome(run: PlannedRun) -> Markup:
             [name + fits, time_text(row.seconds), f"{row.samples_per_s:.1f}", size_text(row.memory_bytes)]
         )
     table = _table(("", "step", "samples/s", "memory per device"), rows)
-    said = why_simplest(plan) if isinstance(plan, OsdpPlan) else ""
+    said = why_simplest(plan) if isinstance(plan, OsdpPlan) else f"{plan.verdict()}."
     return element("div", table, *([paragraph(said)] if said else []))
 
 
