@@ -13,16 +13,34 @@ import paceline
 LETTERS, LENGTH = 32, 16
 
 
+class Experts(nn.Module):
+    """Feed-forward networks that all see every letter; a gate says how much each of them counts."""
+
+    def __init__(self, width: int, experts: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, experts)
+        self.up = nn.Parameter(torch.randn(experts, width, 4 * width) / width**0.5)
+        self.down = nn.Parameter(torch.randn(experts, 4 * width, width) / (4 * width) ** 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        share = F.softmax(self.gate(x), -1)
+        y = F.gelu(torch.einsum("btw,ewh->bteh", x, self.up))
+        made: Tensor = torch.einsum("bteh,ehw,bte->btw", y, self.down, share)
+        return made
+
+
 class Block(nn.Module):
     """Attention and a feed-forward network, each added to what came in."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, experts: int) -> None:
         super().__init__()
         self.heads = heads
         self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
         self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
         self.out = nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.experts = Experts(width, experts) if experts else None
+        if not experts:
+            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.before(x)
@@ -31,17 +49,18 @@ class Block(nn.Module):
         )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.after(x))))
+        y = self.after(x)
+        return x + (self.down(F.gelu(self.up(y))) if self.experts is None else self.experts(y))
 
 
 class Transformer(nn.Module):
     """Letters in, scores of the next letter out."""
 
-    def __init__(self, width: int = 64, layers: int = 2, heads: int = 4) -> None:
+    def __init__(self, width: int = 64, layers: int = 2, experts: int = 0, heads: int = 4) -> None:
         super().__init__()
         self.letters = nn.Embedding(LETTERS, width)
         self.places = nn.Embedding(LENGTH, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(Block(width, heads, experts) for _ in range(layers)))
         self.head = nn.Linear(width, LETTERS)
         self.register_buffer("order", torch.arange(LENGTH), persistent=False)
 
@@ -66,11 +85,12 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--experts", type=int, default=0, help="in each block; 0: a plain network")
     options = parser.parse_args()
 
     pace = paceline.join()
     torch.manual_seed(0)
-    model = Transformer(options.width, options.layers)
+    model = Transformer(options.width, options.layers, options.experts)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loader = DataLoader(text(), batch_size=options.batch_size, shuffle=True)
     model, optimizer, loader = pace.prepare(model, optimizer, loader)

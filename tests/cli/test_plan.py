@@ -71,8 +71,9 @@ def test_a_profile_becomes_an_osdp_plan_half_way_that_runs(tmp_path: Path) -> No
     done = paceline("profile", EXAMPLE, "--out", "model.json", *SMALL, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "blocks.0.up" in done.stdout
-    given = ["osdp", "--profile", "model.json", "--batch", "64", "--overhead", "40MiB"]
+    given = ["osdp", "--profile", "model.json", "--overhead", "40MiB"]
     free = planned(tmp_path, *given)
+    assert free["batch"] == 64, "the script's"
     half = (free["replicated"]["memory_bytes"] + free["sharded"]["memory_bytes"]) // 2
     plan = planned(tmp_path, *given, "--memory", str(half), "--out", "plan.json")
     assert {op["mode"] for op in plan["operators"]} == {"zdp", "dp"}
@@ -87,6 +88,7 @@ def test_a_hap_plan_of_a_script_runs_is_drawn_and_is_refused_for_another_cluster
     plan = planned(tmp_path, "hap", EXAMPLE, "--out", "plan.json", *SMALL)
     assert sum(plan["ratios"][0]) == pytest.approx(1.0)
     assert list(plan["alternatives"]) == ["DDP, even", "DDP, batches by speed (--balance)", "FSDP, even"]
+    assert plan["alone"]["device"] == 0
     result = trained(tmp_path, "plan.json")
     done = paceline("report", f"runs/{result['run']}", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -151,7 +153,9 @@ def test_bad_input_is_one_clear_line(tmp_path: Path) -> None:
         ),
         (["osdp", *model, "--cluster", cluster, "--memory", "much"], "such as 8GiB or 500MB, got 'much'"),
         (["osdp", "none.py", "--memory", "much"], "got 'much'"),  # before anything is measured
-        (["osdp", "--cluster", cluster], "which model?"),
+        (["osdp", "none.py"], "none.py"),  # that as well
+        (["osdp"], "which model?"),
+        (["osdp", *model, "--cluster", cluster, "--batch", "8", "--best-batch"], "exclude each other"),
         (["osdp", *model, "--cluster", "none.toml"], "cannot read the cluster file none.toml"),
     ]
     for words, expected in cases:
@@ -163,6 +167,18 @@ def test_bad_input_is_one_clear_line(tmp_path: Path) -> None:
     done = paceline("plan", "osdp", *model, "--cluster", unknown, cwd=tmp_path)
     assert done.returncode == 2
     assert "Did you mean 'a100-40gb'?" in done.stderr
+
+
+def test_the_scripts_batch_is_kept_unless_another_one_is_asked_for(tmp_path: Path) -> None:
+    profile = tmp_path / "model.json"
+    layer = {"name": "l", "parameter_bytes": 2**24, "per_sample_s": 1e-3, "activation_bytes": 1e6}
+    profile.write_text(json.dumps({"model": "m", "operators": [layer], "batches": [4, 8, 16]}))
+    given = ("osdp", "--profile", str(profile))
+    kept, best = planned(tmp_path, *given), planned(tmp_path, *given, "--best-batch")
+    assert kept["batch"] == 16
+    assert best["batch"] > 16
+    assert best["predicted"]["samples_per_s"] > kept["predicted"]["samples_per_s"]
+    assert planned(tmp_path, *given, "--batch", "8")["batch"] == 8
 
 
 def test_an_osdp_plan_is_drawn_before_it_runs(tmp_path: Path) -> None:

@@ -38,6 +38,27 @@ def test_what_does_not_fit_is_sharded(shell: Shell, profile: str) -> None:
     assert [row["strategy"] for row in advice["rows"] if not row["fits"]] == ["ddp", "single"]
 
 
+@pytest.mark.timeout(200)
+def test_a_script_is_enough_for_advice(shell: Shell) -> None:
+    script = str(Path(__file__).parents[2] / "examples" / "digits.py")
+    done = shell("advise", "strategy", script, "--workers", 2)
+    assert done.code == 0, done.err
+    assert "advice: " in done.out
+    assert f"paceline train {script} " in done.out.replace("\n", " ")
+
+
+def test_without_a_model_the_error_says_how_to_make_its_file(shell: Shell) -> None:
+    done = shell("advise", "strategy")
+    assert done.code == 2
+    assert "`paceline profile SCRIPT --out FILE`" in done.error
+
+
+def test_the_command_of_the_advice_names_the_files_that_were_given(shell: Shell, profile: str) -> None:
+    given = ("--profile", profile, "--cluster", CLUSTER, "--memory", "2.5GiB", "--json")
+    advice = shell("advise", "strategy", *given).json
+    assert advice["command"] == f"paceline plan osdp SCRIPT --cluster {CLUSTER} --out plan.json"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -129,6 +129,17 @@ class Tied(nn.Module):
         return logits, F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
 
 
+class WholeEnd(nn.Module):
+    """Ends with an operation that has no rules, so that every device computes it in full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(12, 20), nn.Linear(20, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cumsum(self.second(F.relu(self.first(x))), 1)
+
+
 def cnn() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 6, 3), nn.ReLU(),
@@ -140,7 +151,7 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 5))
 
 
-KINDS = ("mlp", "cnn", "transformer", "experts", "residual", "encoder", "tied")
+KINDS = ("mlp", "cnn", "transformer", "experts", "residual", "encoder", "tied", "whole_end")
 
 
 def model(kind: str) -> tuple[nn.Module, Tensor, Tensor]:
@@ -148,7 +159,7 @@ def model(kind: str) -> tuple[nn.Module, Tensor, Tensor]:
     torch.manual_seed(3)
     y = torch.randint(0, 5, (BATCH,))
     makers = {"mlp": mlp, "cnn": cnn, "experts": Experts, "transformer": Attention, "residual": Residual}
-    made: nn.Module = (makers | {"encoder": Encoder, "tied": Tied})[kind]()
+    made: nn.Module = (makers | {"encoder": Encoder, "tied": Tied, "whole_end": WholeEnd})[kind]()
     if kind in ("transformer", "tied"):
         y = torch.randint(0, 11, (BATCH, 6))
         y[2, 3:] = -1 if kind == "tied" else 0

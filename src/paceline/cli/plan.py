@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ from paceline.cli.flags import options as o
 from paceline.cli.running.common import errors_for_people, print_json
 
 if TYPE_CHECKING:
-    from paceline.plan.profile import ClusterProfile, ModelProfile
+    from paceline.plan.profile import ClusterProfile
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Plan how to shard a model over a cluster."
@@ -47,8 +48,14 @@ def osdp(
         str | None, typer.Option(help="Limit per device, such as 8GiB. Default: the smallest device's.")
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(help="Samples per worker. Default: the best for speed.")
+        int | None,
+        typer.Option(
+            help="Samples per worker. Default: the script's; for a profile that names none, as --best-batch."
+        ),
     ] = None,
+    best_batch: Annotated[
+        bool, typer.Option("--best-batch", help="Take the batch size with most samples per second.")
+    ] = False,
     modes: Annotated[str, typer.Option(help="Ways to treat an operator: dp, zdp, keep.")] = "dp,zdp",
     slices: Annotated[
         int, typer.Option(help="Cut linear layers into up to so many slices, where that helps.")
@@ -69,13 +76,17 @@ def osdp(
 
     Example: paceline plan osdp examples/digits.py --workers 4 --memory 1GiB --out plan.json
     """
+    from paceline.cli.profile import check_model, cluster_of, profile_of
     from paceline.plan.osdp.scheduler import plan_osdp
 
     with errors_for_people():
         ways = _ways(modes, slices, split or [], overlap)
-        limit = _limit(memory, batch)
-        machines = _cluster(cluster, workers, overhead)
-        model = _model(script, args, profile)
+        limit = _limit(memory, batch, best_batch)
+        check_model(script, profile)
+        machines = cluster_of(cluster, workers, overhead)
+        model = profile_of(script, args, profile)
+        if batch is None and not best_batch:
+            batch = model.batch
         found = plan_osdp(model, machines, limit, batch, **ways)
         _deliver(found, out, json)
 
@@ -101,20 +112,23 @@ def hap(
     The script's batch is the whole step's: all devices work on it together.
 
     Example: paceline plan hap examples/transformer.py --cluster examples/plans/unequal_gpus.toml
+    -- --width 512 --experts 16 --batch-size 512
     """
     with errors_for_people():
+        from paceline.cli.profile import cluster_of
         from paceline.errors import ConfigError
 
         if segments < 1:
             raise ConfigError(f"--segments must be at least 1, got {segments}.")
-        machines = _cluster(cluster, workers, overhead)
+        machines = cluster_of(cluster, workers, overhead)
         found = _cut_up(script, args, machines, segments)
+        if json and found.better() is not None:
+            print(f"warning: {found.verdict()}.", file=sys.stderr)
         _deliver(found, out, json)
 
 
 def _cut_up(script: Path, args: list[str] | None, machines: ClusterProfile, segments: int) -> Any:
     import contextlib
-    import sys
 
     from rich.console import Console
 
@@ -136,13 +150,15 @@ def _cut_up(script: Path, args: list[str] | None, machines: ClusterProfile, segm
         return plan_hap(graph, machines, script.stem, captured.batch, copies, segments)
 
 
-def _limit(memory: str | None, batch: int | None) -> int | None:
+def _limit(memory: str | None, batch: int | None, best_batch: bool) -> int | None:
     """Bytes of a device, if told; looked at before anything is measured, as the batch is."""
     from paceline.errors import ConfigError
     from paceline.plan.profile.units import parse_size
 
     if batch is not None and batch < 1:
         raise ConfigError(f"--batch must be at least 1, got {batch}.")
+    if batch is not None and best_batch:
+        raise ConfigError(f"--batch {batch} and --best-batch exclude each other. Give one of them.")
     return None if memory is None else parse_size(memory, "--memory")
 
 
@@ -165,42 +181,6 @@ def _ways(modes: str, slices: int, split: list[str], overlap: bool) -> dict[str,
             raise ConfigError(f"--split takes OPERATOR:SLICES, got {item!r}. For instance --split fc1:4.")
         given[name] = int(count)
     return {"modes": chosen, "slices": counts, "split": given, "overlap": overlap}
-
-
-def _model(script: Path | None, args: list[str] | None, profile: Path | None) -> ModelProfile:
-    from paceline.cli.profile import model_of
-    from paceline.errors import ConfigError
-    from paceline.plan.profile import load_model_profile
-
-    if (script is None) == (profile is None):
-        raise ConfigError(
-            "which model? Give a SCRIPT, or --profile FILE of `paceline profile`, but not both."
-        )
-    if profile is not None:
-        return load_model_profile(profile)
-    assert script is not None
-    found: ModelProfile = model_of(script, args)
-    return found
-
-
-def _cluster(file: Path | None, workers: int | None, overhead: str | None = None) -> ClusterProfile:
-    import msgspec
-
-    from paceline.cli.profile import cluster_here as measured
-    from paceline.errors import ConfigError
-    from paceline.plan.profile import load_cluster_profile
-    from paceline.plan.profile.units import parse_size
-
-    if workers is not None and workers < 1:
-        raise ConfigError(f"--workers must be at least 1, got {workers}.")
-    if file is None:
-        found: ClusterProfile = measured(workers or 4, {})
-    else:
-        found = load_cluster_profile(file)
-        found = found if workers is None else found.with_workers(workers)
-    if overhead is not None:
-        found = msgspec.structs.replace(found, overhead_bytes=parse_size(overhead, "--overhead"))
-    return found
 
 
 def _deliver(found: Any, out: Path | None, json: bool) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli.flags import options as o
 from paceline.cli.running.common import check_script, errors_for_people, parse_slow, print_json
+
+if TYPE_CHECKING:
+    from paceline.plan.profile import ClusterProfile, ModelProfile
 
 
 def profile(
@@ -77,6 +80,50 @@ def cluster_here(workers: int, slow: dict[int, float]) -> Any:
 
     with Console(stderr=True).status(f"timing {workers} workers and their collectives"):
         return measure_cluster(workers, slow)
+
+
+def check_model(script: Path | None, file: Path | None) -> None:
+    """One of both says which model; looked at before anything is measured."""
+    from paceline.errors import ConfigError
+
+    if (script is None) == (file is None):
+        raise ConfigError(
+            "which model? Give a SCRIPT, or --profile FILE (made by `paceline profile SCRIPT --out FILE`), "
+            "but not both."
+        )
+    if script is not None:
+        check_script(script)
+
+
+def profile_of(script: Path | None, args: list[str] | None, file: Path | None) -> ModelProfile:
+    """A model's profile for a planner: read from a file, or measured now."""
+    from paceline.plan.profile import load_model_profile
+
+    if file is not None:
+        return load_model_profile(file)
+    assert script is not None
+    found: ModelProfile = model_of(script, args)
+    return found
+
+
+def cluster_of(file: Path | None, workers: int | None, overhead: str | None = None) -> ClusterProfile:
+    """A cluster's profile for a planner: read from a file, or measured now."""
+    import msgspec
+
+    from paceline.errors import ConfigError
+    from paceline.plan.profile import load_cluster_profile
+    from paceline.plan.profile.units import parse_size
+
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers must be at least 1, got {workers}.")
+    if file is None:
+        found: ClusterProfile = cluster_here(workers or 4, {})
+    else:
+        found = load_cluster_profile(file)
+        found = found if workers is None else found.with_workers(workers)
+    if overhead is not None:
+        found = msgspec.structs.replace(found, overhead_bytes=parse_size(overhead, "--overhead"))
+    return found
 
 
 def _show(found: Any) -> None:

@@ -221,19 +221,27 @@ def test_pairing_halves_the_synchronisations() -> None:
     assert paired[1].sent_bytes == paired[0].sent_bytes
 
 
-def test_uneven_blocks_send_what_the_table_says_in_total() -> None:
-    widths, batch, workers = (5, 7, 9, 4), 3, 3
-    made = costs_of(mlp(*widths), torch.randn(batch, 5), workers)
-    numbers = 2 * (7 + 9) + 4
-    assert sum(m.sent_bytes for _, m, _ in made) == numbers * batch * 4 * (workers - 1)
-    assert sum(p.sent_bytes for p, _, _ in made) == pytest.approx(numbers * batch * 4 * (workers - 1))
+@pytest.mark.parametrize("pair", [False, True])
+def test_every_worker_s_figures_are_predicted_exactly_for_uneven_blocks(pair: bool) -> None:
+    widths, batch, workers = (5, 7, 5, 7, 4), 4, 3
+    chosen = RowSplit(pair=pair, smallest=1)
+    made = costs_of(mlp(*widths), torch.randn(batch, 5, requires_grad=True), workers, chosen)
+    assert len({m.sent_bytes for _, m, _ in made}) > 1, "the blocks are uneven"
+    for predicted, measured, owned in made:
+        assert predicted.sent_bytes == measured.sent_bytes
+        assert predicted.synchronisations == measured.synchronisations
+        assert predicted.weight_bytes == pytest.approx(measured.weight_bytes) == owned * 4
+        assert predicted.multiply_adds == pytest.approx(measured.multiply_adds)
+    if not pair:
+        numbers = 2 * (7 + 5 + 7) + 4 + 2 * 5
+        assert sum(m.sent_bytes for _, m, _ in made) == numbers * batch * 4 * (workers - 1)
 
 
 @pytest.mark.parametrize("model", [Skips(), Recurrent(num_layers=2), Recurrent(bidirectional=True)])
 def test_costs_of_other_modules_are_predicted_exactly(model: nn.Module) -> None:
     x = torch.randn(4, 6) if isinstance(model, Skips) else torch.randn(3, 4, 3)
     made = costs_of(model, x, 3)
-    assert sum(m.sent_bytes for _, m, _ in made) == pytest.approx(sum(p.sent_bytes for p, _, _ in made))
+    assert [m.sent_bytes for _, m, _ in made] == [p.sent_bytes for p, _, _ in made]
     assert {m.synchronisations for _, m, _ in made} == {p.synchronisations for p, _, _ in made}
 
 

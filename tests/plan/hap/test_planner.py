@@ -4,19 +4,21 @@ its ends."""
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator
 from itertools import pairwise, product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from paceline.errors import ConfigError
 from paceline.plan.hap.costs import HapCosts
 from paceline.plan.hap.graph import Graph, Node, make_graph
-from paceline.plan.hap.plan import alternate, plan_hap, repriced
+from paceline.plan.hap.plan import alternate, fastest, plan_hap, repriced
 from paceline.plan.hap.program import Program
-from paceline.plan.hap.ratios import best_ratios, proportional
+from paceline.plan.hap.ratios import best_ratios, held_bytes, proportional
 from paceline.plan.hap.rules import CHEAP, IDENTITY, REDUCE, granules, round_lengths, rules_of
 from paceline.plan.hap.search import Limits, Search, synthesize
 from paceline.plan.profile import ClusterProfile, Device, TransferCost
@@ -282,8 +284,202 @@ def test_plans_are_valid_for_any_number_of_devices(count: int) -> None:
         plan = plan_hap(graph, machines, "m", 256)
         assert plan.workers == count
         assert sum(plan.ratios[0]) == pytest.approx(1.0)
-        assert plan.predicted.seconds <= min(a.seconds for a in plan.alternatives.values()) * (1 + 1e-9)
+        whole = plan.program.instructions[-1]
+        assert whole.kind == "finish", "the loss, for all: the simple ways do without"
+        simple = min(way.seconds for way in plan.alternatives.values())
+        assert plan.predicted.seconds - whole.comm_s <= simple * (1 + 1e-9)
         assert math.isfinite(plan.predicted.seconds)
+
+
+def odd_cluster(draw: random.Random, count: int) -> ClusterProfile:
+    """Devices and collectives at random, some very slow, so that programs of all kinds are the cheapest."""
+    devices = tuple(
+        Device(name="d", flops_per_s=draw.uniform(1e8, 4e9), memory_bytes=2**50) for _ in range(count)
+    )
+    lines = {
+        kind: TransferCost(latency_s=draw.choice((0.0, 1e-7, 1e-5)), bytes_per_s=10 ** draw.uniform(6, 12))
+        for kind in KINDS
+    }
+    link = TransferCost(latency_s=0.0, bytes_per_s=1e9)
+    return ClusterProfile(devices=devices, link=link, collectives=lines, overhead_bytes=0)
+
+
+def grid(count: int, steps: int) -> Iterator[tuple[tuple[float, ...]]]:
+    for parts in product(range(steps + 1), repeat=count - 1):
+        if sum(parts) <= steps:
+            yield (tuple(p / steps for p in (*parts, steps - sum(parts))),)
+
+
+def small_graph(draw: random.Random) -> Graph:
+    batch, *widths = (draw.choice((2, 8, 64, 512)) for _ in range(4))
+    make = draw.choice((stack, bent, lambda batch, width, *_: branching(batch, width)))
+    return make(batch, *widths)
+
+
+def level_cluster(draw: random.Random) -> ClusterProfile:
+    """Very unequal devices, collectives of about one rate: padding to the longest piece costs much."""
+    devices = tuple(
+        Device(name="d", flops_per_s=10 ** draw.uniform(8, 10), memory_bytes=2**50)
+        for _ in range(draw.choice((2, 3, 4)))
+    )
+    base, lines = 10 ** draw.uniform(6.5, 10), {}
+    for kind in KINDS:
+        latency, off = draw.choice((0.0, 1e-6, 1e-5)), 10 ** draw.uniform(-0.5, 0.5)
+        rate = base * off * (0.1 if "grouped" in kind else 1.0)
+        lines[kind] = TransferCost(latency_s=latency, bytes_per_s=rate)
+    link = TransferCost(latency_s=0.0, bytes_per_s=1e9)
+    return ClusterProfile(devices=devices, link=link, collectives=lines, overhead_bytes=0)
+
+
+def test_no_program_is_faster_at_any_ratios_of_a_grid() -> None:
+    apart = []
+    for seed in (*range(25), 638, 1002, 1107, 1140, 1664, 1897):
+        draw = random.Random(seed)
+        machines = level_cluster(draw)
+        graph = small_graph(draw)
+        found, ratios, _ = fastest(graph, machines)
+        assert repriced(found, HapCosts(machines, ratios)).seconds == pytest.approx(found.seconds)
+        for point in grid(machines.size, {2: 24, 3: 8, 4: 5}[machines.size]):
+            assert found.seconds <= synthesize(graph, HapCosts(machines, point)).seconds * (1 + 1e-9)
+        apart.append(alternate(graph, machines)[0].seconds / found.seconds)
+    assert min(apart) >= 1 - 1e-9
+    assert max(apart) > 1.5, "alternation from the speeds alone ends above the best"
+
+
+def test_ratios_are_the_best_of_a_grid_with_slow_links_and_little_memory() -> None:
+    draw, moving, tight, refused = random.Random(8), 0, 0, 0
+    for _ in range(80):
+        count = draw.choice((2, 3))
+        roomy, graph, copies = odd_cluster(draw, count), small_graph(draw), 4.0
+        program = synthesize(graph, HapCosts(roomy, proportional(roomy)))
+        free = best_ratios(program, graph, roomy, 1, copies)
+        whole, (divided,) = held_bytes(program, graph, copies, 1)
+        devices = tuple(
+            replace(device, memory_bytes=int(whole + draw.uniform(0.05, 0.9) * divided) + 1)
+            for device in roomy.devices
+        )
+        machines = replace(roomy, devices=devices)
+        shares = [(device.memory_bytes - whole) / divided if divided else 1.0 for device in devices]
+        points = [
+            point for point in grid(count, 12) if all(b <= s for b, s in zip(*point, shares, strict=True))
+        ]
+        moving += sum(each.longest_s for each in program.instructions) > 0
+        tight += any(b > s for b, s in zip(*free, shares, strict=True))
+        if sum(shares) < 1:
+            refused += 1
+            with pytest.raises(ConfigError, match=r"cannot hold|no sharding ratios fit"):
+                best_ratios(program, graph, machines, 1, copies)
+            continue
+        found = best_ratios(program, graph, machines, 1, copies)
+        assert all(b <= s + 1e-6 for b, s in zip(*found, shares, strict=True))
+        mine = repriced(program, HapCosts(machines, found)).seconds
+        for point in points:
+            assert mine <= repriced(program, HapCosts(machines, point)).seconds * 1.0001
+    assert min(moving, tight, refused) >= 5, "the cases are of all kinds"
+
+
+def test_prices_are_those_of_the_papers_table() -> None:
+    """Bytes of both directions over each collective's own rate, the longest piece counting for all n."""
+    rates = {kind: 1e6 * (3 + place) ** 2 for place, kind in enumerate(KINDS)}
+    ag, rs, ar, a2a, gathered, scattered = (rates[kind] for kind in KINDS)
+    latencies = {kind: 1e-3 * (1 + place) for place, kind in enumerate(KINDS)}
+    lines = {kind: TransferCost(latency_s=latencies[kind], bytes_per_s=rates[kind]) for kind in KINDS}
+    ratios, speeds, size = (0.5, 0.3, 0.2), (4e9, 2e9, 1e9), 6_000_000
+    devices = tuple(Device(name="d", flops_per_s=f, memory_bytes=2**40) for f in speeds)
+    machines = ClusterProfile(devices=devices, link=lines["all_gather"], collectives=lines, overhead_bytes=0)
+    costs, n, longest = HapCosts(machines, (ratios,)), 3, 0.5
+
+    def price(before: str, after: str) -> float:
+        made = costs.move(before, after, size, 0)
+        assert made is not None
+        return made.at(longest)
+
+    local = longest * size
+    both = latencies["all_gather"] + latencies["reduce_scatter"]
+    padded = both + n * local / ag + n * local / rs
+    grouped = latencies["gather_grouped"] + latencies["scatter_grouped"] + size / gathered + size / scattered
+    assert price("G1", "I") == pytest.approx(min(padded, grouped))
+    assert price("R", "G0") == pytest.approx(min(padded, grouped)), "the adjoint of a gather"
+    assert price("I", "G0") == 0, "a slice of what one has"
+    assert price("R", "I") == pytest.approx(2 * (latencies["all_reduce"] + size / ar))
+    assert price("G0", "G1") == pytest.approx(2 * (latencies["all_to_all"] + n * local / a2a))
+    assert costs.move("I", "R", size, 0) is None
+    assert costs.replicated(size).at(longest) == pytest.approx(latencies["all_reduce"] + size / ar)
+    assert costs.collect("R", 4, 0).at(longest) == pytest.approx(latencies["all_reduce"] + 4 / ar)
+    forward = latencies["all_gather"] + n * local / ag, latencies["gather_grouped"] + size / gathered
+    assert costs.collect("G0", size, 0).at(longest) == pytest.approx(min(forward))
+    assert costs.compute_s(1e9, True, 0) == pytest.approx(3 * max(0.5 / 4, 0.3 / 2, 0.2 / 1))
+    assert costs.compute_s(1e9, False, 0) == pytest.approx(3.0), "all compute it, the slowest sets the pace"
+    twice = 2 * latencies["all_gather"] + 2 * size / ag + latencies["reduce_scatter"] + size / rs
+    assert costs.fully_sharded(size, trained=True) == pytest.approx(twice)
+
+
+def scores(batch: int, *widths: int) -> Graph:
+    """A model whose loss is the script's own affair."""
+    return stack(batch, *widths, loss=False)
+
+
+def test_the_end_of_a_program_is_divided_however_slow_the_network_is() -> None:
+    """Whole everywhere, gradients would be whole as well, and adding them up would be for nothing."""
+    for rate, latency in product((1e4, 1e7, 1e12), (0.0, 1e-3)):
+        machines = cluster(1e12, 1e12, 3e11, rate=rate, latency=latency)
+        for graph in (scores(8, 16, 16, 4), stack(8, 16, 16, 4), bent(8, 16, 16)):
+            program = plan_hap(graph, machines, "m", 8).program
+            last = program.instructions[-1]
+            assert (last.kind, last.after) == ("finish", IDENTITY)
+            assert last.before[0] == REDUCE or (not graph.loss and last.before[0][0] == "G")
+            assert any(each.shared for each in program.instructions)
+
+
+def test_a_result_that_all_compute_in_full_is_cut_before_it_ends() -> None:
+    nodes = list(scores(8, 16, 16).nodes)
+    nodes.append(Node("z", "piece", (nodes[-1].name,), (8, 16), FLOAT * 8 * 16, 128.0))
+    program = plan_hap(make_graph(nodes), cluster(1e9, 2e9), "m", 8).program
+    kinds = [(each.kind, each.before, each.after) for each in program.instructions[-3:]]
+    assert kinds == [
+        ("compute", ("I",), "I"),
+        ("slice", ("I",), "G0"),
+        ("finish", ("G0",), "I"),
+    ]
+
+
+def test_simple_ways_are_what_they_are_called() -> None:
+    graph, batch, speeds = scores(4096, 64, 64), 4096, (3e9, 1e9)
+    machines = cluster(*speeds, rate=1e8, latency=1e-3)
+    plan = plan_hap(graph, machines, "m", batch)
+    flops, weights, activations = 2.0 * 4096 * 64 * 64, FLOAT * 64 * 64, FLOAT * 4096 * 64
+    together = weights / (1 << 20)
+    line = machines.line("all_reduce")
+    sum_s = line.latency_s * together + weights / line.bytes_per_s
+    even, by_speed = plan.alternatives["DDP, even"], plan.alternatives["DDP, batches by speed (--balance)"]
+    assert even.seconds == pytest.approx(3 * flops / 2 / 1e9 + sum_s), "the slow one has half of the samples"
+    assert by_speed.seconds == pytest.approx(3 * flops / 4e9 + sum_s)
+    assert even.memory_bytes == int(4 * weights + activations / 2)
+    assert by_speed.memory_bytes == int(4 * weights + 0.75 * activations)
+    gather, scatter = machines.line("all_gather"), machines.line("reduce_scatter")
+    moved = 2 * (gather.latency_s * together + weights / gather.bytes_per_s)
+    moved += scatter.latency_s * together + weights / scatter.bytes_per_s
+    fsdp = plan.alternatives["FSDP, even"]
+    assert fsdp.seconds == pytest.approx(3 * flops / 2 / 1e9 + moved)
+    assert fsdp.memory_bytes == int(4 * weights / 2 + activations / 2)
+    assert plan.alone is not None
+    assert (plan.alone.device, plan.alone.predicted.seconds) == (0, pytest.approx(3 * flops / 3e9))
+
+
+def test_the_plan_says_whether_dividing_pays() -> None:
+    slow = plan_hap(scores(16, 64, 64), cluster(1e12, 3e12, rate=1e8, latency=1e-4), "m", 16)
+    assert slow.better() == "device 1 alone"
+    assert slow.verdict().startswith("one device alone is best: device 1 (d) takes ")
+    fast = plan_hap(scores(4096, 64, 64), cluster(1e9, 1e9, rate=1e12, latency=0.0), "m", 4096)
+    assert "times as fast as device 0 (d) alone" in fast.verdict()
+    assert float(fast.verdict().split(", ")[2].split()[0]) == pytest.approx(2.0, abs=0.01)
+    room = int(0.9 * (fast.alone.predicted.memory_bytes if fast.alone else 0))
+    tight = cluster(1e9, 1e9, rate=1e12, latency=0.0, memory=room)
+    small = plan_hap(scores(4096, 64, 64), tight, "m", 4096)
+    assert small.verdict().endswith("no device holds the model by itself")
+    slow_link = plan_hap(scores(4096, 64, 64), cluster(1e9, 1e9, rate=1e6), "m", 4096)
+    assert slow_link.verdict().startswith("DDP, "), "bringing scores together takes longer than gradients"
+    assert plan_hap(scores(8, 8, 8), cluster(1e9), "m", 8).verdict() == "one device: nothing is divided"
 
 
 def test_collectives_are_priced_in_bytes_and_by_the_longest_piece() -> None:

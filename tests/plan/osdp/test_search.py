@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
-from paceline.plan.osdp import scheduler
+from paceline.plan.osdp import knapsack, scheduler
 from paceline.plan.osdp.depth_first import search
 from paceline.plan.osdp.knapsack import measured, smallest, solve
-from paceline.plan.osdp.options import Option, OsdpCosts
+from paceline.plan.osdp.options import Mode, Option, OsdpCosts
 from paceline.plan.osdp.plan import memory_curve
 from paceline.plan.osdp.scheduler import plan_osdp
 from paceline.plan.profile import ClusterProfile, Device, ModelProfile, Operator, TransferCost
@@ -56,7 +56,7 @@ def test_knapsack_depth_first_and_brute_force_find_the_same_time(
 ) -> None:
     plans = [measured(chosen) for chosen in product(*problem)]
     fitting = [plan for plan in plans if plan.memory <= limit]
-    found, reference = solve(problem, limit, unit=1), search(problem, limit)
+    found, reference = solve(problem, limit), search(problem, limit)
     assert smallest(problem) == min(plan.memory for plan in plans)
     if not fitting:
         assert found is None
@@ -70,6 +70,53 @@ def test_knapsack_depth_first_and_brute_force_find_the_same_time(
     assert reference.memory == min(p.memory for p in fitting if p.seconds <= fastest + 1e-9)
 
 
+sizes_in_bytes = st.lists(st.integers(1000, 3_000_000).map(lambda n: 4 * n), min_size=1, max_size=6)
+
+
+@settings(max_examples=150)
+@given(
+    sizes_in_bytes,
+    st.integers(2, 9),
+    st.sampled_from([0.0, 1e-5, 1e-3]),
+    st.sampled_from([("dp", "zdp"), ("dp", "zdp", "keep")]),
+    st.booleans(),
+    st.floats(0, 1),
+)
+def test_no_byte_of_the_limit_is_lost(
+    sizes: list[int], count: int, latency_s: float, modes: tuple[Mode, ...], overlap: bool, share: float
+) -> None:
+    """Small layers: in units of 1 MiB most of their limit would be rounded away."""
+    made = [
+        Operator(name=str(i), parameter_bytes=size, activation_bytes=1e5, per_sample_s=1e-4 * i, max_slices=4)
+        for i, size in enumerate(sizes)
+    ]
+    link = TransferCost(latency_s=latency_s, bytes_per_s=1e9)
+    costs = OsdpCosts(cluster(count, link=link), 3, 2.0, modes=modes, slices=(1, 2), overlap=overlap)
+    options_of_all = [costs.options(op) for op in made[:4]]
+    plans = [measured(chosen) for chosen in product(*options_of_all)]
+    least, most = smallest(options_of_all), max(plan.memory for plan in plans)
+    limit = least + int(share * (most - least))
+    found = solve(options_of_all, limit)
+    assert found is not None
+    assert found.memory <= limit
+    fastest = min(plan.seconds for plan in plans if plan.memory <= limit)
+    assert found.seconds == pytest.approx(fastest, rel=1e-11)
+
+
+def test_a_search_that_keeps_few_choices_still_fits_and_is_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = layers(*range(3, 43), slices=4)
+    costs = OsdpCosts(cluster(5), 1, 2.0, slices=(1, 2, 4))
+    every = [costs.options(op) for op in made.operators]
+    limit = 2 * smallest(every) + 12345
+    exact = solve(every, limit)
+    monkeypatch.setattr(knapsack, "MOST_KEPT", 64)
+    thinned = solve(every, limit)
+    assert exact is not None
+    assert thinned is not None
+    assert thinned.memory <= limit
+    assert exact.seconds < thinned.seconds <= exact.seconds * 1.001
+
+
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=8), st.integers(2, 9), st.integers(1, 4))
 def test_a_plan_lies_between_all_replicated_and_all_sharded_and_gets_faster_with_memory(
     sizes: list[int], count: int, slices: int
@@ -80,7 +127,7 @@ def test_a_plan_lies_between_all_replicated_and_all_sharded_and_gets_faster_with
     least, most = smallest(given_options), 4 * sum(sizes) * MIB
     for share in (0.0, 0.2, 0.5, 0.8, 1.0):
         limit = int(least + share * max(most - least, 0)) + 1
-        found = solve(given_options, limit, unit=1024)
+        found = solve(given_options, limit)
         assert found is not None
         assert found.memory <= limit
         assert found.seconds <= last + 1e-12
@@ -174,7 +221,7 @@ def test_the_published_profile_of_48_layers_gives_its_known_optimum(
 ) -> None:
     sizes, times = TABLES[hidden]
     layer = [Option(t, m, 0) for m, t in zip(sizes, times, strict=True)]
-    found = solve([layer] * 48, 8192 - 800, unit=1)
+    found = solve([layer] * 48, 8192 - 800)
     assert found is not None
     assert found.seconds == pytest.approx(seconds, abs=1e-6)
     assert found.memory == memory

@@ -30,7 +30,7 @@ def _osdp(plan: BenchPlan) -> Values:
     values: Values = {}
     for title, (memory, seconds) in (("hidden 1536", WIDE), ("hidden 1024", NARROW)):
         options = [Option(s, m, 0) for m, s in zip(memory, seconds, strict=True)]
-        found = solve([options] * LAYERS, LIMIT_MB, unit=1)
+        found = solve([options] * LAYERS, LIMIT_MB)
         assert found is not None, "all sharded fits"
         values[f"{title}: seconds"] = [found.seconds]
         values[f"{title}: all sharded / OSDP"] = [LAYERS * seconds[3] / found.seconds]

@@ -13,13 +13,33 @@ from paceline.cli.running.common import errors_for_people, print_json
 if TYPE_CHECKING:
     from paceline.plan.strategy.models import Strategy
 
+USUAL_BATCH = 32
+"""For a profile that names no batch size."""
+
 
 def strategy(
-    profile: Annotated[Path, typer.Option(help="The model: a file of `paceline profile SCRIPT`.")],
+    script: Annotated[
+        Path | None, typer.Argument(metavar="[SCRIPT]", help="Measure the model of this script.")
+    ] = None,
+    args: o.Args = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="Take the model from this file of `paceline profile SCRIPT --out FILE`."),
+    ] = None,
     cluster: Annotated[
-        Path, typer.Option(help="The cluster: a file of `paceline profile --cluster`, or TOML by hand.")
-    ],
-    batch: Annotated[int, typer.Option(min=1, help="Samples per worker and step.")] = 32,
+        Path | None,
+        typer.Option(
+            help="The cluster: a file of `paceline profile --cluster --out FILE`, or TOML by hand. "
+            "Default: workers on this machine, measured now."
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", "-n", help="How many. Default: the cluster's; 4 without one.")
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Samples per worker and step. Default: the script's, or 32 if unknown."),
+    ] = None,
     memory: Annotated[
         str | None, typer.Option(help="Of a device, such as 8GiB. Default: the smallest device's.")
     ] = None,
@@ -41,10 +61,12 @@ def strategy(
 ) -> None:
     """DDP, FSDP or a parameter store: the rule that decides, its numbers, and how the others would do.
 
-    Example: paceline advise strategy --profile digits.json --cluster examples/plans/unequal_gpus.toml
+    Example: paceline advise strategy examples/digits.py --workers 2
     """
     with errors_for_people():
-        from paceline.plan.profile import load_cluster_profile, load_model_profile
+        import msgspec
+
+        from paceline.cli.profile import check_model, cluster_of, profile_of
         from paceline.plan.profile.units import parse_size
         from paceline.plan.strategy import Constraints, advise
         from paceline.plan.strategy.models import load_of
@@ -57,7 +79,11 @@ def strategy(
             most_workers=most_workers,
             measured=dict(_measured(text) for text in measured or []),
         )
-        advice = advise(load_of(load_model_profile(profile), load_cluster_profile(cluster), batch), wanted)
+        check_model(script, profile)
+        machines = cluster_of(cluster, workers)
+        model = profile_of(script, args, profile)
+        advice = advise(load_of(model, machines, batch or model.batch or USUAL_BATCH), wanted)
+        advice = msgspec.structs.replace(advice, command=_typed(advice.command, script, cluster, workers))
         if json:
             print_json(advice)
         else:
@@ -66,6 +92,15 @@ def strategy(
             from paceline.plan.strategy.tables import advice_table
 
             Console(highlight=False).print(advice_table(advice))
+
+
+def _typed(command: str, script: Path | None, cluster: Path | None, workers: int | None) -> str:
+    """The command with what was given in the places of SCRIPT and FILE."""
+    if script is not None:
+        command = command.replace("SCRIPT", str(script))
+    if cluster is not None:
+        return command.replace("--cluster FILE", f"--cluster {cluster}")
+    return command.replace("--cluster FILE", f"--workers {workers or 4}")
 
 
 def _measured(text: str) -> tuple[Strategy, float]:

@@ -2,8 +2,9 @@
 
 The formulas are those of the paper's table, layer by layer, for one worker of M: 3·b·P/M multiply-adds; a
 gather sends (M-1)/M of what is gathered, a reduction to the owners as much, a sum for everybody both; b is
-what a layer sees as batch, in a convolution every place of a map. They know shapes only. What is measured is
-what a first step did.
+what a layer sees as batch, in a convolution every place of a map. That is for blocks of equal length. Where M
+does not divide the outputs, a worker's own block counts: it goes to M-1 others in a gather, and all but it is
+sent in a reduction. The formulas know shapes only. What is measured is what a first step did.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from paceline.parallel.layers.block_line import BlockLine
+from paceline.parallel.layers.block_line import BlockLine, even
+from paceline.parallel.layers.blocks import Blocks
 from paceline.parallel.layers.lstm import RowLSTM
 from paceline.parallel.layers.split_layers import ColumnLinear, RowConv, RowLinear, SplitEmbedding, SplitLayer
 from paceline.parallel.pieces import pieces_of
@@ -80,7 +82,7 @@ class LayerCosts:
             self._hooks.append(layer.register_forward_hook(self._computes))
             if id(layer) in self._carriers:
                 carrier, chained = self._carriers[id(layer)]
-                self._hooks.append(carrier.register_forward_hook(self._gathers(chained)))
+                self._hooks.append(carrier.register_forward_hook(self._gathers(layer.blocks, chained)))
         for module in self._whole:
             self._hooks.append(module.register_forward_hook(self._computes_whole))
 
@@ -121,23 +123,30 @@ class LayerCosts:
     # -- the formulas -------------------------------------------------------------------------
 
     def _weights(self, model: nn.Module) -> float:
-        """P/M of what is split, all of the rest."""
+        """This worker's pieces of what is split, all of the rest."""
         pieces, total = pieces_of(model), 0.0
         for name, p in model.named_parameters():
             cut = pieces.get(name)
-            total += p.element_size() * (p.numel() if cut is None else prod(cut.shape) / self.line.size)
+            share = 1.0 if cut is None else cut.size / cut.shape[cut.dim]
+            total += p.element_size() * (p.numel() if cut is None else share * prod(cut.shape))
         return total
 
-    def _share(self, numbers: float, like: Tensor, times: int = 1) -> None:
-        """So many numbers are gathered, or reduced to their owners, so many times."""
-        each = numbers * like.element_size() * (self.line.size - 1) / self.line.size
-        self.predicted.sent_bytes += times * each
-        self.predicted.synchronisations += times
+    def _gather(self, numbers: int, like: Tensor, blocks: Blocks, times: int = 1) -> None:
+        """Every other worker gets this one's block of so many numbers, so many times."""
+        self._exchange(times * (self.line.size - 1) * numbers * _share(blocks), like, times)
 
-    def _sum(self, numbers: float, like: Tensor) -> None:
-        """They are reduced to their owners and gathered, at once."""
-        self._share(numbers, like, times=2)
-        self.predicted.synchronisations -= 1
+    def _reduce(self, numbers: int, like: Tensor, blocks: Blocks, times: int = 1) -> None:
+        """Everything but this worker's own block goes to its owner, so many times."""
+        self._exchange(times * numbers * (1 - _share(blocks)), like, times)
+
+    def _sum(self, numbers: int, like: Tensor) -> None:
+        """They are reduced to equal blocks and gathered, at once."""
+        own = even(numbers, self.line.size)[self.line.index]
+        self._exchange(numbers - own + (self.line.size - 1) * own, like, 1)
+
+    def _exchange(self, numbers: float, like: Tensor, times: int) -> None:
+        self.predicted.sent_bytes += round(numbers) * like.element_size()
+        self.predicted.synchronisations += times
 
     def _computes(self, layer: Any, args: Any, out: Any) -> None:
         if self._counting is None:
@@ -149,18 +158,24 @@ class LayerCosts:
         places = self._places(layer, x, out)
         weights = prod(layer.pieces()["weight"].shape)
         if not isinstance(layer, SplitEmbedding):
-            self.predicted.multiply_adds += 3 * places * weights / self.line.size
+            self.predicted.multiply_adds += 3 * places * weights * _share(layer.blocks)
         if layer.entry == "whole" and x.requires_grad:
             self._sum(x.numel(), x)
         if isinstance(layer, ColumnLinear):
             self._sum(out.numel(), out)
         elif layer.exit != "own":
-            self._share(out.numel(), out, times=1 + (layer.exit == "chain" and out.requires_grad))
+            self._gathered(layer.blocks, layer.exit == "chain", out)
 
-    def _gathers(self, chained: bool) -> Any:
+    def _gathered(self, blocks: Blocks, chained: bool, out: Tensor) -> None:
+        """A layer's outputs; if split layers alone read them, their gradient is reduced to the owners."""
+        self._gather(out.numel(), out, blocks)
+        if chained and out.requires_grad:
+            self._reduce(out.numel(), out, blocks)
+
+    def _gathers(self, blocks: Blocks, chained: bool) -> Any:
         def gathers(module: nn.Module, args: Any, out: Tensor) -> None:
             if self._counting is not None:
-                self._share(out.numel(), out, times=1 + (chained and out.requires_grad))
+                self._gathered(blocks, chained, out)
 
         return gathers
 
@@ -179,14 +194,20 @@ class LayerCosts:
         ways = 2 if layer.bidirectional else 1
         numbers = batch * layer.hidden_size
         weights = sum(prod(p.shape) for n, p in layer.pieces().items() if n.startswith("weight"))
-        self.predicted.multiply_adds += 3 * batch * steps * weights / self.line.size
+        self.predicted.multiply_adds += 3 * batch * steps * weights * _share(layer.blocks)
         gathers = ways * layer.num_layers * (steps + 1)
         reductions = ways * (layer.num_layers * steps - 1)
         if x.requires_grad:
             self._sum(x.numel(), x)
-        self._share(numbers, x, times=gathers + reductions)
+        self._gather(numbers, x, layer.blocks, times=gathers)
+        self._reduce(numbers, x, layer.blocks, times=reductions)
 
     def _computes_whole(self, module: Any, args: Any, out: Any) -> None:
         if self._counting is None or not isinstance(module, nn.Linear):
             return
         self.predicted.multiply_adds += 3 * args[0].numel() / args[0].shape[-1] * module.weight.numel()
+
+
+def _share(blocks: Blocks) -> float:
+    """Of the outputs, this worker's."""
+    return blocks.own / sum(blocks.sizes)

@@ -19,8 +19,9 @@ from paceline.plan.profile.cluster import ClusterProfile, Device, Kind, Transfer
 from paceline.plan.profile.model import fit
 from paceline.plan.profile.units import MIB
 
-SIZES = (64 * 1024, MIB, 4 * MIB, 16 * MIB)
-REPEATS, AT_LEAST = 5, 3
+SIZES = (4 * 1024, 64 * 1024, MIB, 4 * MIB, 16 * MIB)
+"""From those that are all latency to those that are hardly any."""
+REPEATS, AT_LEAST = 11, 3
 """Times each size is timed; the lesser number where that takes long. One alone would count every hiccup."""
 LONG_S = 0.6
 """After a size whose repeats take longer than this in all, no larger one is timed."""
@@ -40,12 +41,16 @@ def measure_cluster(workers: int, slow: dict[int, float] | None = None) -> Clust
         )
         for rank, answer in enumerate(answers)
     )
-    lines = msgspec.convert(answers[0]["lines"], dict[Kind, TransferCost])
+    lines, low, high = (
+        msgspec.convert(answers[0][name], dict[Kind, TransferCost]) for name in ("lines", "low", "high")
+    )
     link = link_of(lines, workers)
     return ClusterProfile(
         devices=devices,
         link=link,
         collectives=lines,
+        low=low,
+        high=high,
         overhead_bytes=0,
         source="measured",
         host=this_host(),
@@ -67,8 +72,7 @@ def link_of(lines: dict[Kind, TransferCost], workers: int) -> TransferCost:
 def on_rank(rank: int, size: int, request: Any) -> dict[str, Any]:
     """One worker's part."""
     speed, jitter = _speed()
-    lines = {} if size == 1 else {kind: _line(run, size) for kind, run in collectives(rank, size).items()}
-    return {"flops_per_s": speed, "jitter": jitter, "lines": lines}
+    return {"flops_per_s": speed, "jitter": jitter, **_lines({} if size == 1 else collectives(rank, size))}
 
 
 def _speed() -> tuple[float, float]:
@@ -80,7 +84,7 @@ def _speed() -> tuple[float, float]:
     return 2 * MATRIX**3 / median, statistics.pstdev(times) / median
 
 
-def collectives(rank: int, size: int) -> dict[str, Callable[[int], Callable[[], None]]]:
+def collectives(rank: int, size: int) -> dict[Kind, Callable[[int], Callable[[], None]]]:
     """For every kind of collective: given the bytes of the whole tensor, what to time."""
 
     def parts(whole: int) -> tuple[Tensor, Tensor]:
@@ -113,23 +117,51 @@ def collectives(rank: int, size: int) -> dict[str, Callable[[int], Callable[[], 
     }
 
 
-def _line(make: Callable[[int], Callable[[], None]], size: int) -> dict[str, float]:
-    times: list[float] = []
+def _lines(made: dict[Kind, Callable[[int], Callable[[], None]]]) -> dict[str, dict[Kind, Any]]:
+    """Latency and rate of every collective: by medians (`lines`), and where one in ten repeats took less
+    (`low`) or longer (`high`)."""
+    seen: dict[Kind, list[list[float]]] = {kind: [] for kind in made}
+    left = dict(made)
     for whole in SIZES:
-        took = _repeats(make(whole))
-        times.append(statistics.median(took))
-        if sum(took) > LONG_S:  # a slow link: larger sizes would show nothing new
-            break
+        took = _repeats({kind: make(whole) for kind, make in left.items()})
+        for kind, times in took.items():
+            seen[kind].append(times)
+            if sum(times) > LONG_S:  # a slow link: larger sizes would show nothing new
+                del left[kind]
+    ends = {"lines": 0.5, "low": 0.1, "high": 0.9}
+    return {
+        name: {kind: _line([_quantile(times, share) for times in sizes]) for kind, sizes in seen.items()}
+        for name, share in ends.items()
+    }
+
+
+def _line(times: list[float]) -> dict[str, float]:
     latency, per_byte = fit(SIZES[: len(times)], times)
     return {"latency_s": latency, "bytes_per_s": 1 / max(per_byte, 1e-15)}
 
 
-def _repeats(run: Callable[[], None]) -> list[float]:
-    run()
-    took: list[float] = []
-    while len(took) < AT_LEAST or (len(took) < REPEATS and sum(took) <= LONG_S):
-        dist.barrier()
-        took.append(_slowest(_timed(run)))
+def _quantile(times: list[float], share: float) -> float:
+    """Between the two nearest ones."""
+    ordered, at = sorted(times), share * (len(times) - 1)
+    below = int(at)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (at - below) * (ordered[above] - ordered[below])
+
+
+def _repeats(runs: dict[Kind, Callable[[], None]]) -> dict[Kind, list[float]]:
+    """Times of each, taken in turn: what slows the machine down for a while slows them all down."""
+    for run in runs.values():
+        run()
+    took: dict[Kind, list[float]] = {kind: [] for kind in runs}
+    wanted = True
+    while wanted:
+        wanted = False
+        for kind, run in runs.items():
+            times = took[kind]
+            if len(times) < AT_LEAST or (len(times) < REPEATS and sum(times) <= LONG_S):
+                dist.barrier()
+                times.append(_slowest(_timed(run)))
+                wanted = True
     return took
 
 

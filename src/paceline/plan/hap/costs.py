@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from paceline.plan.profile import ClusterProfile, TransferCost
-from paceline.plan.profile.cluster import KINDS
+from paceline.plan.profile.cluster import KINDS, Kind
 
 TOGETHER_BYTES = 1 << 20
-"""Gradients of replicated parameters travel together up to this size."""
+"""Parameters, and gradients of replicated ones, travel together up to this size."""
 Variant = Literal["", "padded", "grouped"]
 
 
@@ -73,10 +73,19 @@ class HapCosts:
         return self._uneven(("all_gather",), size, segment)
 
     def replicated(self, size: int) -> Price:
-        """A parameter that all have: its gradient is added up. Small ones travel together, and share the
-        latency of a message by their bytes."""
-        line = self._lines["all_reduce"]
-        return Price(line.latency_s * min(1.0, size / TOGETHER_BYTES) + size / line.bytes_per_s)
+        """A parameter that all have: its gradient is added up."""
+        return Price(self._together("all_reduce", size))
+
+    def fully_sharded(self, size: int, trained: bool) -> float:
+        """A parameter of which all have an equal share (FSDP): gathered for forward and for backward, its
+        gradient scattered."""
+        scattered = self._together("reduce_scatter", size) if trained else 0.0
+        return 2 * self._together("all_gather", size) + scattered
+
+    def _together(self, kind: Kind, size: int) -> float:
+        """Small parameters travel together, and share the latency of a message by their bytes."""
+        line = self._lines[kind]
+        return line.latency_s * min(1.0, size / TOGETHER_BYTES) + size / line.bytes_per_s
 
     def inside(self, size: int) -> float:
         """Of an operation that adds up so many bytes over devices within itself, forward and backward, twice

@@ -16,12 +16,32 @@ from paceline.plan.profile import ClusterProfile
 from paceline.plan.profile.units import size_text
 
 Ratios = tuple[tuple[float, ...], ...]
+MOST_CORNERS = 8
+"""So many of the speeds of a cluster are tried as caps, the highest and the lowest among them."""
 
 
 def proportional(cluster: ClusterProfile, segments: int = 1) -> Ratios:
     """As fast as each computes."""
     total = sum(device.flops_per_s for device in cluster.devices)
     return (tuple(device.flops_per_s / total for device in cluster.devices),) * segments
+
+
+def corners(cluster: ClusterProfile) -> list[tuple[float, ...]]:
+    """Ratios of which some are the best for any program of one segment, memory aside.
+
+    A program's time is a sum of two maxima, of `B_d / F_d` and of `B_d`. For a given `max B_d` the first is
+    least if ratios go with the speeds and are capped. So time is a broken line in the cap, and least where
+    some speed meets the cap: as fast as each computes, but no faster than one of the speeds. The lowest speed
+    gives even ratios, the highest those in proportion."""
+    speeds = [device.flops_per_s for device in cluster.devices]
+    caps = sorted(set(speeds), reverse=True)
+    if len(caps) > MOST_CORNERS:
+        caps = [caps[round(i * (len(caps) - 1) / (MOST_CORNERS - 1))] for i in range(MOST_CORNERS)]
+    made = []
+    for cap in caps:
+        capped = [min(speed, cap) for speed in speeds]
+        made.append(tuple(each / sum(capped) for each in capped))
+    return made
 
 
 def best_ratios(

@@ -6,6 +6,9 @@ graph, which loses nothing, since a program's time is the sum of its instruction
 computed once and moved at most once; results of cheap operations are not moved. `A*`: what remains takes
 at least its flops at the speed of all devices together.
 
+The end has to be divided: the loss in summands, scores in summands or slices. Were the result whole
+everywhere, so would be its gradient, and adding up gradients would add up what all have already.
+
 Two things keep it small without giving up exactness. A state with a moved copy is dropped if the same one
 without the copy is cheaper by at least the move, which can still be made later. And pieces of the graph
 that repeat are searched once for everything that can enter them (`pieces`)."""
@@ -18,11 +21,11 @@ from itertools import count
 from typing import NamedTuple
 
 from paceline.errors import ConfigError
-from paceline.plan.hap.costs import HapCosts, Price
+from paceline.plan.hap.costs import FREE, HapCosts, Price
 from paceline.plan.hap.graph import Graph, Node
 from paceline.plan.hap.pieces import Held, State, WorkPiece, repeated
 from paceline.plan.hap.program import Instruction, Kind, Program
-from paceline.plan.hap.rules import CHEAP, IDENTITY, REDUCE, ShardingRule, granules, rules_of
+from paceline.plan.hap.rules import CHEAP, IDENTITY, REDUCE, ShardingRule, gather, granules, rules_of
 
 Place = tuple[int, State]
 """How many operations are done, and how the tensors that live on are held."""
@@ -138,7 +141,10 @@ class Search:
         came: dict[Place, _SearchStep] = {}
         for _, at in self._explored((0, ()), ends + 1, self._estimates(), came):
             return self._program(at, came)
-        raise ConfigError("no distributed program computes this graph: its loss cannot be cut into summands.")
+        raise ConfigError(
+            "this model cannot be divided over devices: its loss cannot be cut into summands, or its scores "
+            "into slices. Train it on one device, without a plan."
+        )
 
     def _explored(
         self,
@@ -232,7 +238,7 @@ class Search:
     def _written(self, step: _SearchStep) -> list[Instruction]:
         """The instructions of one step of the way."""
         if step.done is not None:
-            return [step.done]
+            return [*(_moved(move) for move in step.moves), step.done]
         assert step.rule is not None
         assert step.before is not None
         node = self.work[step.before[0]][1]
@@ -321,27 +327,43 @@ class Search:
         return True
 
     def _finish(self, at: Place) -> Iterator[tuple[float, Place, _SearchStep]]:
-        """A loss has to be summands; anything else is brought together for the script to go on with."""
+        """A loss has to be summands; scores are divided, and then whole for the script to go on with."""
         output = self.nodes[self.graph.output]
-        held = [_plain(each) for each in dict(at[1])[output.name]]
-        alone = self.costs.cluster.size == 1
-        if self.graph.loss and REDUCE not in held and not alone:
-            return
-        summed = self.graph.loss and not alone
-        price = self.costs.collect(REDUCE if summed else held[0], output.size_bytes, output.segment)
-        seconds = price.at(self.costs.longest[output.segment])
-        done = Instruction(
-            kind="finish",
-            tensor=output.name,
-            before=(REDUCE if summed else held[0],),
-            after=IDENTITY,
-            variant=price.variant,
-            segment=output.segment,
-            comm_s=seconds,
-            fixed_s=price.fixed,
-            longest_s=price.longest,
-        )
-        yield seconds, (at[0] + 1, ()), _SearchStep(at, done=done)
+        for held, moves in self._ends(output, dict(at[1])[output.name]):
+            price = self.costs.collect(held, output.size_bytes, output.segment)
+            seconds = price.at(self.costs.longest[output.segment])
+            done = Instruction(
+                kind="finish",
+                tensor=output.name,
+                before=(held,),
+                after=IDENTITY,
+                variant=price.variant,
+                segment=output.segment,
+                comm_s=seconds,
+                fixed_s=price.fixed,
+                longest_s=price.longest,
+            )
+            yield seconds, (at[0] + 1, ()), _SearchStep(at, moves=moves, done=done)
+
+    def _ends(self, output: Node, held: Held) -> Iterator[tuple[str, tuple[_Move, ...]]]:
+        """How the result may be held at the end, and the slice that divides what is whole on all devices."""
+        forms = [_plain(each) for each in held]
+        if self.costs.cluster.size == 1:
+            yield IDENTITY, ()
+        elif self.graph.loss:
+            yield from ((form, ()) for form in forms if form == REDUCE)
+        elif forms == [IDENTITY]:
+            if self.limits.move and output.op not in CHEAP:
+                segment = output.segment
+                for dim in self._divisible(output)[:1]:
+                    yield dim, (_Move(output.name, IDENTITY, dim, FREE, segment, 0.0),)
+        else:
+            yield from ((form, ()) for form in forms if form != IDENTITY)
+
+    def _divisible(self, node: Node) -> list[str]:
+        """The slices that a tensor can be cut into."""
+        lengths = [length // self.sizes[node.name, dim] for dim, length in enumerate(node.shape)]
+        return [gather(dim) for dim, units in enumerate(lengths) if units > 1]
 
     def _program(self, at: Place, came: dict[Place, _SearchStep]) -> Program:
         steps, before = list[_SearchStep](), came[at]

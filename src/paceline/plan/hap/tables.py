@@ -19,7 +19,8 @@ WORDS = {
 def everything(plan: HapPlan) -> RenderableType:
     """All of it."""
     notes = [Text(f"note: {note}") for note in plan.notes]
-    return Group(_head(plan), *notes, _program(plan), _ratios(plan), _alternatives(plan))
+    verdict = Text(plan.verdict())
+    return Group(_head(plan), *notes, _program(plan), _ratios(plan), _alternatives(plan), verdict)
 
 
 def _head(plan: HapPlan) -> Text:

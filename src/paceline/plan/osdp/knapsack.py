@@ -6,10 +6,10 @@ possible height, only options below it take part, and the sum has the rest of th
 Three things make it fast without giving up exactness. A height whose linear relaxation cannot beat the
 best plan found is skipped. Within a height, an option is left out if the relaxation with that option
 cannot beat it either (its price in Lagrange's sense is too high): mostly a few operators remain open.
-Those few are a knapsack table.
+Of those few, operator by operator, the choices are kept that no other beats in both time and memory and
+that can still beat the best plan.
 
-Memory is counted in units above the least that each operator can do with, rounded up: a plan never
-exceeds the limit, and is optimal among plans of that granularity."""
+Memory is counted in bytes. The published code counts in MiB: a small model then loses much of its limit."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.plan.osdp.options import Option
-from paceline.plan.profile.units import MIB
 
-MOST_UNITS = 65536
-"""The table's width; a wider range of memory is counted in larger units."""
+MOST_KEPT = 1 << 15
+"""Partial choices kept at a time. Of more than these, the smallest and the fastest of each stretch of memory
+stay: the plan still fits, and is no longer sure to be the fastest."""
 EPSILON = 1e-12
 EXCHANGES = 20
 """How often a greedy plan is improved before the table is asked."""
@@ -43,7 +43,7 @@ class Solution(NamedTuple):
     chosen: tuple[Option, ...]
 
 
-def solve(options: Options, limit: int, unit: int = MIB, tolerance: float | None = None) -> Solution | None:
+def solve(options: Options, limit: int, tolerance: float | None = None) -> Solution | None:
     """The fastest plan within the limit; None if nothing fits. `tolerance`: how much slower than the fastest
     it may be at most, relative; by default 0, and `ROUGH` for more than `MANY` operators."""
     if tolerance is None:
@@ -58,7 +58,7 @@ def solve(options: Options, limit: int, unit: int = MIB, tolerance: float | None
         best = _faster(best, _greedy(allowed, room))
         if relaxed.seconds >= best.seconds * slack:
             break
-        best = _faster(best, _search(_open(allowed, relaxed, best.seconds), room, unit))
+        best = _faster(best, _search(_open(allowed, relaxed, best.seconds), room, relaxed.price, best, slack))
     return best
 
 
@@ -233,34 +233,101 @@ def _open(allowed: list[list[Option]], relaxed: _Relaxed, best: float) -> list[l
     return left
 
 
-def _search(options: list[list[Option]], room: int, unit: int) -> Solution | None:
-    """The knapsack itself: at every width, the least time of the operators so far."""
+class _Bundle(NamedTuple):
+    """Operators that are decided together, and what each of their options adds to the first one."""
+
+    options: list[Option]
+    places: list[int]
+
+    @property
+    def memory(self) -> list[int]:
+        """Bytes."""
+        return [len(self.places) * (option.memory - self.options[0].memory) for option in self.options]
+
+    @property
+    def seconds(self) -> list[float]:
+        """Mostly below 0."""
+        return [len(self.places) * (option.seconds - self.options[0].seconds) for option in self.options]
+
+    def least(self, price: float) -> float:
+        """The lowest time with memory at this price."""
+        return min(t + price * m for t, m in zip(self.seconds, self.memory, strict=True))
+
+
+class _Kept(NamedTuple):
+    """Partial choices in the order of their memory: each one's sums, and how it was reached."""
+
+    memory: np.ndarray
+    seconds: np.ndarray
+    before: np.ndarray
+    """Its place among the partial choices before."""
+    pick: np.ndarray
+    """Which option of the last bundle it takes."""
+
+    def at(self, places: np.ndarray) -> _Kept:
+        """Some of them."""
+        return _Kept(*(column[places] for column in self))
+
+
+def _search(
+    options: list[list[Option]], room: int, price: float, best: Solution, slack: float
+) -> Solution | None:
+    """Of all choices within the room the fastest, if it is faster than the best one by the slack."""
+    if not all(options):
+        return None
     room -= sum(each[0].memory for each in options)
     if room < 0:
         return None
     wanted = sum(each[-1].memory - each[0].memory for each in options)
     if wanted <= room:
         return measured([each[-1] for each in options])
-    unit = max(unit, -(-room // MOST_UNITS), 1)
-    times = np.zeros(room // unit + 1)
     bundles = _bundles(options)
-    picks = np.zeros((len(bundles), len(times)), dtype=np.uint8)
-    for row, (each, places) in enumerate(bundles):
-        times = _add(times, picks[row], each, _sizes(each, len(places), unit), len(places))
+    most = best.seconds * slack - sum(each[0].seconds for each in options) + price * room
+    rest = sum(bundle.least(price) for bundle in bundles)
+    kept = _Kept(np.zeros(1, np.int64), np.zeros(1), np.zeros(1, np.int32), np.zeros(1, np.uint8))
+    steps: list[_Kept] = []
+    for bundle in bundles:
+        rest -= bundle.least(price)
+        kept = _added(kept, bundle, room, price, most - rest)
+        if not len(kept.memory):
+            return None
+        steps.append(kept)
     chosen = [each[0] for each in options]
-    width = int(np.argmin(times))
-    for row in range(len(bundles) - 1, -1, -1):
-        each, places = bundles[row]
-        pick = int(picks[row, width])
-        width -= _sizes(each, len(places), unit)[pick]
-        for place in places:
-            chosen[place] = each[pick]
+    at = int(np.argmin(kept.seconds))
+    for bundle, step in zip(reversed(bundles), reversed(steps), strict=True):
+        for place in bundle.places:
+            chosen[place] = bundle.options[int(step.pick[at])]
+        at = int(step.before[at])
     return measured(chosen)
 
 
-def _bundles(options: list[list[Option]]) -> list[tuple[list[Option], list[int]]]:
+def _added(kept: _Kept, bundle: _Bundle, room: int, price: float, most: float) -> _Kept:
+    """One more bundle. Left out is what does not fit, what another beats in time and memory, and what takes
+    longer than `most` with its memory at the price."""
+    count, ways = len(kept.memory), len(bundle.options)
+    made = _Kept(
+        np.concatenate([kept.memory + size for size in bundle.memory]),
+        np.concatenate([kept.seconds + seconds for seconds in bundle.seconds]),
+        np.tile(np.arange(count, dtype=np.int32), ways),
+        np.repeat(np.arange(ways, dtype=np.uint8), count),
+    )
+    made = made.at(np.flatnonzero((made.memory <= room) & (made.seconds + price * made.memory <= most)))
+    made = made.at(np.lexsort((made.seconds, made.memory)))
+    fastest = np.minimum.accumulate(made.seconds)
+    made = made.at(np.flatnonzero(made.seconds < np.concatenate([[np.inf], fastest[:-1]])))
+    return made if len(made.memory) <= MOST_KEPT else _thinned(made, room)
+
+
+def _thinned(kept: _Kept, room: int) -> _Kept:
+    """The smallest and the fastest of each stretch of memory."""
+    stretch = kept.memory // -(-(room + 1) // (MOST_KEPT // 2))
+    ends = np.flatnonzero(np.diff(stretch, append=-1))
+    return kept.at(np.unique(np.concatenate([[0], ends, ends[:-1] + 1])))
+
+
+def _bundles(options: list[list[Option]]) -> list[_Bundle]:
     """Undecided operators, identical ones with two options in bundles of 1, 2, 4, ...: any number of them
-    is the sum of some bundles, so that a few rows of the table stand for hundreds of layers."""
+    is the sum of some bundles, so that a few steps stand for hundreds of layers."""
     alike: dict[tuple[Option, ...], list[int]] = {}
     for place, each in enumerate(options):
         if len(each) > 1:
@@ -270,24 +337,6 @@ def _bundles(options: list[list[Option]]) -> list[tuple[list[Option], list[int]]
         size = 1
         while places:
             taken, places = places[:size], places[size:]
-            made.append((list(kind), taken))
+            made.append(_Bundle(list(kind), taken))
             size *= 2 if len(kind) == 2 else 1
     return made
-
-
-def _sizes(each: Sequence[Option], count: int, unit: int) -> list[int]:
-    return [-(-count * (option.memory - each[0].memory) // unit) for option in each]
-
-
-def _add(
-    times: np.ndarray, picks: np.ndarray, each: Sequence[Option], sizes: list[int], count: int
-) -> np.ndarray:
-    """One more bundle, in a new table: one that is changed in place would take an operator twice."""
-    best = times + count * each[0].seconds
-    for pick, size in enumerate(sizes):
-        if pick and size < len(times):
-            tried = times[: len(times) - size] + count * each[pick].seconds
-            better = tried < best[size:]
-            best[size:][better] = tried[better]
-            picks[size:][better] = pick
-    return best

@@ -11,6 +11,7 @@ import msgspec
 from paceline.errors import ConfigError
 from paceline.plan.osdp.knapsack import Solution, measured
 from paceline.plan.osdp.options import Mode, OsdpCosts
+from paceline.plan.osdp.simplest import Choice, Chooser
 from paceline.plan.profile import ClusterProfile, ModelProfile
 from paceline.plan.profile.files import checked, digest, read_table
 
@@ -38,6 +39,10 @@ class PlanFigures(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     memory_bytes: int
     """Per device at its peak, overhead included."""
+    low_s: float | None = None
+    """With every transfer as short as one in ten of the measured ones was."""
+    high_s: float | None = None
+    """With every transfer as long as one in ten."""
     samples_per_s: float
     fits: bool = True
     batch: int = 1
@@ -65,6 +70,10 @@ class OsdpPlan(msgspec.Struct, frozen=True, kw_only=True):
     """All operators sharded, for the same batch."""
     next_gib: PlanFigures | None = None
     """What a limit of one GiB more would give; None: nothing."""
+    simplest: str = ""
+    """Which simpler plan was taken, since measured times cannot tell it from the fastest."""
+    instead_of_s: float | None = None
+    """What the fastest plan takes by the medians, if a simpler one was taken."""
     modes: tuple[Mode, ...] = ("dp", "zdp")
     overlap: bool = False
     optimizer: str = ""
@@ -79,9 +88,10 @@ class OsdpPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_plan(
-    profile: ModelProfile, cluster: ClusterProfile, costs: OsdpCosts, limit: int, found: Solution
+    profile: ModelProfile, costs: OsdpCosts, limit: int, chooser: Chooser, choice: Choice
 ) -> OsdpPlan:
     """A solution in words that can be saved, shown and carried out."""
+    cluster, found = costs.cluster, choice.found
     operators = tuple(
         OperatorPlan(
             name=op.name,
@@ -106,22 +116,26 @@ def make_plan(
         batch=costs.batch,
         limit_bytes=limit,
         overhead_bytes=cluster.overhead_bytes,
-        predicted=figures(found, costs, limit),
+        predicted=figures(found, costs, limit, chooser.range(found)),
         operators=operators,
         replicated=uniform(profile, costs, limit, "dp"),
         sharded=uniform(profile, costs, limit, "zdp"),
+        instead_of_s=choice.fastest_s if choice.name else None,
+        simplest=choice.name,
         modes=costs.modes,
         overlap=costs.overlap,
         optimizer=profile.optimizer,
     )
 
 
-def figures(found: Solution, costs: OsdpCosts, limit: int) -> PlanFigures:
-    """What a solution comes to on the cluster."""
+def figures(found: Solution, costs: OsdpCosts, limit: int, ends: tuple[float, float]) -> PlanFigures:
+    """What a solution comes to on the cluster. `ends`: of the range that its time is in."""
     memory = found.memory + costs.cluster.overhead_bytes
     rate = costs.batch * costs.cluster.size / found.seconds if found.seconds else 0.0
     return PlanFigures(
         seconds=found.seconds,
+        low_s=ends[0],
+        high_s=ends[1],
         memory_bytes=memory,
         samples_per_s=rate,
         fits=memory <= limit,
@@ -132,7 +146,8 @@ def figures(found: Solution, costs: OsdpCosts, limit: int) -> PlanFigures:
 def uniform(profile: ModelProfile, costs: OsdpCosts, limit: int, mode: Mode) -> PlanFigures:
     """The same for all operators, unsplit: plain data parallel, or fully sharded."""
     plain = costs._replace(modes=(mode,), slices=(1,), split={})
-    return figures(measured([plain.options(op)[0] for op in profile.operators]), plain, limit)
+    found = measured([plain.options(op)[0] for op in profile.operators])
+    return figures(found, plain, limit, Chooser(profile, plain).range(found))
 
 
 def load_plan(path: Path) -> OsdpPlan:

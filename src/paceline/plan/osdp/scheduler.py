@@ -17,7 +17,8 @@ from paceline.errors import ConfigError
 from paceline.plan.osdp.bounds import Bounds
 from paceline.plan.osdp.knapsack import MANY, ROUGH, Solution, smallest, solve
 from paceline.plan.osdp.options import OsdpCosts, on_cluster
-from paceline.plan.osdp.plan import OsdpPlan, figures, make_plan
+from paceline.plan.osdp.plan import OsdpPlan, make_plan
+from paceline.plan.osdp.simplest import EQUAL, Chooser
 from paceline.plan.profile import ClusterProfile, ModelProfile
 from paceline.plan.profile.units import GIB, MIB, size_text
 
@@ -37,7 +38,8 @@ def plan_osdp(
     progress: Callable[[int], None] = lambda batch: None,
     **ways: object,
 ) -> OsdpPlan:
-    """The plan for a model, a cluster and a memory limit per device. `batch`: for just this size.
+    """The plan for a model, a cluster and a memory limit per device. `batch`: for just this size. Of plans
+    that measured times cannot tell apart, the simplest.
 
     `ways` are fields of `OsdpCosts`: modes, slices, split, launch_s, overlap.
     """
@@ -48,13 +50,24 @@ def plan_osdp(
     best = _schedule(profile, costs, limit, batch, progress)
     if best is None:
         raise _nothing_fits(profile, costs._replace(batch=batch or 1), limit)
-    plan = make_plan(profile, cluster, best[0], limit, best[1])
+    plan, chosen = _chosen(profile, best, limit)
     more = _schedule(profile, costs, limit + GIB, batch, progress)
     if more is not None:
-        found = figures(more[1], more[0], limit + GIB)
-        if found.samples_per_s > plan.predicted.samples_per_s * (1 + 1e-9):
-            plan = msgspec.structs.replace(plan, next_gib=found)
+        larger, then = _chosen(profile, more, limit + GIB)
+        faster = larger.predicted.samples_per_s > plan.predicted.samples_per_s * (1 + EQUAL)
+        if larger.batch == plan.batch:
+            faster = faster and Chooser(profile, more[0]).surely_slower(chosen, then)
+        if faster:
+            plan = msgspec.structs.replace(plan, next_gib=larger.predicted)
     return plan
+
+
+def _chosen(profile: ModelProfile, best: Best, limit: int) -> tuple[OsdpPlan, Solution]:
+    """The simplest of the plans that may be the fastest."""
+    costs, fastest = best
+    chooser = Chooser(profile, costs)
+    choice = chooser.choose(fastest, limit - costs.cluster.overhead_bytes)
+    return make_plan(profile, costs, limit, chooser, choice), choice.found
 
 
 def _schedule(
@@ -89,11 +102,11 @@ def _rate(costs: OsdpCosts, found: Solution) -> float:
 
 def _nothing_fits(profile: ModelProfile, costs: OsdpCosts, limit: int) -> ConfigError:
     least = smallest([costs.options(op) for op in profile.operators]) + costs.cluster.overhead_bytes
-    rounded = -(-least // MIB)
+    rounded, smaller = -(-least // MIB), " a smaller --batch," if costs.batch > 1 else ""
     return ConfigError(
         f"nothing fits into {size_text(limit)} per device with a batch of {costs.batch}: the smallest plan "
         f"takes {size_text(least)} ({size_text(costs.cluster.overhead_bytes)} of it overhead). "
-        f"Use --memory {rounded}MiB or more, more workers, or --slices."
+        f"Use --memory {rounded}MiB or more,{smaller} more workers, or --slices."
     )
 
 

@@ -17,7 +17,9 @@ WIDTH = 60
 
 def everything(plan: OsdpPlan) -> RenderableType:
     """Operators, memory over the step, alternatives."""
-    return Group(_head(plan), _operators(plan), _curve(plan), _alternatives(plan), _next(plan))
+    said = why_simplest(plan)
+    reason = [Text(said)] if said else []
+    return Group(_head(plan), _operators(plan), _curve(plan), _alternatives(plan), *reason, _next(plan))
 
 
 def _head(plan: OsdpPlan) -> Text:
@@ -79,7 +81,26 @@ def _alternatives(plan: OsdpPlan) -> Table:
 
 def _figures(row: PlanFigures) -> tuple[str, str, str, str]:
     fits = "yes" if row.fits else "no"
-    return size_text(row.memory_bytes), time_text(row.seconds), f"{row.samples_per_s:.1f}", fits
+    return size_text(row.memory_bytes), step_text(row), f"{row.samples_per_s:.1f}", fits
+
+
+def step_text(row: PlanFigures) -> str:
+    """A step's time, and the range that measured transfers leave it."""
+    low, high = row.low_s, row.high_s
+    if low is None or high is None or high - low <= 1e-3 * row.seconds:
+        return time_text(row.seconds)
+    return f"{time_text(row.seconds)} ({time_text(low)} to {time_text(high)})"
+
+
+def why_simplest(plan: OsdpPlan) -> str:
+    """One sentence if times could not tell a simpler plan from the fastest."""
+    if plan.instead_of_s is None:
+        return ""
+    fastest, taken = time_text(plan.instead_of_s), time_text(plan.predicted.seconds)
+    return (
+        f"taken: {plan.simplest}. By the medians the fastest plan takes {fastest} a step instead of {taken}, "
+        "but measured transfers vary by more than that."
+    )
 
 
 def _next(plan: OsdpPlan) -> Text:

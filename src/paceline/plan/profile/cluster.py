@@ -74,6 +74,10 @@ class ClusterProfile(msgspec.Struct, frozen=True, kw_only=True):
     link: TransferCost
     collectives: dict[Kind, TransferCost] = {}
     """Measured among just these devices: seconds of a collective on so many bytes in all."""
+    low: dict[Kind, TransferCost] = {}
+    """The same, where one in ten repeats took less."""
+    high: dict[Kind, TransferCost] = {}
+    """The same, where one in ten repeats took longer."""
     overhead_bytes: int = OVERHEAD
     """Taken on every device before the first tensor: context, kernels, communication buffers."""
     source: str = "given"
@@ -96,6 +100,10 @@ class ClusterProfile(msgspec.Struct, frozen=True, kw_only=True):
     def slowest_flops_per_s(self) -> float:
         """In lockstep the slowest device sets the pace."""
         return min(device.flops_per_s for device in self.devices)
+
+    def at(self, ends: dict[Kind, TransferCost]) -> ClusterProfile:
+        """With collectives at one end of what was measured, `low` or `high`."""
+        return msgspec.structs.replace(self, collectives=self.collectives | ends)
 
     def line(self, kind: Kind) -> TransferCost:
         """Latency and rate of a collective, S being the bytes of the whole tensor."""

@@ -16,6 +16,8 @@ from paceline.plan.profile.files import checked, digest, read_table
 
 REST = "(rest)"
 """The name of what runs between the operators."""
+LEAST_VALUE = 1e-3
+"""Of the largest value in a fit: smaller ones count no more than this one."""
 
 
 class Operator(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +92,11 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
         return sum(op.parameter_bytes for op in self.operators)
 
     @property
+    def batch(self) -> int | None:
+        """The script's own batch size, the largest that is measured; None in a file that names none."""
+        return max(self.batches, default=None)
+
+    @property
     def flops(self) -> float:
         """Forward, per sample."""
         return sum(op.flops for op in self.operators)
@@ -117,19 +124,23 @@ def load_model_profile(path: Path) -> ModelProfile:
 
 
 def fit(batches: Sequence[int], values: Sequence[float]) -> tuple[float, float]:
-    """Least squares of `fixed + per_sample * batch`, neither of them below 0."""
+    """Least squares of `fixed + per_sample * batch`, neither of them below 0. Errors count in proportion to
+    the value: else the largest decides alone, and what is fixed is what it leaves over."""
     if len(batches) != len(values) or not batches:
         raise ConfigError("a fit needs as many values as batch sizes, and at least one.")
-    mean_b, mean_v = sum(batches) / len(batches), sum(values) / len(values)
-    spread = sum((b - mean_b) ** 2 for b in batches)
-    slope = (
-        sum((b - mean_b) * (v - mean_v) for b, v in zip(batches, values, strict=True)) / spread
-        if spread
-        else 0.0
-    )
+    least = LEAST_VALUE * max(values)
+    if not least:
+        return 0.0, 0.0
+    points = [(b, v, max(v, least) ** -2) for b, v in zip(batches, values, strict=True)]
+    total = sum(w for _, _, w in points)
+    mean_b, mean_v = sum(w * b for b, _, w in points) / total, sum(w * v for _, v, w in points) / total
+    spread = sum(w * (b - mean_b) ** 2 for b, _, w in points)
+    if not spread:
+        return 0.0, mean_v / mean_b
+    slope = sum(w * (b - mean_b) * (v - mean_v) for b, v, w in points) / spread
     fixed = mean_v - slope * mean_b
-    if slope < 0 or not spread:
-        return (mean_v, 0.0) if spread else (0.0, mean_v / mean_b)
+    if slope < 0:
+        return mean_v, 0.0
     if fixed < 0:  # through the origin
-        return 0.0, sum(b * v for b, v in zip(batches, values, strict=True)) / sum(b * b for b in batches)
+        return 0.0, sum(w * b * v for b, v, w in points) / sum(w * b * b for b, _, w in points)
     return fixed, slope

@@ -137,7 +137,8 @@ def _memory(load: Load, wanted: Constraints, capacity: float) -> Decided | None:
     least = size_text(memory_bytes("fsdp", load, most))
     return (
         "fsdp with activation checkpointing, then offloading or a split model",
-        "paceline train SCRIPT --mesh stage=N",
+        "paceline train SCRIPT --mesh stage=N, once the script hands its model to a pipeline "
+        "(docs/how-to-pipeline.md)",
         1,
         f"{why}; sharded over {most} workers it still takes {least}",
     )

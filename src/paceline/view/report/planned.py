@@ -14,7 +14,7 @@ from paceline.plan.hap.plan import HapPlan
 from paceline.plan.hap.program import Instruction
 from paceline.plan.hap.tables import name_of
 from paceline.plan.osdp.plan import OsdpPlan, memory_curve
-from paceline.plan.osdp.tables import mode_of
+from paceline.plan.osdp.tables import mode_of, why_simplest
 from paceline.plan.profile.files import read_table
 from paceline.plan.profile.units import size_text, time_text
 from paceline.view.palette import STATES
@@ -105,7 +105,9 @@ def _outcome(run: PlannedRun) -> Markup:
         rows.append(
             [name + fits, time_text(row.seconds), f"{row.samples_per_s:.1f}", size_text(row.memory_bytes)]
         )
-    return _table(("", "step", "samples/s", "memory per device"), rows)
+    table = _table(("", "step", "samples/s", "memory per device"), rows)
+    said = why_simplest(plan) if isinstance(plan, OsdpPlan) else f"{plan.verdict()}."
+    return element("div", table, *([paragraph(said)] if said else []))
 
 
 def _measured(result: dict[str, Any], plan: Plan) -> list[str]:
