@@ -174,6 +174,7 @@ class Stepped:
         self._along.clip_norm = self._pace.config.clip_norm
         self._updates += 1
         self._samples += of_all
+        self._loader.unused = 0
         self._position = (self._loader.epoch, self._loader.rounds)
         if self._rates is not None:
             self._rates.fed += 1
@@ -232,6 +233,11 @@ class Stepped:
     def idle(self) -> bool:
         """Whether a resumed script only repeats what was done before."""
         return self._loader.repeats
+
+    @property
+    def loader(self) -> MeshLoader:
+        """What deals out its batches."""
+        return self._loader
 
     @property
     def resumable(self) -> bool:

@@ -115,6 +115,8 @@ class Result(msgspec.Struct, frozen=True):
     """Gradients that took no part: dropped, or skipped as not finite; null where there is no store."""
     trigger: TriggerSummary | None = None
     """Where gradients were pushed only if they were large enough; null elsewhere."""
+    samples_due: int | None = None
+    """Samples of the epochs that the script began; null where nobody knows. `samples` of them were done."""
 
 
 class Tally:
@@ -258,6 +260,7 @@ class Tally:
             lssr=self._lssr,
             dropped=self._dropped if start.family == "paced" else None,
             trigger=None if start.trigger is None else self._triggered(),
+            samples_due=self.end.samples_due if self.end else None,
         )
 
     def _triggered(self) -> TriggerSummary:

@@ -11,6 +11,7 @@ from paceline.parallel.conductor.record import Record
 from paceline.protocols.grid import Grid
 from paceline.runtime.messages.workers import Hello
 from paceline.store.ledger import run_not_begun, run_started
+from paceline.store.work.due import Passes, shortfall
 from paceline.trace import TraceWriter, events
 
 BEHIND_S = 0.3
@@ -27,6 +28,11 @@ class MeshBooks:
         self._begun = False
         self._record = Record(self.trace.write, config.workers)
         self._here: set[int] = set()
+        self._samples = 0
+        self.samples_due: int | None = None
+        """Samples of the epochs that the script began, once a worker has told."""
+        self.passes: dict[int, Passes] = {}
+        """Over the loader, of each worker that has told."""
         self.stopped = False
         self.resumable = True
 
@@ -83,6 +89,7 @@ class MeshBooks:
 
     def _did(self, rank: int, did: m.Did) -> None:
         for each in did.iterations:
+            self._samples += each.samples
             self._record.add(rank, each.end_s - self._zero_s, each)
         for axis, sent in did.sent.items():
             self.trace.write(events.Exchanged(self.now(), "send", (rank,), sent, axis=axis))
@@ -104,12 +111,19 @@ class MeshBooks:
             self._here.discard(rank)
             self.trace.write(events.WorkerLeft(self.now(), rank, reason, detail))  # type: ignore[arg-type]
 
+    def mention_undone(self) -> None:
+        """Say so if the script's passes should have trained on more data."""
+        if self.samples_due is not None and self._samples < self.samples_due:
+            text = shortfall(self._samples, self.samples_due, self.passes)
+            self.trace.write(events.Note(self.now(), "warning", text))
+
     def end(self, status: str, detail: str, mistake: bool = False) -> None:
         """The last word."""
         self.flush(None)
         if not self._begun:
             self.trace.write(run_not_begun(self.config, simulated=False))
-        self.trace.write(events.RunEnded(self.now(), status, detail, mistake))  # type: ignore[arg-type]
+        ended = events.RunEnded(self.now(), status, detail, mistake, self.samples_due)  # type: ignore[arg-type]
+        self.trace.write(ended)
 
     def close(self) -> None:
         """No more."""

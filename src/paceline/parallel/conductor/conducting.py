@@ -174,6 +174,8 @@ class Conductor:
             case m.Bye():
                 worker.over = True
                 self.books.resumable &= message.resumable
+                self.books.passes[worker.rank] = message.passes
+                self.books.samples_due = message.samples_due
                 self.books.left(worker.rank, "stopped" if message.stopped else "finished")
             case _:
                 self.books.take(worker.rank, message)
@@ -281,6 +283,8 @@ class Conductor:
         elif whole is not None and self.books.resumable:
             write_checkpoint(checkpoint, whole)
         self._remove_parts()
+        if not (stopped or self._ending):
+            self.books.mention_undone()
         self.books.end("stopped" if stopped else "finished", "interrupted" if stopped else "")
 
     def _put_down(self) -> None:

@@ -29,6 +29,7 @@ from paceline.runtime.messages.answers import store_decoder as store_decoder
 from paceline.store.layout import Layout, Slot
 from paceline.store.optimizers import GroupSettings, OptimizerSpec
 from paceline.store.work.budget import Batch, Source
+from paceline.store.work.due import Passes
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -244,6 +245,8 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     """Whether I sleep until the run is over, for the model that it saves."""
     state: WorkerState | None = None
     """Where I stood when the run was stopped."""
+    passes: Passes | None = None
+    """Over my prepared loader; None: I had none."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

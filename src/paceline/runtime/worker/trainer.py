@@ -380,7 +380,7 @@ class Trainer:
                 f"rank {self.link.rank} keeps {whose} after pace.leave(): in a run on several hosts the "
                 "model that is saved is handed to nobody. Read weights.safetensors"
             )
-        self.link.leave(values, handed, halted)
+        self.link.leave(values, handed, halted, self.intake.told_passes())
         if handed:
             self.binding.settle(sealed=self.shared)
             self.complete = True

@@ -97,7 +97,7 @@ def _facts(result: Result) -> list[tuple[str, str]]:
     known = figures.known
     rate = known(result.samples_per_s, figures.rate)
     facts = [
-        ("samples", f"{known(result.samples, figures.count)} at {rate} per second"),
+        ("samples", f"{figures.done_of(result.samples, result.samples_due)} at {rate} per second"),
         ("updates", figures.count(result.updates)),
         ("loss", known(result.loss, figures.number)),
         ("accuracy", known(result.accuracy, figures.accuracy) + _target(result)),
