@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from math import isfinite, nan
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -117,6 +117,8 @@ class Result(msgspec.Struct, frozen=True):
     """Where gradients were pushed only if they were large enough; null elsewhere."""
     samples_due: int | None = None
     """Samples of the epochs that the script began; null where nobody knows. `samples` of them were done."""
+    loss_missing: Literal["unreported", "not finite"] | None = None
+    """Why `loss` is null; null where it is not."""
 
 
 class Tally:
@@ -169,6 +171,16 @@ class Tally:
         if loss is None and self._losses:
             loss = sum(self._losses) / len(self._losses)
         return loss if loss is not None and isfinite(loss) else None
+
+    @property
+    def loss_missing(self) -> Literal["unreported", "not finite"] | None:
+        """Why there is no loss; None: there is one, or times alone were simulated."""
+        if self.loss is not None:
+            return None
+        if self._losses or self._last_evaluated("loss") is not None:
+            return "not finite"
+        times_alone = self.start is not None and self.start.simulated and self.start.script is None
+        return None if times_alone else "unreported"
 
     @property
     def accuracy(self) -> float | None:
@@ -260,6 +272,7 @@ class Tally:
             lssr=self._lssr,
             dropped=self._dropped if start.family == "paced" else None,
             trigger=None if start.trigger is None else self._triggered(),
+            loss_missing=self.loss_missing,
             samples_due=self.end.samples_due if self.end else None,
         )
 

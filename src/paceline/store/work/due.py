@@ -51,8 +51,8 @@ def _broken_off(passes: Mapping[int, Passes]) -> str:
     total = sum(each.broken for each in passes.values())
     first = min(passes, key=lambda rank: passes[rank].after / max(passes[rank].length, 1))
     return (
-        f": the script broke off {'1 pass' if total == 1 else f'{total} passes'} over the loader (rank {first} "
-        f"after {passes[first].after} batches; len(loader) is {passes[first].length})"
+        f": the script broke off {'1 pass' if total == 1 else f'{total} passes'} over the loader (rank "
+        f"{first} after {passes[first].after} batches; len(loader) is {passes[first].length})"
     )
 
 

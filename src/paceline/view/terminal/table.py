@@ -99,7 +99,7 @@ def _facts(result: Result) -> list[tuple[str, str]]:
     facts = [
         ("samples", f"{figures.done_of(result.samples, result.samples_due)} at {rate} per second"),
         ("updates", figures.count(result.updates)),
-        ("loss", known(result.loss, figures.number)),
+        ("loss", known(result.loss, figures.number) + _no_loss(result)),
         ("accuracy", known(result.accuracy, figures.accuracy) + _target(result)),
         ("waiting", _waiting(result)),
         ("staleness", _staleness(result)),
@@ -122,6 +122,15 @@ def _facts(result: Result) -> list[tuple[str, str]]:
 def _kind(text: str) -> tuple[str, str]:
     name, _, detail = text.partition(": ")
     return name, detail or "all times are virtual"
+
+
+def _no_loss(result: Result) -> str:
+    """Why there is a dash."""
+    if result.loss_missing is None:
+        return ""
+    if result.loss_missing == "not finite":
+        return " (NaN or infinity was reported: training diverged)"
+    return " (the script does not call pace.report(loss=...))"
 
 
 def _target(result: Result) -> str:

@@ -222,7 +222,8 @@ class Intake:
 
     def told_passes(self) -> Passes | None:
         """The passes over the prepared loader, for the run's books."""
-        return None if self._loader is None else self._log.told(self.lengths[1], len(self.used))
+        unused = sum(batch.count > 0 for batch in self.used)
+        return None if self._loader is None else self._log.told(self.lengths[1], unused)
 
     def _begin_pass(self, epoch: int) -> None:
         """Its first batch has come."""
