@@ -61,7 +61,7 @@ def run_script(seat: Seat, threads: int, conducted: bool = True) -> int:
         error = caught
         if not isinstance(caught, PacelineError):
             _show(caught)
-        elif not isinstance(caught, RunStopped | ConfigError):
+        elif not isinstance(caught, RunStopped | ConfigError) or _has_left():
             print(caught, file=sys.stderr)
     if error is None and joined() is None:
         error = _not_joined(config.script, exits)
@@ -76,6 +76,12 @@ def _show(error: BaseException) -> None:
     pace = joined()
     if pace is None or not pace.withholds(error):
         traceback.print_exception(error)
+
+
+def _has_left() -> bool:
+    """Whether the run hears nothing of this worker any more, so that only its log can tell."""
+    pace = joined()
+    return pace is not None and pace.left
 
 
 def _check_there(script: str) -> None:
