@@ -253,3 +253,12 @@ def test_what_keeps_rank_0_from_beginning_is_told_to_all_others(monkeypatch: pyt
     with pytest.raises(ConfigError), engine.telling():
         raise ConfigError("no checkpoint there.")
     assert board == {f"paceline/letter/{other}": b"error no checkpoint there." for other in (1, 2)}
+
+
+def test_ddp_around_a_model_of_a_run_under_torchrun_is_refused(tmp_path: Path) -> None:
+    """There init_process_group works, and DDP would make a lockstep of every protocol."""
+    status, shown = torchrun_at_a_terminal(tmp_path, str(SCRIPTS / "doubly.py"), "--how", "after")
+    assert status != 0, shown
+    assert "is around a model that the run trains" in shown
+    (folder,) = (tmp_path / "runs").glob("torchrun-*")
+    assert events(folder, Decided) == []

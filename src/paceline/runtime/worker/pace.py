@@ -27,6 +27,7 @@ from paceline.runtime.checkpoints.optimizer_state import State, state_of
 from paceline.runtime.checkpoints.whole_state import Loaded, Saved, marked, unmarked, write
 from paceline.runtime.worker.data.partition import Partition
 from paceline.runtime.worker.gather import gather
+from paceline.runtime.worker.model.wrappers import refuse_wrapped
 from paceline.runtime.worker.optimizer.replacing import innermost
 from paceline.store.layout import Models, plain_name
 from paceline.store.optimizers import group_settings
@@ -97,6 +98,8 @@ class Pace(ABC):
             )
         self._models = _at_least_one(objects, nn.Module, "model (torch.nn.Module)")
         _check_initialized(self._models)
+        if self.size > 1:
+            refuse_wrapped(self._models)
         given = _at_least_one(objects, torch.optim.Optimizer, "optimizer (torch.optim.Optimizer)")
         steps = [innermost(each) for each in given]
         optimizer = steps[0] if len(steps) == 1 else Together(steps)
