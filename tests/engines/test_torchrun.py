@@ -76,6 +76,8 @@ def test_a_script_under_torchrun_is_a_run_and_equals_the_local_engine(lab: Lab, 
     assert status == 0, shown
     assert shown.count("rank 0 is done: ") == 1, shown
     assert " % of 160 · " in shown
+    assert "finished after" in shown, "the summary that paceline train prints"
+    assert "160 of 160" in shown
     (folder,) = (tmp_path / "runs").glob("torchrun-*")
     assert len(events(folder, WorkerJoined)) == 2
     assert_equal(load_file(folder / "weights.safetensors"), near.weights)

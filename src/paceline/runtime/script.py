@@ -47,7 +47,7 @@ def run_script(seat: Seat, threads: int, conducted: bool = True) -> int:
     if seat.channel is None:
         claim(config.path, os.getpid())
     sys.argv = [config.script, *config.args]
-    sys.path.insert(0, str(Path(config.script).resolve().parent))
+    find_modules_of(config.script)
     error: BaseException | None = None
     exits = False
     try:
@@ -70,6 +70,11 @@ def run_script(seat: Seat, threads: int, conducted: bool = True) -> int:
         print(f"error: rank {seat.rank}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     return status
+
+
+def find_modules_of(script: str) -> None:
+    """A script finds the modules beside it, and those of the folder that the run was started in."""
+    sys.path[:0] = [str(Path(script).resolve().parent), os.getcwd()]
 
 
 def _show(error: BaseException) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from paceline.config import RunConfig
 from paceline.protocols import PEERS, Decision, Fate, Pacer, Pacing, Peer, own
 from paceline.protocols.core.asleep import Asleep
+from paceline.protocols.core.peer_books import PeerBooks
 from paceline.protocols.rules.balance import Balancer, told
 from paceline.protocols.rules.slow_parking import SlowParking
 from paceline.protocols.settings import resolved
@@ -111,6 +112,8 @@ class Ledger:
         self._unapplied: dict[int, list[tuple[Batch, ...]]] = {}
         self._orphaned: list[Batch] = []
         self._last_epoch = -1
+        self.met = False
+        """Among peers: whether replicas of several workers have been brought together."""
         self.alone: Source | None = None
         """The work of one epoch of a lone worker, who has no budget."""
         self.passes: dict[int, Passes] = {}
@@ -252,8 +255,20 @@ class Ledger:
         else:
             return ""
         missing = due - done - self.abandoned()
-        average = self.config.shards == "shared" and not self.pacer.protocol.lockstep and len(self.passes) > 1
+        average = self.budget is not None and not self.budget.even
         return shortfall(done, due, self.passes, unit, average) if missing > 0 else ""
+
+    def unmet(self) -> str:
+        """What to say if peers trained and never met; empty: they have, or there is a store in the middle."""
+        pushes, (name, settings) = self.pacer.clocks.pushes, self.named
+        if self.met or not pushes or not isinstance(self.pacer.protocol, PeerBooks):
+            return ""
+        period = f" (period={settings['period']})" if "period" in settings else ""
+        return (
+            f"the workers never met: all together they made {pushes} iterations, and {name} brings replicas "
+            f"together more rarely{period}. What is saved is made of replicas that trained apart. Let them "
+            f"meet more often{', with --set period=...' if period else ''}, or train for longer"
+        )
 
     def timer(self, now: float) -> Decision:
         """The time the protocol asked for has come."""

@@ -103,8 +103,9 @@ def check_ranks(config: RunConfig, result: Result) -> None:
 
 
 def go_on(config: RunConfig) -> str:
-    """How to, if there is a checkpoint to go on from."""
-    command = resume_command(config)
+    """How to, if there is a checkpoint to go on from, and the run has done more than it began with."""
+    total = _added_up(config)
+    command = resume_command(config) if total is not None and total.pushes else None
     return "" if command is None else f" Its checkpoint is {saved_in(config.path)}. Go on with: {command}"
 
 

@@ -82,7 +82,7 @@ def _forked(
 def _started(
     task: str, count: int, folder: Path, logs: Path, environment: dict[str, str]
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    command = [sys.executable, "-m", "paceline.parallel.plans.rank", task, str(count), str(folder)]
+    command = [sys.executable, "-P", "-m", "paceline.parallel.plans.rank", task, str(count), str(folder)]
     started: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(count):

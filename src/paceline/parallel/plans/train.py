@@ -20,6 +20,7 @@ from paceline.plan.osdp.plan import OsdpPlan
 from paceline.plan.profile import ClusterProfile
 from paceline.plan.profile.changes import check_cluster, check_here
 from paceline.plan.profile.files import write_json
+from paceline.runtime.script import find_modules_of
 from paceline.store.work.due import Passes, shortfall
 
 TASK = f"{__name__}:on_rank"
@@ -144,7 +145,7 @@ def on_rank(rank: int, size: int, request: Any) -> dict[str, Any]:
 
 def _run(config: RunConfig) -> None:
     sys.argv = [str(config.script), *config.args]
-    sys.path.insert(0, str(Path(str(config.script)).resolve().parent))
+    find_modules_of(str(config.script))
     try:
         runpy.run_path(str(config.script), run_name="__main__")
     except SystemExit as stop:

@@ -112,6 +112,9 @@ def last_remarks(ledger: Ledger, finished: bool) -> Iterator[str]:
     lost = ledger.abandoned()
     if lost and finished:
         yield f"{lost} samples were left by workers that died when nobody else was there"
+    unmet = ledger.unmet() if finished else ""
+    if unmet:
+        yield unmet
     undone = ledger.undone() if finished else ""
     if undone:
         yield undone
