@@ -17,15 +17,12 @@ NEVER = "the workers never met"
     [
         ("local_sgd", {"period": 100}, {"period": 4}),
         ("diloco", {"period": 100}, {"period": 4}),
-        ("easgd", {"period": 100}, {"period": 4}),
     ],
 )
 @pytest.mark.parametrize("fabric", ["shared", "gloo"])
 def test_peers_that_never_meet_say_so_with_their_period(
     lab: Lab, protocol: str, rarely: dict[str, Any], often: dict[str, Any], fabric: str
 ) -> None:
-    if (protocol, fabric) == ("easgd", "gloo"):
-        pytest.skip("its center is no collective's")
     dials: dict[str, Any] = {"workers": 2, "protocol": protocol, "fabric": fabric}
     notes = [note.text for note in lab.trained("passes.py", settings=rarely, **dials).of(Note)]
     (text,) = [text for text in notes if NEVER in text]

@@ -19,7 +19,7 @@ from paceline.errors import ConfigError
 from paceline.runtime.worker.data.loader import length_of, refuse_shares, with_batches
 from paceline.runtime.worker.data.pass_log import PassLog
 from paceline.runtime.worker.data.sample_order import SampleOrders
-from paceline.store.work.due import Passes
+from paceline.store.work.due import LoaderPasses
 
 Indices = list[Any]
 
@@ -108,7 +108,7 @@ class MeshLoader:
         """Samples that the passes begun by the script are to train on, less what an earlier run did."""
         return max(0, (self._passes - self._skip[0]) * self._whole - self._behind)
 
-    def told_passes(self) -> Passes:
+    def told_passes(self) -> LoaderPasses:
         """The passes over it, for the run's books."""
         return self._log.told(self._turns, self.unused)
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from paceline.runtime.messages.workers import Failed, Hello
-from paceline.store.work.due import Passes
+from paceline.store.work.due import LoaderPasses
 from paceline.trace.events import Lookups
 
 
@@ -93,7 +93,7 @@ class Bye(msgspec.Struct, frozen=True, tag=True):
     stopped: bool = False
     resumable: bool = True
     """Whether what I saved is enough to go on from."""
-    passes: Passes = Passes()
+    passes: LoaderPasses = LoaderPasses()
     """Over the loader."""
     samples_due: int | None = None
     """Samples of the epochs that they began, of all copies."""

@@ -21,7 +21,7 @@ from paceline.protocols.settings import resolved
 from paceline.store.work.balanced import BalancedBudget, check_divisible
 from paceline.store.work.budget import Batch, Budget, Source
 from paceline.store.work.chunks import shards_of
-from paceline.store.work.due import Passes, epochs_begun, shortfall
+from paceline.store.work.due import LoaderPasses, epochs_begun, shortfall
 from paceline.store.work.recorded import RecordedBudget
 from paceline.trace import events, read_trace
 from paceline.trace.events import Event
@@ -116,7 +116,7 @@ class Ledger:
         """Among peers: whether replicas of several workers have been brought together."""
         self.alone: Source | None = None
         """The work of one epoch of a lone worker, who has no budget."""
-        self.passes: dict[int, Passes] = {}
+        self.passes: dict[int, LoaderPasses] = {}
         """Over the loader, of each worker that has told them at its end."""
         self._behind = (0, 0)
         """Samples and units that an earlier run did, which this one goes on from."""

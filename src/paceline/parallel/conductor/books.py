@@ -11,7 +11,7 @@ from paceline.parallel.conductor.record import Record
 from paceline.protocols.grid import Grid
 from paceline.runtime.messages.workers import Hello
 from paceline.store.ledger import run_not_begun, run_started
-from paceline.store.work.due import Passes, shortfall
+from paceline.store.work.due import LoaderPasses, shortfall
 from paceline.trace import TraceWriter, events
 
 BEHIND_S = 0.3
@@ -31,7 +31,7 @@ class MeshBooks:
         self._samples = 0
         self.samples_due: int | None = None
         """Samples of the epochs that the script began, once a worker has told."""
-        self.passes: dict[int, Passes] = {}
+        self.passes: dict[int, LoaderPasses] = {}
         """Over the loader, of each worker that has told."""
         self.stopped = False
         self.resumable = True

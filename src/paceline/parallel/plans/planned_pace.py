@@ -30,7 +30,7 @@ from paceline.runtime.worker.optimizer.scaling import taken_from, tell_scaler, w
 from paceline.runtime.worker.pace import Metrics, Pace
 from paceline.store.optimizers import check_suited
 from paceline.store.together import Together
-from paceline.store.work.due import Passes
+from paceline.store.work.due import LoaderPasses
 
 
 class PlannedPace(Pace):
@@ -221,7 +221,9 @@ class PlannedPace(Pace):
             "seconds": seconds,
             "samples": self.samples,
             "samples_due": None if self._dealt is None else self._dealt.due,
-            "passes": msgspec.to_builtins(Passes() if self._dealt is None else self._dealt.told_passes()),
+            "passes": msgspec.to_builtins(
+                LoaderPasses() if self._dealt is None else self._dealt.told_passes()
+            ),
             "loss": self._values.get("loss", self.loss),
             "accuracy": self.figures.get("accuracy"),
             "step_s": None if meter is None else meter.step_s,

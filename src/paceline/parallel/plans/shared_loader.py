@@ -17,7 +17,7 @@ from paceline.errors import ConfigError
 from paceline.runtime.worker.data.loader import with_batches
 from paceline.runtime.worker.data.pass_log import PassLog
 from paceline.runtime.worker.data.sample_order import SampleOrders
-from paceline.store.work.due import Passes
+from paceline.store.work.due import LoaderPasses
 
 
 class SharedLoader:
@@ -55,7 +55,7 @@ class SharedLoader:
         """Samples, of all ranks, that the passes begun by the script are to train on."""
         return self._epoch * len(self) * self._batch * self._size
 
-    def told_passes(self) -> Passes:
+    def told_passes(self) -> LoaderPasses:
         """The passes over it, for the run's result."""
         return self._log.told(len(self), self.unused)
 

@@ -21,7 +21,7 @@ from paceline.plan.profile import ClusterProfile
 from paceline.plan.profile.changes import check_cluster, check_here
 from paceline.plan.profile.files import write_json
 from paceline.runtime.script import find_modules_of
-from paceline.store.work.due import Passes, shortfall
+from paceline.store.work.due import LoaderPasses, shortfall
 
 TASK = f"{__name__}:on_rank"
 
@@ -70,7 +70,7 @@ def _undone(answers: list[dict[str, Any]]) -> list[str]:
     done, due = answers[0]["samples"], answers[0]["samples_due"]
     if due is None or done >= due:
         return []
-    passes = {rank: msgspec.convert(answer["passes"], Passes) for rank, answer in enumerate(answers)}
+    passes = {rank: msgspec.convert(answer["passes"], LoaderPasses) for rank, answer in enumerate(answers)}
     return [shortfall(done, due, passes)]
 
 

@@ -23,7 +23,7 @@ from paceline.store.layout import Layout
 from paceline.store.optimizers import OptimizerSpec
 from paceline.store.replicas import answer_bytes
 from paceline.store.work.budget import Batch, Source
-from paceline.store.work.due import Passes
+from paceline.store.work.due import LoaderPasses
 
 T = TypeVar("T")
 
@@ -209,7 +209,7 @@ class StoreLink:
         values: dict[str, float] | None,
         waits: bool = False,
         state: WorkerState | None = None,
-        passes: Passes | None = None,
+        passes: LoaderPasses | None = None,
     ) -> None:
         """Done. If it `waits`, what the run saves lies in this worker's memory afterwards."""
         if not self._over:

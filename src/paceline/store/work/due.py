@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 
-class Passes(msgspec.Struct, frozen=True, omit_defaults=True):
+class LoaderPasses(msgspec.Struct, frozen=True, omit_defaults=True):
     """One worker's passes over its prepared loader."""
 
     begun: int = 0
@@ -25,13 +25,13 @@ class Passes(msgspec.Struct, frozen=True, omit_defaults=True):
     """Batches that were handed out and that no step used."""
 
 
-def epochs_begun(passes: Mapping[int, Passes]) -> int:
+def epochs_begun(passes: Mapping[int, LoaderPasses]) -> int:
     """How many epochs of the data the script asked for: plain PyTorch gives one per pass."""
     return max((each.begun for each in passes.values()), default=0)
 
 
 def shortfall(
-    done: int, due: int, passes: Mapping[int, Passes], unit: str = "samples", average: bool = False
+    done: int, due: int, passes: Mapping[int, LoaderPasses], unit: str = "samples", average: bool = False
 ) -> str:
     """A sentence about work that the script's passes left undone: how much, and why. `average`: whether
     len(loader) is no more than that, because workers share the batches as they come."""
@@ -47,7 +47,7 @@ _COUNTED = (
 )
 
 
-def _broken_off(passes: Mapping[int, Passes]) -> str:
+def _broken_off(passes: Mapping[int, LoaderPasses]) -> str:
     total = sum(each.broken for each in passes.values())
     first = min(passes, key=lambda rank: passes[rank].after / max(passes[rank].length, 1))
     return (
@@ -56,6 +56,6 @@ def _broken_off(passes: Mapping[int, Passes]) -> str:
     )
 
 
-def _unused(passes: Mapping[int, Passes]) -> str:
+def _unused(passes: Mapping[int, LoaderPasses]) -> str:
     total = sum(each.unused for each in passes.values())
     return f": no optimizer step used {'1 batch' if total == 1 else f'{total} batches'}" if total else ""

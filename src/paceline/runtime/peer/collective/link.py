@@ -20,7 +20,7 @@ from paceline.runtime.checkpoints.worker_state import WorkerState
 from paceline.runtime.messages import workers as m
 from paceline.runtime.worker.link import StoreLink
 from paceline.store.layout import Layout
-from paceline.store.work.due import Passes
+from paceline.store.work.due import LoaderPasses
 
 T = TypeVar("T")
 Order = m.Stand | m.Show
@@ -59,7 +59,7 @@ class CollectiveLink(StoreLink):
         values: dict[str, float] | None,
         waits: bool = False,
         state: WorkerState | None = None,
-        passes: Passes | None = None,
+        passes: LoaderPasses | None = None,
     ) -> None:
         """Done; but the others may not be, and go on over all ranks."""
         if self.meeting >= 0 and not self.halted:

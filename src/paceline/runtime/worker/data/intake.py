@@ -25,7 +25,7 @@ from paceline.runtime.worker.link import StoreLink
 from paceline.store.together import parts_of
 from paceline.store.work.budget import Batch, Source
 from paceline.store.work.chunks import CHUNKED, Injection, arrange
-from paceline.store.work.due import Passes
+from paceline.store.work.due import LoaderPasses
 
 
 class Intake:
@@ -220,7 +220,7 @@ class Intake:
         self._begins = True
         self._log.begins()
 
-    def told_passes(self) -> Passes | None:
+    def told_passes(self) -> LoaderPasses | None:
         """The passes over the prepared loader, for the run's books."""
         unused = sum(batch.count > 0 for batch in self.used)
         return None if self._loader is None else self._log.told(self.lengths[1], unused)

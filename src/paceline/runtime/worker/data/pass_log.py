@@ -5,7 +5,7 @@ A worker's intake, a lone worker and a mesh's loader keep one each; what it tell
 
 from __future__ import annotations
 
-from paceline.store.work.due import Passes
+from paceline.store.work.due import LoaderPasses
 
 
 class PassLog:
@@ -33,8 +33,8 @@ class PassLog:
             self._after = self._after or self._batches
             self._batches = 0
 
-    def told(self, length: int, unused: int = 0) -> Passes:
+    def told(self, length: int, unused: int = 0) -> LoaderPasses:
         """At the end of the script: a pass under way was broken off. `length`: what len(loader) is; `unused`:
         batches that no step used."""
         self._break_off()
-        return Passes(self._begun, self._broken, self._after, length, unused)
+        return LoaderPasses(self._begun, self._broken, self._after, length, unused)
