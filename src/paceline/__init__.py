@@ -20,12 +20,19 @@ if TYPE_CHECKING:
 __all__ = ["ConfigError", "PacelineError", "RunError", "RunStopped", "join", "run"]
 
 
-def join(protocol: str | Pacing | Peer | None = None, *, correct: str | None = None, **settings: Any) -> Pace:
+def join(
+    protocol: str | Pacing | Peer | None = None,
+    *,
+    correct: str | None = None,
+    environment: bool = True,
+    **settings: Any,
+) -> Pace:
     """Take part in the run this process was started for; alone when nobody started it.
 
     The protocol named here, `join("ssp", staleness=5)` or an object such as `join(HalfWay(near=2))`, is the
     script's default: the command's flags win. `correct` is what is done about stale gradients, as
-    `--correct` takes it.
+    `--correct` takes it. `environment=False` takes RANK, WORLD_SIZE and their like away from this process,
+    for libraries that would set up workers of their own with them.
     """
     from paceline.protocols.own import check_not_loading
 
@@ -34,6 +41,10 @@ def join(protocol: str | Pacing | Peer | None = None, *, correct: str | None = N
     from paceline.parallel.joining import join, split_axis
 
     sit_down(split_axis(protocol))
+    if not environment:
+        from paceline.runtime.worker.environment import hide_environment
+
+        hide_environment()
     return join(protocol, correct=correct, **settings)
 
 

@@ -67,6 +67,7 @@ class Undecodable(PacelineError, ValueError):
 def unknown(kind: str, name: str, available: Iterable[str]) -> ConfigError:
     """One sentence for every misspelt name: what it was, what it may have meant, what there is."""
     names = sorted(available)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    swapped = [each for each in names if sorted(each) == sorted(name) and each[:1] == name[:1]]
+    close = swapped or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return ConfigError(f"unknown {kind} {name!r}.{hint} Available: {', '.join(names)}.")

@@ -56,7 +56,7 @@ def trained(folder: Path, plan: str) -> dict[str, Any]:
     result: dict[str, Any] = json.loads(done.stdout)
     kept = folder / "runs" / result["run"]
     assert json.loads((kept / "result.json").read_text()) == result
-    assert (result["workers"], result["samples"]) == (2, 512)
+    assert (result["workers"], result["samples"], result["samples_due"]) == (2, 512, 512)
     assert all(size > 0 for size in result["measured"]["peak_bytes"])
     assert result["predicted"]["step_s"] > 0
     assert result["measured"]["step_s"] > 0

@@ -52,6 +52,20 @@ def test_an_exception_in_the_script_is_told_with_rank_message_and_log(
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("raised", ["RuntimeError('wrong')", "paceline.ConfigError('wrong')"])
+def test_where_nothing_was_trained_nobody_is_told_to_go_on(
+    shell: Shell, in_scripts: Write, raised: str, workers: int
+) -> None:
+    first = train(
+        shell, in_scripts(HEAD + LOOP.replace("case.", f"raise {raised}\n    case.")), "-n", workers
+    )
+    assert "wrong" in first.error
+    assert "--resume" not in first.error
+    later = LOOP + f"    raise {raised}\n"
+    assert "--resume" in train(shell, in_scripts(HEAD + later), "-n", workers).error
+
+
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_script_in_which_every_worker_raises_fails_with_the_reason(
     shell: Shell, in_scripts: Write, workers: int
 ) -> None:
@@ -179,7 +193,8 @@ def test_workers_that_name_different_protocols_are_a_mistake(shell: Shell, in_sc
         ("optimizer = torch.optim.SparseAdam(model.parameters())\n", "it needs sparse gradients"),
         (
             "class Mine(torch.optim.SGD): pass\noptimizer = Mine(model.parameters(), lr=0.1)\n",
-            "is not one of torch.optim",
+            "step in its worker: with --apply increments, or with a protocol that has no store (--protocol "
+            "allreduce or local_sgd)",
         ),
         ("model.requires_grad_(False)\n", "nothing to train"),
         ("loader = DataLoader(TensorDataset(*case.samples(4)), batch_size=4)\n", "1 batches per epoch for 2"),

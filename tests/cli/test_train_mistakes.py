@@ -71,6 +71,7 @@ SCRIPT = SCRIPTS / "train.py"
             "torch.distributed, which does not",
         ),
         ("--resume nowhere", "no checkpoint in"),
+        ("-p bps", "Did you mean 'bsp'?"),
     ],
 )
 def test_an_impossible_request_is_refused(shell: Shell, flags: str, words: str) -> None:

@@ -245,6 +245,37 @@ def test_a_script_runs_alone_without_any_engine(in_scripts: Write) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
 
 
+def test_who_joins_again_after_leaving_reads_in_its_log_that_it_cannot_come_back(
+    lab: Lab, in_scripts: Write
+) -> None:
+    run = lab.run(in_scripts(PREPARED + "iterate()\npace.leave()\npaceline.join()\n"), workers=2)
+    assert run.ended.statuses == {0: 1, 1: 1}
+    assert "join() was called again after pace.leave()" in run.log("rank1")
+
+
+def test_alone_a_cell_that_joins_and_prepares_may_be_run_again(in_scripts: Write) -> None:
+    """As in a notebook: with the same objects, after leaving or not; the last pace is the one that counts."""
+    script = in_scripts(
+        EVALUATING
+        + """
+first = pace
+for leaves in (True, False):
+    if leaves:
+        pace.leave()
+    pace = paceline.join()
+    before = [p.clone() for p in model.parameters()]
+    model, optimizer = pace.prepare(model, optimizer)
+    iterate()
+    assert any(not torch.equal(p, b) for p, b in zip(model.parameters(), before))
+    assert pace.evaluate(lambda: 0.5) == {"accuracy": 0.5}
+    assert pace is not first and first.left and not pace.left
+print('fine')
+"""
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
+
+
 def test_a_lead_killed_while_it_evaluates_is_not_waited_for(lab: Lab, in_scripts: Write) -> None:
     script = (
         PREPARED

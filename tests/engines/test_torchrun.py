@@ -76,6 +76,8 @@ def test_a_script_under_torchrun_is_a_run_and_equals_the_local_engine(lab: Lab, 
     assert status == 0, shown
     assert shown.count("rank 0 is done: ") == 1, shown
     assert " % of 160 · " in shown
+    assert "finished after" in shown, "the summary that paceline train prints"
+    assert "160 of 160" in shown
     (folder,) = (tmp_path / "runs").glob("torchrun-*")
     assert len(events(folder, WorkerJoined)) == 2
     assert_equal(load_file(folder / "weights.safetensors"), near.weights)
@@ -253,3 +255,12 @@ def test_what_keeps_rank_0_from_beginning_is_told_to_all_others(monkeypatch: pyt
     with pytest.raises(ConfigError), engine.telling():
         raise ConfigError("no checkpoint there.")
     assert board == {f"paceline/letter/{other}": b"error no checkpoint there." for other in (1, 2)}
+
+
+def test_ddp_around_a_model_of_a_run_under_torchrun_is_refused(tmp_path: Path) -> None:
+    """There init_process_group works, and DDP would make a lockstep of every protocol."""
+    status, shown = torchrun_at_a_terminal(tmp_path, str(SCRIPTS / "doubly.py"), "--how", "after")
+    assert status != 0, shown
+    assert "is around a model that the run trains" in shown
+    (folder,) = (tmp_path / "runs").glob("torchrun-*")
+    assert events(folder, Decided) == []

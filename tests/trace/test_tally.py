@@ -158,8 +158,16 @@ def test_loss_is_the_last_evaluated_one_or_else_the_mean_of_the_last_reported() 
 @pytest.mark.parametrize("value", [nan, inf])
 def test_a_loss_that_diverged_is_null(value: float) -> None:
     fine = Reported(1.0, 0, 1, {"loss": 1.0})
-    assert result(fine, Reported(2.0, 0, 2, {"loss": value})).loss is None
-    assert result(fine, Evaluated(3.0, 0, 1, 1, {"loss": value})).loss is None
+    for last in (Reported(2.0, 0, 2, {"loss": value}), Evaluated(3.0, 0, 1, 1, {"loss": value})):
+        diverged = result(fine, last)
+        assert (diverged.loss, diverged.loss_missing) == (None, "not finite")
+
+
+def test_a_loss_that_nobody_reported_is_null_and_said_to_be() -> None:
+    nothing = result(script="script.py")
+    assert (nothing.loss, nothing.loss_missing) == (None, "unreported")
+    assert result().loss_missing is None, "times alone were simulated"
+    assert result(Reported(1.0, 0, 1, {"loss": 1.0})).loss_missing is None
 
 
 def test_what_is_not_known_is_null() -> None:
@@ -171,6 +179,7 @@ def test_what_is_not_known_is_null() -> None:
         *("barrier_looks", "barrier_questions", "mesh", "bytes_by_axis", "lookups", "lssr", "trigger"),
         *("sent_ahead", "consensus_distance", "landscape"),
         *("loss_at", "accuracy_at"),
+        *("samples_due", "loss_missing"),
     }
     assert told["waiting_share"] == [None, None]
     assert (told["status"], told["failures"]) == ("running", [])

@@ -20,6 +20,7 @@ from paceline.trace.events import (
     Note,
     Planned,
     Progress,
+    RunEnded,
     RunStarted,
     WorkerJoined,
     WorkerLeft,
@@ -88,12 +89,27 @@ def test_told_beside_a_run_the_last_line_waits_for_what_the_store_has_not_yet_wr
         writer.flush()
 
     write(START, WorkerJoined(0.0, 0))
-    later = Timer(0.3, write, (pushed(1.0, 0, 1), WorkerLeft(2.0, 0, "finished")))
+    rest = pushed(1.0, 0, 1), WorkerLeft(2.0, 0, "finished"), RunEnded(3.0, "finished", samples_due=20)
+    later = Timer(0.3, write, rest)
     later.start()
     watch(tmp_path, lambda within_s: True, screen.console, patience_s=1e9)
     later.join()
     writer.close()
-    assert "rank 0 is done: 0:02 · 10 samples" in screen.out.getvalue()
+    assert "rank 0 is done: 0:0" in screen.out.getvalue()
+    assert "10 of 20" in screen.out.getvalue(), "the summary of the run"
+
+
+def test_told_beside_a_run_that_is_no_terminal_there_are_warnings_and_a_summary_alone(tmp_path: Path) -> None:
+    screen = Screen()
+    writer = TraceWriter(tmp_path / "trace.jsonl")
+    notes = Note(2.0, "info", "by the way"), Note(2.0, "warning", "take care")
+    for event in (START, WorkerJoined(0.0, 0), pushed(1.0, 0, 1), *notes, RunEnded(3.0, "finished")):
+        writer.write(event)
+    writer.close()
+    watch(tmp_path, lambda within_s: True, screen.console, patience_s=0.0, quiet=True)
+    first, second, *_ = screen.out.getvalue().splitlines()
+    assert first == "warning: take care"
+    assert "finished after" in second
 
 
 def test_beside_a_run_without_a_trace_nothing_is_told(tmp_path: Path) -> None:

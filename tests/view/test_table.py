@@ -154,6 +154,15 @@ def test_summary_tells_status_failures_and_unknowns() -> None:
     assert "accuracy   —" in text(summary(msgspec.structs.replace(died, accuracy=None, target=None)))
 
 
+def test_summary_says_why_there_is_no_loss_and_how_many_of_the_due_samples_were_done() -> None:
+    silent, lost = result(loss_missing="unreported"), result(loss_missing="not finite")
+    assert "loss       — (the script does not call pace.report(loss=...))" in text(summary(silent))
+    assert "training diverged" in text(summary(lost))
+    assert "(" not in text(summary(result(loss=0.5))).split("loss")[1].splitlines()[0]
+    assert "720 of 960 at" in text(summary(result(samples=720, samples_due=960)))
+    assert "720 at" in text(summary(result(samples=720)))
+
+
 def test_summary_tells_the_share_of_local_steps_where_there_is_one() -> None:
     shown = text(summary(result("selsync", lssr=0.9)))
     assert "local steps" in shown

@@ -147,12 +147,13 @@ def _is_told() -> bool:
 
 def _as_worker(asked: dict[str, Any], runs: Path) -> None:
     """This process is a worker that torchrun started: take part, with these flags."""
-    from paceline.engines.torchrun import take_part
+    from paceline.engines.torchrun import await_summary, take_part
     from paceline.runtime.script import run_script
 
     cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     seat = take_part(asked, runs)
     status = run_script(seat, max(1, cores), conducted=False)
+    await_summary(status == 0)
     if status and seat.config.mesh is not None:  # gloo aborts a process whose threads still wait for others
         sys.stdout.flush()
         sys.stderr.flush()

@@ -26,6 +26,7 @@ class LocalEngine:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [
             sys.executable,
+            "-P",  # a script named like one of Python's own modules is not to be taken for it
             "-m",
             "paceline.engines.zygote",
             str(os.getpid()),

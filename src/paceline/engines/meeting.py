@@ -98,7 +98,7 @@ def start_service(kind: str, order: bytes) -> str:
 
 def launch_service(kind: str, order: bytes) -> tuple[subprocess.Popen[bytes], str]:
     """The same, and the process itself."""
-    command: Sequence[str] = (sys.executable, "-m", "paceline.engines.service", kind)
+    command: Sequence[str] = (sys.executable, "-P", "-m", "paceline.engines.service", kind)
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

@@ -6,8 +6,8 @@ starts the store beside itself and tells the others through torchrun's own key-v
 it is, and what was asked of it. The run's secret goes the same way, unless PACELINE_SECRET is set on every
 host: whoever can read torchrun's store can read it there. When torchrun starts all workers anew after a
 failure, the new ones go on from the checkpoint that the old run left; as long as it may do so, a failed
-worker ends the run, whose others are about to be killed anyway. If rank 0's standard error is a terminal, a
-process beside it says now and then how the run goes.
+worker ends the run, whose others are about to be killed anyway. A process beside rank 0 prints what the run
+came to when it is over; if standard error is a terminal, it says how the run goes as well.
 
 How often they were started is not the same number on all hosts (a host whose workers were well does not
 count). So what is told is a letter to each rank, which takes it away: one that is still there was written
@@ -63,6 +63,10 @@ _boards: list[Any] = []
 """Kept as long as this process: if rank 0 has made it, those who come late still look there."""
 
 
+_tellers: list[subprocess.Popen[bytes]] = []
+"""On rank 0: the process that tells how the run goes, and what it came to."""
+
+
 def launched() -> bool:
     """Whether this process is one of several workers that torchrun, or the like, started."""
     return all(name in os.environ for name in NEEDED) and _number("WORLD_SIZE") > 1
@@ -76,8 +80,6 @@ def rank() -> int:
 def sit_down(axis: str | None = None) -> None:
     """Take a seat for a script that runs by itself, and see to it that its end is heard. `axis`: along which
     its model is split, with as many places as there are workers."""
-    from paceline.runtime.script import end_script
-
     if seats.mine() is not None or not launched():
         return
     asked: dict[str, Any] = {"script": sys.argv[0], "args": tuple(sys.argv[1:])}
@@ -93,7 +95,14 @@ def sit_down(axis: str | None = None) -> None:
         shown(kind, error, trace)
 
     sys.excepthook = note
-    atexit.register(lambda: end_script(seat, failure[0] if failure else None))
+    atexit.register(lambda: _conclude(seat, failure[0] if failure else None))
+
+
+def _conclude(seat: seats.Seat, error: BaseException | None) -> None:
+    from paceline.runtime.script import end_script
+
+    end_script(seat, error)
+    await_summary(error is None)
 
 
 def take_part(asked: dict[str, Any], runs: Path) -> seats.Seat:
@@ -122,8 +131,7 @@ def _open_run(board: Any, asked: dict[str, Any], runs: Path) -> Letter:
         meeting = open_store(_listening(config), os.environ.get("PACELINE_SECRET") or new_secret())
     _tell(board, msgspec.json.encode(Letter(_without_known_secret(meeting), config)))
     print(f"run {config.folder}", file=sys.stderr)
-    if sys.stderr.isatty():
-        _tell_progress(config.folder)
+    _tell_progress(config.folder, sys.stderr.isatty())
     return Letter(meeting, config)
 
 
@@ -173,20 +181,26 @@ def _is_gone(meeting: MeetingPoint) -> bool:
     return False
 
 
-def _tell_progress(folder: str) -> None:
-    """A process that says how the run goes, until this one has ended in whatever way."""
-    command = (sys.executable, "-m", "paceline.view.terminal.beside", folder)
+def _tell_progress(folder: str, terminal: bool) -> None:
+    """A process that tells what the run came to, and at a terminal also how it goes, until this one has ended
+    in whatever way."""
+    words = (folder,) if terminal else (folder, "quiet")
+    command = (sys.executable, "-P", "-m", "paceline.view.terminal.beside", *words)
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, start_new_session=True, env=plain_environment()
     )
-    atexit.register(_last_word, process)
+    _tellers.append(process)
 
 
-def _last_word(process: subprocess.Popen[bytes]) -> None:
-    assert process.stdin is not None
-    process.stdin.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(LAST_WORD_S)
+def await_summary(well: bool) -> None:
+    """This worker's part is over. Rank 0 waits until the run has ended and its summary is printed; not if its
+    own script failed, which whoever started it is to hear at once."""
+    for process in _tellers:
+        assert process.stdin is not None
+        process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(None if well else LAST_WORD_S)
+    _tellers.clear()
 
 
 def _without_known_secret(meeting: MeetingPoint) -> MeetingPoint:

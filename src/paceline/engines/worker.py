@@ -47,7 +47,7 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
 def start_worker(order: WorkerOrder) -> subprocess.Popen[bytes]:
     """The process; all it prints comes from its standard output."""
     child = subprocess.Popen(
-        [sys.executable, "-m", "paceline.engines.worker", str(os.getpid())],
+        [sys.executable, "-P", "-m", "paceline.engines.worker", str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -267,7 +267,7 @@ def _warm_up(wanted: list[str]) -> None:
                 warnings.simplefilter("ignore")
                 try:
                     importlib.import_module(name)
-                except ImportError:
+                except Exception:  # the script says so itself, in its log
                     continue
     importlib.import_module("paceline.runtime.script")
     importlib.import_module("paceline.runtime.serve")

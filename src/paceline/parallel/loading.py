@@ -17,7 +17,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.errors import ConfigError
 from paceline.runtime.worker.data.loader import BatchLookup, length_of, refuse_shares, with_batches
+from paceline.runtime.worker.data.pass_log import PassLog
 from paceline.runtime.worker.data.sample_order import BatchOrders
+from paceline.store.work.due import LoaderPasses
 
 Indices = list[Any]
 
@@ -34,6 +36,11 @@ class DealtRounds:
 
     def __len__(self) -> int:
         return self._whole + (self._left >= self._copies)
+
+    def samples(self, rounds: int) -> int:
+        """How many the first rounds have, of all copies."""
+        left = self._left if rounds > self._whole else 0
+        return left + self._orders.samples_before(self._epoch, min(rounds, self._whole) * self._copies)
 
     def __getitem__(self, number: int) -> list[Indices]:
         if number < self._whole:
@@ -65,6 +72,11 @@ class MeshLoader:
         """Where it stands: rounds of the epoch that were handed out."""
         self._skip = (0, 0)
         self._passes = 0
+        self._log = PassLog()
+        self.unused = 0
+        """Rounds that were handed out since the last step."""
+        self._behind = 0
+        """Samples that an earlier run did of the epoch in which this one goes on."""
         self._told_broken_off = False
         self.repeats = False
         """Whether a resumed script only repeats what was done before."""
@@ -79,7 +91,8 @@ class MeshLoader:
         check_loader(loader)
         batches = length_of(loader.batch_sampler)
         self._orders = BatchOrders(loader.batch_sampler, batches, seed, loader, lambda text: self.say(text))
-        self._turns = len(self._rounds(0))
+        rounds = self._rounds(0)
+        self._turns, self._whole = len(rounds), _samples(rounds, len(rounds))
         if not self._turns:
             raise ConfigError(
                 f"the loader's {len(loader.dataset)} samples (batch_size {loader.batch_size}) are too few "
@@ -109,6 +122,15 @@ class MeshLoader:
         """Samples."""
         return len(self._loader.dataset)
 
+    @property
+    def due(self) -> int:
+        """Samples that the passes begun by the script are to train on, less what an earlier run did."""
+        return max(0, (self._passes - self._skip[0]) * self._whole - self._behind)
+
+    def told_passes(self) -> LoaderPasses:
+        """The passes over it, for the run's books."""
+        return self._log.told(self._turns, self.unused)
+
     def resume(self, epoch: int, rounds: int) -> None:
         """So much is behind us: epochs that a script runs through again give nothing."""
         self._skip, self.repeats = (epoch, rounds), True
@@ -118,6 +140,8 @@ class MeshLoader:
             return
         epoch, done, number = self.epoch, self.rounds, self._passes
         rounds = self._rounds(epoch)
+        if epoch == self._skip[0]:
+            self._behind = _samples(rounds, self._skip[1])
         coming = range(done, len(rounds))
         for at, batch in zip(coming, self._loaded(rounds, coming), strict=True):
             dealt = rounds[at]
@@ -129,15 +153,19 @@ class MeshLoader:
             self.samples = sum(map(len, dealt))
             self.taken = self.taken[0] + len(dealt[self._copy]), self.taken[1] + self.samples
             self.rounds += 1
+            self._log.arrived()
+            self.unused += 1
             yield batch
             if self.over:
                 return
         self._check_alone(number)
+        self._log.ends()
         self.epoch, self.rounds = epoch + 1, 0
 
     def _begin_pass(self) -> bool:
         """Find the place that a pass begins at. False: a resumed script repeats what is behind it."""
         self._passes += 1
+        self._log.begins()
         self._mention_broken_off()
         if self.rounds >= self._turns:  # broken off after the last batch: nothing is left of the epoch
             self.epoch, self.rounds = self.epoch + 1, 0
@@ -174,6 +202,13 @@ class MeshLoader:
             yield from (None for _ in coming)
             return
         yield from with_batches(self._loader, BatchLookup(coming, lambda at: rounds[at][self._copy]))
+
+
+def _samples(rounds: AnyRounds, count: int) -> int:
+    """How many the first rounds have, of all copies."""
+    if isinstance(rounds, DealtRounds):
+        return rounds.samples(count)
+    return sum(len(indices) for dealt in rounds[:count] for indices in dealt)
 
 
 def check_loader(loader: Any) -> None:

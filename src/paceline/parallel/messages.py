@@ -8,6 +8,7 @@ import msgspec
 
 from paceline.decoding import MessageDecoder
 from paceline.runtime.messages.workers import Failed, Hello
+from paceline.store.work.due import LoaderPasses
 from paceline.trace.events import Lookups
 
 
@@ -93,6 +94,10 @@ class Bye(msgspec.Struct, frozen=True, tag=True):
     stopped: bool = False
     resumable: bool = True
     """Whether what I saved is enough to go on from."""
+    passes: LoaderPasses = LoaderPasses()
+    """Over the loader."""
+    samples_due: int | None = None
+    """Samples of the epochs that they began, of all copies."""
 
 
 class MeshWelcome(msgspec.Struct, frozen=True, tag="Welcome"):

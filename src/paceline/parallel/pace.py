@@ -27,6 +27,7 @@ from paceline.decoding import decode_message
 from paceline.errors import ConfigError, RunError, RunStopped
 from paceline.fabric.channel import Channel
 from paceline.parallel import messages as m
+from paceline.parallel.loading import MeshLoader
 from paceline.parallel.mesh import Mesh, connect, gather_bytes
 from paceline.parallel.parts import PARTS, CheckpointPart, write_part
 from paceline.parallel.pieces import TensorPiece
@@ -65,6 +66,10 @@ class Split(Protocol):
     @property
     def idle(self) -> bool:
         """Whether a resumed script only repeats what was done before."""
+
+    @property
+    def loader(self) -> MeshLoader:
+        """What deals out its batches."""
 
 
 class OrdinaryLoop(Split, Protocol):
@@ -303,7 +308,8 @@ class MeshPace(Pace):
             self._write(part)
         self._split.close()
         torch.distributed.barrier()  # who leaves first would break off what others still wait for
-        self._channel.send(m.Bye(stopped, self._split.resumable))
+        loader = self._split.loader
+        self._channel.send(m.Bye(stopped, self._split.resumable, loader.told_passes(), loader.due))
         torch.distributed.destroy_process_group()
 
     def _listen(self) -> None:

@@ -57,7 +57,7 @@ class DealtRows(MeshLoader):
         self._rows = [sum(n for copy, n in told if copy == c) for c in range(self._copies)]
         line = self._mesh.ranks(self._within) if self._within else (self._mesh.rank,)
         self._members = [told[rank][1] for rank in line]
-        self._turns = -(-max(self._rows) // loader.batch_size)
+        self._turns, self._whole = -(-max(self._rows) // loader.batch_size), sum(self._rows)
         if min(self._rows) < self._turns:
             poorest = self._rows.index(min(self._rows))
             raise ConfigError(

@@ -41,6 +41,7 @@ from paceline.parallel.same_data import check_same_data
 from paceline.protocols.grid import Grid
 from paceline.runtime.checkpoints.random_state import seed
 from paceline.runtime.worker.data.partition import Partition
+from paceline.runtime.worker.model.wrappers import refuse_sharded
 from paceline.runtime.worker.optimizer.clipping import Watch
 from paceline.runtime.worker.optimizer.replacing import replace_step
 from paceline.runtime.worker.optimizer.scaling import welcome_scalers
@@ -159,6 +160,8 @@ class Stepped:
             raise ConfigError(
                 "optimizer.step(closure) on a mesh: compute the gradients before, step without."
             )
+        if self._updates & (self._updates + 1) == 0:  # in the first steps, and then more rarely
+            refuse_sharded(self._model)
         before, self._done = self._done, self._loader.taken
         samples, of_all = self._done[0] - before[0], self._done[1] - before[1]
         if not of_all:
@@ -174,6 +177,7 @@ class Stepped:
         self._along.clip_norm = self._pace.config.clip_norm
         self._updates += 1
         self._samples += of_all
+        self._loader.unused = 0
         self._position = (self._loader.epoch, self._loader.rounds)
         if self._rates is not None:
             self._rates.fed += 1
@@ -232,6 +236,11 @@ class Stepped:
     def idle(self) -> bool:
         """Whether a resumed script only repeats what was done before."""
         return self._loader.repeats
+
+    @property
+    def loader(self) -> MeshLoader:
+        """What deals out its batches."""
+        return self._loader
 
     @property
     def resumable(self) -> bool:

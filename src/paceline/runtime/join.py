@@ -38,8 +38,7 @@ def join(
     on gradients are pushed, as `--trigger` takes it.
     """
     global _joined
-    if _joined is not None:
-        raise ConfigError("join was called twice in one process. Keep what the first call returned.")
+    _check_free()
     if not isinstance(protocol, str | None):
         protocol, settings = _of_object(protocol, settings)
     if correct is not None:
@@ -53,15 +52,32 @@ def join(
         raise ConfigError(
             f"join got settings {sorted(settings)} without a protocol. Name one: join('ssp', ...)."
         )
-    _joined = _take_part(protocol, settings, correct, trigger)
-    return _joined
+    pace = _take_part(protocol, settings, correct, trigger)
+    if _joined is not None:  # alone, as in a cell of a notebook that is run again
+        _joined.depart()
+    _joined = pace
+    return pace
+
+
+def _check_free() -> None:
+    """Refuse a second place in a run. Who is alone begins anew, and leaves no run behind."""
+    if _joined is None or seat.mine() is None:
+        return
+    if _joined.left:
+        raise ConfigError(
+            "paceline.join() was called again after pace.leave(): a worker that has left a run cannot come "
+            "back to it. Train before pace.leave(), or start another run."
+        )
+    raise ConfigError(
+        "join was called twice in one process, and a worker has one place in its run. Keep what the first "
+        "call returned, and pass it on."
+    )
 
 
 def joined_as(pace: Pace) -> Pace:
     """Note what `join` gives to this process, where another package made it."""
     global _joined
-    if _joined is not None:
-        raise ConfigError("join was called twice in one process. Keep what the first call returned.")
+    _check_free()
     _joined = pace
     return pace
 

@@ -49,7 +49,7 @@ def run_script(seat: Seat, threads: int, conducted: bool = True) -> int:
     if seat.channel is None:
         claim(config.path, os.getpid())
     sys.argv = [config.script, *config.args]
-    sys.path.insert(0, str(Path(config.script).resolve().parent))
+    find_modules_of(config.script)
     error: BaseException | None = None
     exits = False
     try:
@@ -63,7 +63,7 @@ def run_script(seat: Seat, threads: int, conducted: bool = True) -> int:
         error = caught
         if not isinstance(caught, PacelineError):
             _show(caught)
-        elif not isinstance(caught, RunStopped | ConfigError):
+        elif not isinstance(caught, RunStopped | ConfigError) or _has_left():
             print(caught, file=sys.stderr)
     if error is None and joined() is None:
         error = _not_joined(config.script, exits)
@@ -74,10 +74,21 @@ def run_script(seat: Seat, threads: int, conducted: bool = True) -> int:
     return status
 
 
+def find_modules_of(script: str) -> None:
+    """A script finds the modules beside it, and those of the folder that the run was started in."""
+    sys.path[:0] = [str(Path(script).resolve().parent), os.getcwd()]
+
+
 def _show(error: BaseException) -> None:
     pace = joined()
     if pace is None or not pace.withholds(error):
         traceback.print_exception(error)
+
+
+def _has_left() -> bool:
+    """Whether the run hears nothing of this worker any more, so that only its log can tell."""
+    pace = joined()
+    return pace is not None and pace.left
 
 
 def _check_there(script: str) -> None:

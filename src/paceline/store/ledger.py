@@ -14,12 +14,14 @@ from typing import Any
 from paceline.config import RunConfig
 from paceline.protocols import PEERS, Decision, Fate, Pacer, Pacing, Peer, own
 from paceline.protocols.core.asleep import Asleep
+from paceline.protocols.core.peer_books import PeerBooks
 from paceline.protocols.rules.balance import Balancer, told
 from paceline.protocols.rules.slow_parking import SlowParking
 from paceline.protocols.settings import resolved
 from paceline.store.work.balanced import BalancedBudget, check_divisible
 from paceline.store.work.budget import Batch, Budget, Source
 from paceline.store.work.chunks import shards_of
+from paceline.store.work.due import LoaderPasses, epochs_begun, shortfall
 from paceline.store.work.recorded import RecordedBudget
 from paceline.trace import events, read_trace
 from paceline.trace.events import Event
@@ -115,6 +117,14 @@ class Ledger:
         self._unapplied: dict[int, list[tuple[Batch, ...]]] = {}
         self._orphaned: list[Batch] = []
         self._last_epoch = -1
+        self.met = False
+        """Among peers: whether replicas of several workers have been brought together."""
+        self.alone: Source | None = None
+        """The work of one epoch of a lone worker, who has no budget."""
+        self.passes: dict[int, LoaderPasses] = {}
+        """Over the loader, of each worker that has told them at its end."""
+        self._behind = (0, 0)
+        """Samples and units that an earlier run did, which this one goes on from."""
         self.told: dict[int, Any] = {}
         """Where workers stand themselves, as they told for the next checkpoint."""
         self.found: dict[int, Any] = {}
@@ -230,6 +240,47 @@ class Ledger:
         lost = [batch for batch in dict.fromkeys(self._orphaned) if batch.epoch <= self._last_epoch]
         return sum(batch.overlap(rest) for batch in lost for rest in left)
 
+    @property
+    def source(self) -> Source | None:
+        """The work of one epoch, as far as it is known."""
+        return self.budget.source if self.budget else self.alone
+
+    @property
+    def samples_due(self) -> int | None:
+        """Samples of the epochs that the script began, less what an earlier run did of them."""
+        per_epoch = self.source.samples if self.source else None
+        if per_epoch is None or not self.passes:
+            return None
+        return max(0, epochs_begun(self.passes) * per_epoch - self._behind[0])
+
+    def undone(self) -> str:
+        """What to say if the script's passes should have trained on more data; empty: on no more, or the
+        script ended training itself, or the lost workers that `abandoned` counts explain it."""
+        if self.source is None or self.enough or not self.passes:
+            return ""
+        if self.samples_due is not None:
+            done, due, unit = self.samples - self._behind[0], self.samples_due, "samples"
+        elif self.budget is not None:  # a sampler of whole batches, of whatever size
+            units = epochs_begun(self.passes) * self.source.units
+            done, due, unit = self._units - self._behind[1], units - self._behind[1], "batches"
+        else:
+            return ""
+        missing = due - done - self.abandoned()
+        average = self.budget is not None and not self.budget.even
+        return shortfall(done, due, self.passes, unit, average) if missing > 0 else ""
+
+    def unmet(self) -> str:
+        """What to say if peers trained and never met; empty: they have, or there is a store in the middle."""
+        pushes, (name, settings) = self.pacer.clocks.pushes, self.named
+        if self.met or not pushes or not isinstance(self.pacer.protocol, PeerBooks):
+            return ""
+        period = f" (period={settings['period']})" if "period" in settings else ""
+        return (
+            f"the workers never met: all together they made {pushes} iterations, and {name} brings replicas "
+            f"together more rarely{period}. What is saved is made of replicas that trained apart. Let them "
+            f"meet more often{', with --set period=...' if period else ''}, or train for longer"
+        )
+
     def timer(self, now: float) -> Decision:
         """The time the protocol asked for has come."""
         self.write(events.Asked(now))
@@ -342,6 +393,7 @@ class Ledger:
     ) -> None:
         """Go on from a checkpoint's counts; without that of batches, every push had one."""
         self.samples, self._units, self._batches = samples, units, pushes if batches is None else batches
+        self._behind = samples, units
         self.pacer.resume(version, samples, pushes)
 
     @property

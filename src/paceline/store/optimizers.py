@@ -63,7 +63,9 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, index: dict[int, int]) 
     if getattr(torch.optim, name, None) is not type(optimizer):
         raise ConfigError(
             f"optimizer {type(optimizer).__module__}.{name} is not one of torch.optim. "
-            "The store rebuilds optimizers by name and loads no foreign code: use one of torch.optim."
+            "The store rebuilds optimizers by name and loads no foreign code. Use one of torch.optim, or let "
+            "the script's own optimizer step in its worker: with --apply increments, or with a protocol that "
+            "has no store (--protocol allreduce or local_sgd)."
         )
     settings = group_settings(optimizer)
     places = [

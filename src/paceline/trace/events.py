@@ -394,6 +394,9 @@ class RunEnded(Event, frozen=True, gc=False, tag="run_ended"):
     detail: str = ""
     user_mistake: bool = False
     """Whether running the same again would fail the same way."""
+    samples_due: int | None = None
+    """Samples of the epochs that the script began: what its passes over the loader should have trained on.
+    None: nobody knows, without a prepared loader or with one whose data have no length."""
 
 
 AnyEvent = (

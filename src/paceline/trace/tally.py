@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping
 from math import isfinite, nan
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -138,6 +138,10 @@ class Result(msgspec.Struct, frozen=True):
     """Of which moment the loss is; null if it is no evaluated one."""
     accuracy_at: Moment | None = None
     """Of which moment the accuracy is."""
+    samples_due: int | None = None
+    """Samples of the epochs that the script began; null where nobody knows. `samples` of them were done."""
+    loss_missing: Literal["unreported", "not finite"] | None = None
+    """Why `loss` is null; null where it is not."""
 
 
 class Tally:
@@ -193,6 +197,16 @@ class Tally:
         if loss is None and self._losses:
             loss = sum(self._losses) / len(self._losses)
         return loss if loss is not None and isfinite(loss) else None
+
+    @property
+    def loss_missing(self) -> Literal["unreported", "not finite"] | None:
+        """Why there is no loss; None: there is one, or times alone were simulated."""
+        if self.loss is not None:
+            return None
+        if self._losses or self._last_evaluated("loss") is not None:
+            return "not finite"
+        times_alone = self.start is not None and self.start.simulated and self.start.script is None
+        return None if times_alone else "unreported"
 
     @property
     def accuracy(self) -> float | None:
@@ -296,6 +310,8 @@ class Tally:
             landscape=self._landscape,
             loss_at=self._moment_of("loss"),
             accuracy_at=self._moment_of("accuracy"),
+            loss_missing=self.loss_missing,
+            samples_due=self.end.samples_due if self.end else None,
         )
 
     def _measured_distance(self, values: Mapping[str, float]) -> None:

@@ -35,6 +35,12 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def done_of(done: int | None, due: int | None) -> str:
+    """How much was done, and of how much, where that is known: `720 of 960`."""
+    told = known(done, count)
+    return told if due is None or done is None else f"{told} of {count(due)}"
+
+
 def rate(value: float) -> str:
     """A figure per second: three digits are all a measurement is good for."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.config import RunConfig
 from paceline.engines.control import Ended
 from paceline.errors import ConfigError, RunError, RunStopped, TraceError
-from paceline.store.disk.folders import go_on
+from paceline.store.disk import folders
 from paceline.store.ledger import run_not_begun
 from paceline.trace import Result, Tally, read_trace, tally
 from paceline.trace.files import LineTail
@@ -101,6 +101,12 @@ def check_ranks(config: RunConfig, result: Result) -> None:
     told = "; ".join(f"rank {each.worker} failed: {each.detail.rstrip('.')}" for each in failed)
     logs = " and ".join(f"{config.path}/logs/rank{each.worker}.log" for each in failed)
     raise RunError(f"{told}. The others finished without it. Read {logs}.{go_on(config)}")
+
+
+def go_on(config: RunConfig) -> str:
+    """How to, if there is a checkpoint to go on from, and the run has done more than it began with."""
+    total = _added_up(config)
+    return folders.go_on(config) if total is not None and total.pushes else ""
 
 
 def _write_down(config: RunConfig, detail: str, status: str = "failed") -> None:

@@ -42,6 +42,8 @@ def train_planned(
     heed_termination()
     with console.status(f"{planner} plan on {config.workers} workers; see {config.path / 'logs'}"):
         result = train_with_plan(config, file, cluster)
+    for warning in result["warnings"]:
+        print(f"warning: {warning}", file=sys.stderr)
     if json:
         print_json(result)
     else:
@@ -54,6 +56,7 @@ def summary(result: dict[str, Any], plan: Any) -> Any:
     from rich.table import Table
 
     from paceline.plan.profile.units import size_text, time_text
+    from paceline.view import figures
 
     table = Table("", "predicted", "measured", title=_title(result), title_justify="left")
     predicted, measured = result["predicted"], result["measured"]
@@ -64,6 +67,7 @@ def summary(result: dict[str, Any], plan: Any) -> Any:
     table.add_row("peak memory per rank", size_text(predicted["peak_bytes"]), most)
     if result["protocol"] == "osdp":
         table.add_row("limit", size_text(plan.limit_bytes), "")
+    table.add_row("samples", "", figures.done_of(result["samples"], result["samples_due"]))
     rate = result["samples_per_s"]
     table.add_row("samples/s", f"{plan.predicted.samples_per_s:.1f}", "-" if rate is None else f"{rate:.1f}")
     return table

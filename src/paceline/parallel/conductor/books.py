@@ -11,6 +11,7 @@ from paceline.parallel.conductor.record import Record
 from paceline.protocols.grid import Grid
 from paceline.runtime.messages.workers import Hello
 from paceline.store.ledger import run_not_begun, run_started
+from paceline.store.work.due import LoaderPasses, shortfall
 from paceline.trace import events
 from paceline.trace.lasting import LastingTrace
 
@@ -28,6 +29,11 @@ class MeshBooks:
         self._begun = False
         self._record = Record(self.trace.write, config.workers)
         self._here: set[int] = set()
+        self._samples = 0
+        self.samples_due: int | None = None
+        """Samples of the epochs that the script began, once a worker has told."""
+        self.passes: dict[int, LoaderPasses] = {}
+        """Over the loader, of each worker that has told."""
         self.stopped = False
         self.resumable = True
 
@@ -84,6 +90,7 @@ class MeshBooks:
 
     def _did(self, rank: int, did: m.Did) -> None:
         for each in did.iterations:
+            self._samples += each.samples
             self._record.add(rank, each.end_s - self._zero_s, each)
         for axis, sent in did.sent.items():
             self.trace.write(events.Exchanged(self.now(), "send", (rank,), sent, axis=axis))
@@ -109,12 +116,18 @@ class MeshBooks:
         """Something that people should know."""
         self.trace.write(events.Note(self.now(), "warning", text))
 
+    def mention_undone(self) -> None:
+        """Say so if the script's passes should have trained on more data."""
+        if self.samples_due is not None and self._samples < self.samples_due:
+            self.warn(shortfall(self._samples, self.samples_due, self.passes))
+
     def end(self, status: str, detail: str, mistake: bool = False) -> None:
         """The last word."""
         self.flush(None)
         if not self._begun:
             self.trace.write(run_not_begun(self.config, simulated=False))
-        self.trace.write(events.RunEnded(self.now(), status, detail, mistake))  # type: ignore[arg-type]
+        ended = events.RunEnded(self.now(), status, detail, mistake, self.samples_due)  # type: ignore[arg-type]
+        self.trace.write(ended)
 
     def close(self) -> None:
         """No more."""

@@ -179,6 +179,8 @@ class Conductor:
             case m.Bye():
                 worker.over = True
                 self.books.resumable &= message.resumable
+                self.books.passes[worker.rank] = message.passes
+                self.books.samples_due = message.samples_due
                 self.books.left(worker.rank, "stopped" if message.stopped else "finished")
             case _:
                 self.books.take(worker.rank, message)
@@ -279,6 +281,8 @@ class Conductor:
         whole = read_parts(self._parts) if self._parts.is_dir() else None
         undone = [] if whole is None else self._save(whole, stopped)
         self._remove_parts()
+        if not (stopped or self._ending):
+            self.books.mention_undone()
         status, why = ("stopped", self._why) if stopped else ("finished", "")
         if undone:
             status, why = "failed", ". ".join([why or "trained to the end", *undone])

@@ -106,6 +106,7 @@ class Pipeline:
         self._batch = (x, y)
         self._rates.fed += 1
         self._samples += self._loader.samples
+        self._loader.unused = 0
         self._position = (self._loader.epoch, self._loader.rounds)
         self._under_way = True
         return self._iterate(feed=True)
@@ -229,6 +230,11 @@ class Pipeline:
     def idle(self) -> bool:
         """Whether a resumed script only repeats what was done before."""
         return self._loader.repeats
+
+    @property
+    def loader(self) -> MeshLoader:
+        """What deals out its batches."""
+        return self._loader
 
     @property
     def resumable(self) -> bool:

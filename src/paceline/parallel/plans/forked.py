@@ -25,7 +25,7 @@ class RankProcesses:
         self._count, self._unread = count, b""
         self._pipe, end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._pipe, False)
-        command = [sys.executable, "-m", __name__, *words, str(logs), str(end), str(os.getpid())]
+        command = [sys.executable, "-P", "-m", __name__, *words, str(logs), str(end), str(os.getpid())]
         with (logs / "rank0.log").open("wb") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, pass_fds=(end,)

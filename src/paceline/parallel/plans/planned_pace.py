@@ -31,6 +31,7 @@ from paceline.runtime.worker.optimizer.scaling import taken_from, tell_scaler, w
 from paceline.runtime.worker.pace import Metrics, Pace
 from paceline.store.optimizers import check_suited
 from paceline.store.together import Together
+from paceline.store.work.due import LoaderPasses
 
 
 class PlannedPace(Pace):
@@ -46,6 +47,7 @@ class PlannedPace(Pace):
         self.meter: Meter | None = None
         self._is_whole = False
         self._unused: Unused | None = None
+        self._dealt: SharedLoader | None = None
 
     @abstractmethod
     def _place(
@@ -95,7 +97,7 @@ class PlannedPace(Pace):
         welcome_scalers(optimizer)
         replace_step(optimizer, lambda *a, plain=optimizer.step, **k: self._step(plain, *a, **k))
         self._sizes = self._group_sizes()
-        self._global_batch = made.batch_size * (self.size if self._own_batches else 1)
+        self._dealt = made
         self._began = time.perf_counter()
         self.meter.begin()
         return made
@@ -182,7 +184,8 @@ class PlannedPace(Pace):
         made = plain() if scaled is None or self._all_usable(finite and not scaled.found_inf) else None
         self._is_whole = False
         self.steps += 1
-        self.samples += self._global_batch
+        assert self._dealt is not None
+        self.samples += self._dealt.used()
         self.loss = (self._reported() or {}).get("loss", self.loss)
         self.meter.step()
         if self._unused is not None:
@@ -218,6 +221,10 @@ class PlannedPace(Pace):
         return {
             "seconds": seconds,
             "samples": self.samples,
+            "samples_due": None if self._dealt is None else self._dealt.due,
+            "passes": msgspec.to_builtins(
+                LoaderPasses() if self._dealt is None else self._dealt.told_passes()
+            ),
             "loss": self._values.get("loss", self.loss),
             "accuracy": self.figures.get("accuracy"),
             "step_s": None if meter is None else meter.step_s,

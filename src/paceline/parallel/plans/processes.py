@@ -88,6 +88,7 @@ def _started(
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     command = [
         sys.executable,
+        "-P",
         "-m",
         "paceline.parallel.plans.rank",
         task,

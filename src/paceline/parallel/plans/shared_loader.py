@@ -15,7 +15,9 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 
 from paceline.errors import ConfigError
 from paceline.runtime.worker.data.loader import BatchLookup, with_batches
+from paceline.runtime.worker.data.pass_log import PassLog
 from paceline.runtime.worker.data.sample_order import SampleOrders
+from paceline.store.work.due import LoaderPasses
 
 
 class SharedLoader:
@@ -35,6 +37,9 @@ class SharedLoader:
         _check(loader)
         self._loader, self._batch, self._rank, self._size = loader, batch, rank, size
         self._epoch = 0
+        self._log = PassLog()
+        self.unused = 0
+        """Batches that were handed out since the last step."""
         self.on_batch: Callable[[], None] = lambda: None
         """Told of every batch."""
         self.dataset, self.batch_size = loader.dataset, batch
@@ -54,15 +59,33 @@ class SharedLoader:
         """Samples of every epoch that are not used."""
         return self.samples - len(self) * self._batch * self._size
 
+    @property
+    def due(self) -> int:
+        """Samples, of all ranks, that the passes begun by the script are to train on."""
+        return self._epoch * len(self) * self._batch * self._size
+
+    def told_passes(self) -> LoaderPasses:
+        """The passes over it, for the run's result."""
+        return self._log.told(len(self), self.unused)
+
+    def used(self) -> int:
+        """A step uses what was handed out since the last one: how many samples that is, of all ranks."""
+        batches, self.unused = self.unused, 0
+        return batches * self._batch * self._size
+
     def __iter__(self) -> Iterator[Any]:
         order = self._orders[self._epoch]
         self._epoch += 1
+        self._log.begins()
         first, step = self._rank * self._batch, self._batch * self._size
         firsts = range(first, first + len(self) * step, step)
         mine = BatchLookup(firsts, lambda at: order[at : at + self._batch])
         for batch in with_batches(self._loader, mine):
             self.on_batch()
+            self._log.arrived()
+            self.unused += 1
             yield batch
+        self._log.ends()
 
 
 def _check(loader: DataLoader[Any]) -> None:

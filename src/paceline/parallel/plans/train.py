@@ -20,6 +20,8 @@ from paceline.plan.osdp.plan import OsdpPlan
 from paceline.plan.profile import ClusterProfile
 from paceline.plan.profile.changes import check_cluster, check_here
 from paceline.plan.profile.files import write_json
+from paceline.runtime.script import find_modules_of
+from paceline.store.work.due import LoaderPasses, shortfall
 
 TASK = f"{__name__}:on_rank"
 NOTHING_KEPT = "A run under a plan keeps no checkpoint, so nothing of it is saved: start it again."
@@ -70,6 +72,15 @@ def planned_elsewhere(plan: Any) -> str | None:
     )
 
 
+def _undone(answers: list[dict[str, Any]]) -> list[str]:
+    """A warning if the script's passes should have trained on more data."""
+    done, due = answers[0]["samples"], answers[0]["samples_due"]
+    if due is None or done >= due:
+        return []
+    passes = {rank: msgspec.convert(answer["passes"], LoaderPasses) for rank, answer in enumerate(answers)}
+    return [shortfall(done, due, passes)]
+
+
 def _result(config: RunConfig, planner: str, plan: Any, answers: list[dict[str, Any]]) -> dict[str, Any]:
     lead = answers[0]
     seconds = max(answer["seconds"] for answer in answers)
@@ -84,12 +95,14 @@ def _result(config: RunConfig, planner: str, plan: Any, answers: list[dict[str, 
         "status": "finished",
         "seconds": seconds,
         "samples": lead["samples"],
+        "samples_due": lead["samples_due"],
         "samples_per_s": lead["samples"] / seconds if seconds else None,
         "loss": lead["loss"],
         "accuracy": lead["accuracy"],
         "plan": plan.digest(),
         "emulated": config.emulated,
         "predicted": {"step_s": plan.predicted.seconds, "peak_bytes": plan.predicted.memory_bytes},
+        "warnings": _undone(answers),
         "measured": {"step_s": step_s, "peak_bytes": [answer["peak_bytes"] for answer in answers]},
     }
 
@@ -139,7 +152,7 @@ def on_rank(rank: int, size: int, request: Any) -> dict[str, Any]:
 
 def _run(config: RunConfig) -> None:
     sys.argv = [str(config.script), *config.args]
-    sys.path.insert(0, str(Path(str(config.script)).resolve().parent))
+    find_modules_of(str(config.script))
     try:
         runpy.run_path(str(config.script), run_name="__main__")
     except SystemExit as stop:

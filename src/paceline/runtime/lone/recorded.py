@@ -32,7 +32,8 @@ from paceline.runtime.lone.closures import checked_step
 from paceline.runtime.lone.gradients import clip, dense, gradients_of, sums_are_finite
 from paceline.runtime.lone.saving import LoneState, save_lone
 from paceline.runtime.lone.schedules import LoneSchedules
-from paceline.runtime.worker.data.loader import count_samples
+from paceline.runtime.worker.data.loader import count_samples, source_of
+from paceline.runtime.worker.data.pass_log import PassLog
 from paceline.runtime.worker.emulation import Emulation
 from paceline.runtime.worker.optimizer.replacing import replace_step
 from paceline.runtime.worker.optimizer.scaling import Scaled, taken_from
@@ -50,6 +51,7 @@ from paceline.store.layout import plain_name
 from paceline.store.ledger import Ledger
 from paceline.store.optimizers import export_state, import_state
 from paceline.store.together import Together, parts_of
+from paceline.store.work.budget import Source
 from paceline.trace import LastingTrace, events
 
 FLUSH_S = 0.1
@@ -87,6 +89,9 @@ class RecordedSolo(Pace):
         self._zero_s = time.monotonic()
         self._flush_at = 0.0
         self._samples = self._batches = self._passes = 0
+        self._unused = 0
+        """Batches since the last step."""
+        self._log = PassLog()
         self._loader: Any = None
         self._began: RandomState | None = None
         self._resumed: LoneState | None = None
@@ -126,7 +131,7 @@ class RecordedSolo(Pace):
         self._keeping.begin(self._steps)
         if loader is None:
             self._emulation.begin()
-        self._loader = loader
+        self._loader, self._ledger.alone = loader, _source(loader)
         return None if loader is None else _Counted(loader, self)
 
     def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
@@ -140,6 +145,7 @@ class RecordedSolo(Pace):
     def batches(self, loader: Any) -> Iterator[Any]:
         """The loader's own batches, counted; what a resumed run has done is passed over."""
         self._passes += 1
+        self._log.begins()
         self._schedules.pass_begins(self._steps)
         if self._resumed is None or self._passes > self._resumed.passes:
             yield from self._pass(loader)
@@ -150,12 +156,15 @@ class RecordedSolo(Pace):
             if self.stopped:
                 return
             self._batches += 1
+            self._unused += 1
+            self._log.arrived()
             self._samples += count_samples(batch)
             self._repeats = False
             self._emulation.begin()
             yield batch
             if self._stepped_now:  # only here is the script done with it: what others step, is stepped
                 self._rest()
+        self._log.ends()
 
     def _remaining(self, loader: Any) -> Iterator[Any]:
         """A pass over the loader. One that was broken off begins as it did then, and goes on from there."""
@@ -176,7 +185,7 @@ class RecordedSolo(Pace):
         usable, result = step(*args, **kwargs)
         spent, now = time.perf_counter() - began, self.now()
         self._taken.append(_Step(now, self._samples, compute_s, spent, usable, self._reported()))
-        self._samples = 0
+        self._samples = self._unused = 0
         self._steps += 1
         self._skipped += not usable
         if now >= self._flush_at:
@@ -308,6 +317,11 @@ class RecordedSolo(Pace):
         self._write_down()
         self._write_values(self.now(), self._reported())
         self._ledger.leave(0, self.now(), reason, text)
+        if self._ledger.source is not None:
+            self._ledger.passes[0] = self._log.told(self._ledger.source.batches, self._unused)
+        undone = self._ledger.undone() if error is None else ""
+        if undone:
+            self._warn(undone)
         if self._skipped:
             self._warn(f"{self._skipped} gradients were not finite and were skipped")
         self._keeping.tell(wait=True)
@@ -318,7 +332,8 @@ class RecordedSolo(Pace):
         """The last word of the trace."""
         if self._unsaved:
             status, text = "failed", ". ".join(each for each in (text.rstrip("."), self._unsaved) if each)
-        self._trace.write(events.RunEnded(self.now(), status, text, mistake))  # type: ignore[arg-type]
+        due = self._ledger.samples_due
+        self._trace.write(events.RunEnded(self.now(), status, text, mistake, due))  # type: ignore[arg-type]
         self._trace.close()
 
     def _at(self) -> int:
@@ -398,6 +413,14 @@ def pass_over(batches: Iterator[Any], count: int, say: Callable[[str], None], qu
             told = time.monotonic()
             say(f"loading once more what was done before the run was stopped: batch {done:,} of {count:,}")
     return done
+
+
+def _source(loader: Any) -> Source | None:
+    """What an epoch is; None where that cannot be known, or is no more than this worker's share."""
+    try:
+        return None if loader is None else source_of(loader)[0]
+    except ConfigError:
+        return None
 
 
 def _length(loader: Any) -> tuple[int | None, int | None]:

@@ -149,6 +149,7 @@ class MeetingPlace:
     def _trade(self, rank: int, message: m.Meet) -> dict[int, m.Met]:
         """An exchange that nobody has to come to."""
         began, now, lane = time.perf_counter(), self._owner.now(), message.lane
+        self._run.ledger.met = True
         there, back = self._sums.trade(rank, message, self._meeting.active)
         spent = self._traded(rank, there, back, began, lane)
         both = there, spent, None if there == back else back
@@ -187,6 +188,7 @@ class MeetingPlace:
         for each in gathered:
             began, now = time.perf_counter(), self._owner.now()
             check_alike(each, self._run.replicas, self._members)
+            self._run.ledger.met |= each.kind != "agree" and len(each.receivers) > 1
             if each.kind == "agree":
                 done = dict.fromkeys(each.receivers, m.Met(each.outcome))
             else:

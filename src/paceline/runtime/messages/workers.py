@@ -30,6 +30,7 @@ from paceline.runtime.messages.answers import store_decoder as store_decoder
 from paceline.store.layout import Layout, Slot
 from paceline.store.optimizers import GroupSettings, OptimizerSpec
 from paceline.store.work.budget import Batch, Source
+from paceline.store.work.due import LoaderPasses
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -245,6 +246,8 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     """Whether I sleep until the run is over, for the model that it saves."""
     state: WorkerState | None = None
     """Where I stood when the run was stopped."""
+    passes: LoaderPasses | None = None
+    """Over my prepared loader; None: I had none."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

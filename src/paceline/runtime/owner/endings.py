@@ -115,13 +115,19 @@ def last_remarks(ledger: Ledger, finished: bool) -> Iterator[str]:
     lost = ledger.abandoned()
     if lost and finished:
         yield f"{lost} samples were left by workers that died when nobody else was there"
+    unmet = ledger.unmet() if finished else ""
+    if unmet:
+        yield unmet
+    undone = ledger.undone() if finished else ""
+    if undone:
+        yield undone
     if ledger.skipped:
         yield f"{ledger.skipped} gradients were not finite and were skipped"
 
 
-def run_ended(now: float, halted: Halt | None) -> RunEnded:
+def run_ended(now: float, halted: Halt | None, samples_due: int | None) -> RunEnded:
     """The last event: how the run ended, and why."""
     if halted is None:
-        return RunEnded(now, "finished")
+        return RunEnded(now, "finished", samples_due=samples_due)
     status: Literal["stopped", "failed"] = "stopped" if halted.kind == "stopped" else "failed"
-    return RunEnded(now, status, halted.text, halted.kind == "config")
+    return RunEnded(now, status, halted.text, halted.kind == "config", samples_due)

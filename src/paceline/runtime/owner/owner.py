@@ -173,6 +173,8 @@ class Owner:
                 self.report(member, message.values)
                 self._waiting += [member] if message.waits else []
                 self._gathering.told(member, message.state, self._run)
+                if self._run is not None and message.passes is not None:
+                    self._run.ledger.passes[member.rank] = message.passes
                 self._gone(member, "stopped" if self.ending else "finished", "")
             case m.Failed():
                 self._script_failed(member, message)
@@ -360,7 +362,8 @@ class Owner:
             self._save(self._run)
         if self.halted is not None:
             turn_away(self._waiting, self.halted)
-        self.trace.write(run_ended(self.now(), self.halted))
+        due = None if self._run is None else self._run.ledger.samples_due
+        self.trace.write(run_ended(self.now(), self.halted, due))
         self.trace.close()
 
     def _save(self, run: Run) -> None:

@@ -10,6 +10,9 @@ import os
 
 from paceline.runtime.seat import Seat
 
+TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What libraries look at to see whether they are one of several workers."""
+
 
 def tell_environment(seat: Seat) -> None:
     """Set what torchrun sets, for a worker that was started by something else."""
@@ -29,11 +32,19 @@ def place_on_host(seat: Seat) -> int:
     return int(told) if told.isdecimal() else (seat.local or (seat.rank, 0))[0]
 
 
+def hide_environment() -> None:
+    """Take away what tells that there are several workers: what other starters set, too."""
+    for name in TOLD:
+        os.environ.pop(name, None)
+
+
 def hint_for(message: str) -> str:
     """What else to say about a script's own error, if it comes from what is not set."""
     if "MASTER_ADDR" in message or "MASTER_PORT" in message:
         return (
-            " Paceline ties workers together itself: leave out init_process_group and "
-            "DistributedDataParallel, and give pace.prepare the plain model; or start the script by torchrun."
+            ". Paceline ties workers together itself: leave out init_process_group and "
+            "DistributedDataParallel, and give pace.prepare the plain model. If a library does that because "
+            "it finds RANK and WORLD_SIZE (accelerate, transformers), call paceline.join(environment=False) "
+            "before it is set up"
         )
     return ""

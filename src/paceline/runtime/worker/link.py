@@ -23,6 +23,7 @@ from paceline.store.layout import Layout
 from paceline.store.optimizers import OptimizerSpec
 from paceline.store.replicas import answer_bytes
 from paceline.store.work.budget import Batch, Source
+from paceline.store.work.due import LoaderPasses
 from paceline.trace.events import leads_now
 
 T = TypeVar("T")
@@ -218,12 +219,16 @@ class StoreLink:
         self._send(m.Say("info", text))
 
     def leave(
-        self, values: dict[str, float] | None, waits: bool = False, state: WorkerState | None = None
+        self,
+        values: dict[str, float] | None,
+        waits: bool = False,
+        state: WorkerState | None = None,
+        passes: LoaderPasses | None = None,
     ) -> None:
         """Done. If it `waits`, what the run saves lies in this worker's memory afterwards."""
         if not self._over:
             self._over = True
-            self._send(m.Leave(values, waits, state))
+            self._send(m.Leave(values, waits, state, passes))
             if waits:
                 self._wait_for_the_end()
 

@@ -27,6 +27,8 @@ from paceline.runtime.checkpoints.optimizer_state import State, state_of
 from paceline.runtime.checkpoints.whole_state import Loaded, Saved, marked, unmarked, write
 from paceline.runtime.worker.data.partition import Partition
 from paceline.runtime.worker.gather import gather
+from paceline.runtime.worker.model.wrappers import refuse_wrapped
+from paceline.runtime.worker.optimizer.replacing import innermost
 from paceline.store.layout import Models, plain_name
 from paceline.store.optimizers import group_settings
 from paceline.store.together import Together
@@ -90,10 +92,16 @@ class Pace(ABC):
         if self._model is not None and objects and all(isinstance(o, LRScheduler) for o in objects):
             return self._prepare_later(objects)
         if self._model is not None:
-            raise ConfigError("prepare was called twice. Call it once, with model, optimizer and loader.")
+            raise ConfigError(
+                "prepare was called twice. Call it once, with model, optimizer and loader. In a notebook, "
+                "call paceline.join() again first."
+            )
         self._models = _at_least_one(objects, nn.Module, "model (torch.nn.Module)")
         _check_initialized(self._models)
-        steps = _at_least_one(objects, torch.optim.Optimizer, "optimizer (torch.optim.Optimizer)")
+        if self.size > 1:
+            refuse_wrapped(self._models)
+        given = _at_least_one(objects, torch.optim.Optimizer, "optimizer (torch.optim.Optimizer)")
+        steps = [innermost(each) for each in given]
         optimizer = steps[0] if len(steps) == 1 else Together(steps)
         trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         model = self._models[0] if len(self._models) == 1 else Models(self._models, trained)
@@ -213,6 +221,11 @@ class Pace(ABC):
     def stopped(self) -> bool:
         """Whether somebody has ended training (`stop`), as far as this worker has heard."""
         return self._stopped
+
+    @property
+    def left(self) -> bool:
+        """Whether this worker takes no part any more."""
+        return self._left
 
     def leave(self) -> None:
         """Take no further part, and have the model that the run saves: what `weights.safetensors` holds.

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import ConfigError
@@ -26,6 +25,7 @@ from paceline.runtime.worker.data.reach import Reach
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
 from paceline.runtime.worker.model.binding import Binding
+from paceline.runtime.worker.model.wrappers import refuse_sharded
 from paceline.runtime.worker.optimizer.clipping import Watch
 from paceline.runtime.worker.optimizer.plateau import Unshared
 from paceline.runtime.worker.optimizer.prepared import PreparedSchedulers
@@ -43,6 +43,7 @@ from paceline.store.together import parts_of
 class Trainer:
     """One worker's."""
 
+    model: nn.Module
     binding: Binding
     optimizer: torch.optim.Optimizer
 
@@ -70,6 +71,7 @@ class Trainer:
         """Whether the last of them was skipped, here or for all."""
         self.tells = False
         """Whether the next push is to tell where this worker stands."""
+        self._steps = 0
         self.begun = False
         """Whether there is a model."""
         self.trigger: Trigger | None = None
@@ -97,13 +99,8 @@ class Trainer:
 
     def bind(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """These are trained."""
-        if isinstance(model, DistributedDataParallel):
-            raise ConfigError(
-                "the model is a DistributedDataParallel, which averages gradients itself. Prepare the model "
-                "inside of it (model.module), and leave out init_process_group."
-            )
         check_can_be_saved(model)
-        self.binding, self.optimizer = Binding(model, optimizer), optimizer
+        self.model, self.binding, self.optimizer = model, Binding(model, optimizer), optimizer
         increments = self._steps_here and not self._peer
         self._writing = Writing(self.binding, self.link.rank, increments, self.link.say)
         self._sizes = self._group_sizes()
@@ -207,6 +204,7 @@ class Trainer:
                 loss = closure()
         if self._group_sizes() != self._sizes:
             raise ConfigError("the optimizer got further parameters after prepare. Add them before.")
+        self._refuse_sharded()
         self.which = which
         if self._elsewhere:
             self._elsewhere[which].steps()
@@ -222,6 +220,12 @@ class Trainer:
         self.intake.stepped(which)
         self.clip_to = None
         return loss
+
+    def _refuse_sharded(self) -> None:
+        """A model may be sharded after prepare; so this looks in the first steps, then more rarely."""
+        self._steps += 1
+        if self._steps & (self._steps - 1) == 0:
+            refuse_sharded(self.model)
 
     def _exchange(self, iterate: Callable[[tuple[int, ...]], None]) -> None:
         """Unscale it if need be, and carry the iteration out; a scaler hears what it could not see."""
@@ -380,7 +384,7 @@ class Trainer:
                 f"rank {self.link.rank} keeps {whose} after pace.leave(): in a run on several hosts the "
                 "model that is saved is handed to nobody. Read weights.safetensors"
             )
-        self.link.leave(values, handed, halted)
+        self.link.leave(values, handed, halted, self.intake.told_passes())
         if handed:
             self.binding.settle(sealed=self.shared)
             self.complete = True

@@ -162,6 +162,11 @@ class Budget:
         self._drawn: dict[int, list[Batch]] = {}
 
     @property
+    def even(self) -> bool:
+        """Whether workers have equally many batches of an epoch, and not as many as they come for."""
+        return self._equal or self._level
+
+    @property
     def epoch(self) -> int:
         """The first epoch with work left in it."""
         places = [*self._queues, *(b.epoch for b in self._outstanding())]

@@ -129,7 +129,7 @@ def _facts(record: RunRecord) -> dict[str, str]:
         "started": figures.date(start.started_at),
         "seed": str(start.seed),
         "length": figures.seconds(result.seconds),
-        "samples": known(result.samples, figures.count),
+        "samples": figures.done_of(result.samples, result.samples_due),
         "iterations": known(result.iterations, figures.count),
         "updates": figures.count(result.updates),
         "final loss": known(result.loss, figures.number),

@@ -97,9 +97,12 @@ def _facts(result: Result) -> list[tuple[str, str]]:
     known = figures.known
     rate = known(result.samples_per_s, figures.rate)
     facts = [
-        ("samples", f"{known(result.samples, figures.count)} at {rate} per second"),
+        ("samples", f"{figures.done_of(result.samples, result.samples_due)} at {rate} per second"),
         ("updates", figures.count(result.updates)),
-        ("loss", known(result.loss, figures.number) + figures.moment(result, result.loss_at)),
+        (
+            "loss",
+            known(result.loss, figures.number) + figures.moment(result, result.loss_at) + _no_loss(result),
+        ),
         ("accuracy", _accuracy(result) + _target(result)),
         ("waiting", _waiting(result)),
         ("staleness", _staleness(result)),
@@ -135,6 +138,15 @@ def _kind(text: str) -> tuple[str, str]:
 
 def _accuracy(result: Result) -> str:
     return figures.known(result.accuracy, figures.accuracy) + figures.moment(result, result.accuracy_at)
+
+
+def _no_loss(result: Result) -> str:
+    """Why there is a dash."""
+    if result.loss_missing is None:
+        return ""
+    if result.loss_missing == "not finite":
+        return " (NaN or infinity was reported: training diverged)"
+    return " (the script does not call pace.report(loss=...))"
 
 
 def _target(result: Result) -> str:

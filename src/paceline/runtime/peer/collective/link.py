@@ -21,6 +21,7 @@ from paceline.runtime.checkpoints.worker_state import WorkerState
 from paceline.runtime.messages import workers as m
 from paceline.runtime.worker.link import StoreLink
 from paceline.store.layout import Layout
+from paceline.store.work.due import LoaderPasses
 
 T = TypeVar("T")
 Order = m.Stand | m.Show
@@ -55,12 +56,16 @@ class CollectiveLink(StoreLink):
         return []
 
     def leave(
-        self, values: dict[str, float] | None, waits: bool = False, state: WorkerState | None = None
+        self,
+        values: dict[str, float] | None,
+        waits: bool = False,
+        state: WorkerState | None = None,
+        passes: LoaderPasses | None = None,
     ) -> None:
         """Done; but the others may not be, and go on over all ranks."""
         if self.meeting >= 0 and not self.halted:
             self.meet(m.Meet(carried=m.Carried(rests=True)))
-        super().leave(values, waits, state)
+        super().leave(values, waits, state, passes)
 
     def look(self) -> None:
         """Raise if the run is over; what else has arrived is kept for later."""

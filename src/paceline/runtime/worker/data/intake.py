@@ -15,6 +15,7 @@ from paceline.runtime.messages.workers import Ready
 from paceline.runtime.worker.data.fingerprint import fingerprint
 from paceline.runtime.worker.data.loader import Dispensed, StridedLoader, paced_loader, source_of
 from paceline.runtime.worker.data.partition import Partition
+from paceline.runtime.worker.data.pass_log import PassLog
 from paceline.runtime.worker.data.sample_order import SampleOrders
 from paceline.runtime.worker.data.second_pass import SecondPass
 from paceline.runtime.worker.data.unused import Unused
@@ -24,6 +25,7 @@ from paceline.runtime.worker.link import StoreLink
 from paceline.store.together import parts_of
 from paceline.store.work.budget import Batch, Source
 from paceline.store.work.chunks import CHUNKED, Injection, arrange
+from paceline.store.work.due import LoaderPasses
 
 
 class Intake:
@@ -75,6 +77,7 @@ class Intake:
         """How many passes over the loader have ended, those included that a resumed script repeats."""
         self._begins = False
         """Whether a pass has begun and had no batch so far."""
+        self._log = PassLog()
         self._stepped = False
         """Whether an optimizer has stepped in this pass."""
         self._told_broken_off = False
@@ -204,6 +207,7 @@ class Intake:
         self._settle()
         self._fed = self._open = True
         self._in_pass += 1
+        self._log.arrived()
         self.samples += samples
         self._last = samples
         self._since = [each + samples for each in self._since]
@@ -217,6 +221,12 @@ class Intake:
     def begins(self) -> None:
         """A pass over the loader begins."""
         self._begins = True
+        self._log.begins()
+
+    def told_passes(self) -> LoaderPasses | None:
+        """The passes over the prepared loader, for the run's books."""
+        unused = sum(batch.count > 0 for batch in self.used)
+        return None if self._loader is None else self._log.told(self.lengths[1], unused)
 
     def _begin_pass(self, epoch: int) -> None:
         """Its first batch has come."""
@@ -240,6 +250,7 @@ class Intake:
 
     def passed(self) -> None:
         """The loader has come to an end."""
+        self._log.ends()
         self._pass_ends()
         length, batches = self.lengths[1], self._end_pass()
         stepped, self._stepped = self._stepped, False

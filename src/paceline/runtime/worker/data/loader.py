@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sized
-from copy import copy
 from typing import Any
 
 from torch import Tensor
@@ -52,11 +51,21 @@ class Dispensed(Sampler[Any]):
         self._broken_off = False
         """Whether a pass has begun this epoch and not come to its end."""
         self._handed: deque[tuple[Batch, int | None]] = deque()
+        self._passing: set[int] = set()
+        """Passes over the prepared loader that are under way: they alone may take from here."""
+        self._pass = 0
 
     def __len__(self) -> int:
         return self._length or -(-self._source.batches // self._link.config.workers)
 
     def __iter__(self) -> Iterator[Any]:
+        if not self._passing:
+            raise ConfigError(
+                "another loader takes its batches from the sampler of the one that pace.prepare gave back, "
+                "so nobody could tell which batches a step has used. Wrap the loader first, and call "
+                "pace.prepare last: `model, optimizer, loader = pace.prepare(*accelerator.prepare(model, "
+                "optimizer, loader))`."
+            )
         if self._passes_done > 0:  # a resumed script repeats its loop: these epochs are behind us
             self._passes_done -= 1
             return
@@ -95,6 +104,16 @@ class Dispensed(Sampler[Any]):
         shared = [order[first : first + count] for first, count in injection.beside(batch)]
         return [*indices, *(index for samples in shared for index in samples)]
 
+    def begin_pass(self) -> int:
+        """A pass over the prepared loader begins; its number."""
+        self._pass += 1
+        self._passing.add(self._pass)
+        return self._pass
+
+    def end_pass(self, number: int) -> None:
+        """It is over, or was broken off."""
+        self._passing.discard(number)
+
     def arrived(self) -> tuple[Batch, int | None]:
         """The batch that reaches the script now, and its samples, as far as they are known."""
         if not self._handed:
@@ -131,12 +150,19 @@ def with_batches(loader: DataLoader[Any], batches: Any, kind: type[DataLoader[An
     """The user's loader once more, with other batches: of its own class, or of a `kind` made from that.
 
     A copy, and not a new DataLoader: a class of the user's own has an `__iter__` and attributes of its own.
+    One that passes for a DataLoader and takes its batches from another within it (accelerate's) has that
+    one replaced.
     """
-    other = copy(loader)
-    other.__class__ = kind or type(loader)
+    other = object.__new__(kind or type(loader))
     named = "sampler" if loader.batch_sampler is None else "batch_sampler"
-    other.__dict__ |= {named: batches, "_iterator": None}
+    within = {} if named in vars(loader) else _loaders_within(loader)
+    changed = {name: with_batches(each, batches) for name, each in within.items()}
+    vars(other).update(vars(loader) | (changed or {named: batches, "_iterator": None}))
     return other
+
+
+def _loaders_within(loader: DataLoader[Any]) -> dict[str, DataLoader[Any]]:
+    return {name: each for name, each in vars(loader).items() if isinstance(each, DataLoader)}
 
 
 def paced_loader(
@@ -174,10 +200,14 @@ class PacedLoader(DataLoader[Any]):
         (begins, arrived, passed, repeats), dispensed = self._told, self._dispensed
         dispensed.take_back()
         begins()
-        for data in super().__iter__():
-            batch, samples = dispensed.arrived()
-            arrived(count_samples(data) if samples is None else samples, batch)
-            yield from repeats.through(data)
+        number = dispensed.begin_pass()
+        try:
+            for data in super().__iter__():
+                batch, samples = dispensed.arrived()
+                arrived(count_samples(data) if samples is None else samples, batch)
+                yield from repeats.through(data)
+        finally:
+            dispensed.end_pass(number)
         dispensed.check_all_arrived()
         passed()
 

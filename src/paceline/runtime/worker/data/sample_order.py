@@ -239,3 +239,9 @@ class BatchOrders:
         if self._size is None:
             return len(self.orders[epoch][number])
         return min(self._size, self._samples - number * self._size)
+
+    def samples_before(self, epoch: int, number: int) -> int:
+        """How many all before that one have together."""
+        if self._size is None:
+            return sum(len(self.orders[epoch][each]) for each in range(number))
+        return min(number * self._size, self._samples)

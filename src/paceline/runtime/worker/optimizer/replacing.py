@@ -1,4 +1,4 @@
-"""An optimizer's `step` replaced by another one."""
+"""An optimizer's `step` replaced by another one, and which optimizer that is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+
+def innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer that steps, where accelerate's wrapper only says when: its hooks and state are those."""
+    kinds = {kind.__name__ for kind in type(optimizer).__mro__}
+    within = getattr(optimizer, "optimizer", None)
+    if "AcceleratedOptimizer" in kinds and isinstance(within, torch.optim.Optimizer):
+        return innermost(within)
+    return optimizer
 
 
 def replace_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any], hooked: bool = False) -> None:
