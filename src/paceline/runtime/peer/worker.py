@@ -76,7 +76,7 @@ class PeerWorker(Worker):
         self._peer = self._tied(optimizer)
         self._steps = PeerSteps(self._peer, self._carrier.memory_at)
         self._evaluation = PeerEvaluation(self._peer, self._carrier)
-        self._ending = PeerEnding(self._peer, self._carrier, self._carry_out)
+        self._ending = PeerEnding(self._peer, self._carrier, self._carry_out, self._heed_mixed)
         self._life = iterations(self._protocol, self._peer.me)
         self._begins_late = self._protocol.apart and loader is not None
         self._trainer.intake.repeats.on = self._protocol.probes
@@ -224,12 +224,20 @@ class PeerWorker(Worker):
             case Wait():
                 return carrier.wait(operation.handle)
             case Done():
+                self._heed_mixed()
                 if peer.record is not None:
                     carrier.meet(Meet(push=peer.told()))
                 if self._protocol.apart:
                     carrier.completed()
                 self._ending.completed()
         return None
+
+    def _heed_mixed(self) -> None:
+        """What others were mixed into is stepped weights too. Where only gradients are, steps have seen to it."""
+        if not self._protocol.in_unison and self._after_step.optimizers:
+            for which in self._after_step.optimizers:
+                self._after_step.run(which)
+            self._trainer.binding.adopt_weights()
 
     # -- evaluating and saving ----------------------------------------------------------------
 
@@ -276,7 +284,7 @@ class PeerWorker(Worker):
         """Bring to an end what is under way."""
         if self._steps.skipped:
             self._warn(f"rank {self.rank}: {self._steps.skipped} gradients were not finite and were skipped")
-        self._trainer.adopt()
+        self._trainer.adopt(leaving=True)
         if self._trainer.shared:
             self._trainer.binding.part()
         self._ending.settle()

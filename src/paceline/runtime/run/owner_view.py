@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
 
 from paceline.config import RunConfig
@@ -10,6 +10,7 @@ from paceline.protocols.rules.compression import Compression
 from paceline.runtime.checkpoints.writer import CheckpointWriter
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.member import Member
+from paceline.runtime.run.run import Run
 from paceline.sim.costs import Costs
 from paceline.sim.network.peers import HostCosts
 from paceline.store.work.budget import Batch
@@ -29,6 +30,13 @@ class VirtualTime(Protocol):
         """What an exchange of this rank costs."""
 
 
+class AfterStepCalls(Protocol):
+    """Has some worker run what scripts want after a step."""
+
+    def run(self, run: Run, which: int, ranks: Iterable[int]) -> None:
+        """An optimizer has stepped with gradients of these workers."""
+
+
 class OwnerView(Protocol):
     """The owner of a run, as its parts see it."""
 
@@ -46,6 +54,7 @@ class OwnerView(Protocol):
     on_added: Callable[[int], None]
     """Told of every worker that is left to a barrier of its own."""
     ask_at: float | None
+    after_steps: AfterStepCalls
 
     @property
     def living(self) -> list[Member]:

@@ -57,6 +57,7 @@ class ReplayLoop:
     def attach(self, owner: Owner, workers: list[tuple[Channel, int]]) -> None:
         """The run to carry out."""
         self._owner = owner
+        owner.attend = lambda member: self._listen()
         for rank, (channel, pid) in enumerate(workers):
             owner.add(rank, channel, pid)
             self._held[rank] = deque()

@@ -25,6 +25,7 @@ from paceline.protocols.grid import Grid, check_axes
 from paceline.runtime import seat
 from paceline.runtime.checkpoints.optimizer_state import State, state_of
 from paceline.runtime.checkpoints.whole_state import Loaded, Saved, marked, unmarked, write
+from paceline.runtime.worker.after_step import AfterStep
 from paceline.runtime.worker.data.partition import Partition
 from paceline.runtime.worker.gather import gather
 from paceline.store.layout import Models, plain_name
@@ -53,6 +54,7 @@ class Pace(ABC):
         self._models: list[nn.Module] = []
         self._loaded: Loaded | None = None
         """What was read and belongs into the objects that will be prepared."""
+        self._after_step = AfterStep()
 
     @property
     def lead(self) -> bool:
@@ -106,6 +108,8 @@ class Pace(ABC):
         self._schedulers = [o for o in objects if isinstance(o, LRScheduler)]
         if self._loaded is not None:
             self._loaded.into(model, optimizer, self._schedulers)
+        self._after_step.bind(self._models, optimizer)
+        self._heed_after_step(optimizer)
         loader = self._prepare(model, optimizer, loaders[0] if loaders else None)
         for scheduler in self._schedulers:
             self._watch_length(scheduler)
@@ -114,6 +118,26 @@ class Pace(ABC):
             self._mention_strangers(objects)
         results = tuple(loader if o in loaders else o for o in objects)
         return results[0] if len(results) == 1 else results
+
+    def after_step(
+        self, fn: Callable[..., Any], optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        """Have `fn` run on the weights after every step, wherever steps are taken; call it before `prepare`.
+
+        For what belongs to every step and is no part of the optimizer: weights that are clamped, a largest
+        norm, a projection. `fn` writes to the model's trained parameters, under `torch.no_grad()`; what it
+        writes depends on them alone. It is called with the prepared models if it takes arguments. With
+        `optimizer` it runs after that one's steps only. All workers register the same.
+        """
+        if self._model is not None:
+            raise ConfigError(
+                "pace.after_step() after pace.prepare(): the run has begun without it. Call it before."
+            )
+        self._after_step.add(fn, optimizer)
+
+    def _heed_after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Steps are taken here, so what is to run after them is a hook on them."""
+        self._after_step.hook(optimizer)
 
     def _prepare_later(self, schedulers: tuple[LRScheduler, ...]) -> Any:
         """Schedulers that were built from the length of the prepared loader."""
