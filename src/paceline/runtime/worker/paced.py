@@ -88,6 +88,13 @@ class PacedWorker(Worker):
             raise
         trainer.schedulers.position, trainer.tells = release.position, release.tell
         trainer.overflowed = release.skipped
+        self._heed_ahead()
+
+    def _heed_ahead(self) -> None:
+        """A look-ahead is where steps will have brought the weights, so what follows a step goes for it too."""
+        if self._trainer.ahead:
+            for which in self._after_step.optimizers:
+                self._run_after_step(which)
 
     # -- pushes that are triggered ------------------------------------------------------------
 
@@ -151,6 +158,7 @@ class PacedWorker(Worker):
     def _back(self, values: dict[str, float], seconds: float) -> None:
         if self._model is not None:
             self._trainer.schedulers.position = self._link.back(values, seconds).position
+            self._heed_ahead()
             self._pull()
 
     def _state_now(self) -> tuple[dict[str, Tensor], State]:
