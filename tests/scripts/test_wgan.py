@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
+from paceline.sim.request import ClusterRequest
 from support.runs import Lab, Run
 from support.tensors import assert_close, assert_equal
 
@@ -53,3 +55,198 @@ def test_alone_the_critic_stays_within_its_bounds(alone: dict[str, Tensor]) -> N
 def test_the_critic_stays_within_its_bounds(lab: Lab, way: dict[str, Any]) -> None:
     run = lab.trained(SCRIPT, workers=2, **way)
     assert 0.9 * LARGEST < largest(run) <= LARGEST * (1 + 1e-12)
+
+
+@pytest.mark.some(2)
+@pytest.mark.parametrize(
+    "way",
+    [
+        {"protocol": "bsp"},
+        {"protocol": "bsp", "private_weights": True},
+        {"protocol": "allreduce"},
+        {"protocol": "allreduce", "fabric": "gloo"},
+    ],
+    ids=str,
+)
+def test_in_lockstep_it_equals_one_process_with_the_whole_batch(
+    lab: Lab, alone: dict[str, Tensor], tmp_path: Path, way: dict[str, Any]
+) -> None:
+    run = lab.trained(SCRIPT, "--save", tmp_path / "m", workers=2, **way)
+    assert_close(run.weights, alone, 1e-12)
+    for rank in range(2):
+        assert_equal(load_file(tmp_path / f"m.{rank}"), run.weights)
+
+
+@pytest.mark.some(3)
+@pytest.mark.parametrize(
+    "way", [{"protocol": "asp"}, {"protocol": "bsp"}, {"protocol": "bsp", "private_weights": True}, INCREMENTS], ids=str
+)
+def test_without_it_the_write_is_refused_by_name(lab: Lab, way: dict[str, Any]) -> None:
+    run = lab.run(SCRIPT, "--raw", workers=2, **way)
+    assert run.result.status == "failed"
+    assert "wrote to '0.0.weight' by itself" in run.end.detail
+    assert "pace.after_step(fn)" in run.end.detail
+
+
+def test_a_look_ahead_is_projected_too(lab: Lab) -> None:
+    """Momentum carries it further than weights may be."""
+    run = lab.trained(SCRIPT, "--momentum", 0.9, "--check", workers=2, protocol="asp")
+    assert run.result.samples == 96
+    assert largest(run) <= LARGEST
+
+
+def virtual(workers: int) -> dict[str, Any]:
+    """Under a virtual clock."""
+    request = ClusterRequest(workers=workers, slow={1: 2.5} if workers > 1 else {}, compute_s=0.1, jitter=0.3, batch=4)
+    return {"workers": workers, "cluster": msgspec.to_builtins(request, str_keys=True)}
+
+
+@pytest.mark.some(2)
+@pytest.mark.parametrize("way", [{"protocol": "asp"}, {"protocol": "bsp"}, INCREMENTS, {"protocol": "local_sgd"}], ids=str)
+def test_an_exact_simulation_repeats_bit_for_bit(lab: Lab, way: dict[str, Any]) -> None:
+    first, second = (lab.trained(SCRIPT, **way, **virtual(3)) for _ in range(2))
+    assert_equal(first.weights, second.weights)
+    assert largest(first) <= LARGEST * (1 + 1e-12)
+
+
+def test_a_replay_arrives_at_the_same_bits(lab: Lab) -> None:
+    run = lab.trained(SCRIPT, workers=3, protocol="ssp", device_time_s=0.002, jitter=0.5)
+    again = lab.run(SCRIPT, workers=3, protocol="ssp", replay=str(run.folder))
+    assert_equal(again.weights, run.weights)
+
+
+PROJECTED = """
+import os, signal, torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.join()
+torch.manual_seed(0)
+model = nn.Linear(3, 1, bias=False).double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(96, 3).double()), batch_size=4)
+calls = 0
+
+def project():
+    global calls
+    calls += 1
+    {before}
+    model.weight.div_(model.weight.norm())
+
+{register}
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+{after}
+for _ in pace.epochs(1):
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+pace.print("calls", calls)
+"""
+
+
+def projected(before: str = "", register: str = "pace.after_step(project)", after: str = "") -> str:
+    return PROJECTED.format(before=before, register=register, after=after)
+
+
+@pytest.mark.some(2)
+@pytest.mark.parametrize("protocol", ["asp", "bsp", "ssp"])
+def test_a_worker_that_dies_in_the_middle_of_it_is_replaced_by_another(lab: Lab, protocol: str) -> None:
+    """And what it was asked for is done all the same: the weights are a unit vector."""
+    dies = "os.kill(os.getpid(), signal.SIGKILL) if pace.rank == 0 and calls == 3 else None"
+    run = lab.run(lab.script(projected(dies)), workers=3, protocol=protocol)
+    assert run.died == {0}
+    assert abs(float(run.weights["weight"].norm()) - 1) < 1e-12
+    assert run.result.samples >= 96
+
+
+def test_an_error_in_it_is_the_scripts_own(lab: Lab) -> None:
+    run = lab.run(lab.script(projected("raise ValueError('no such set')")), workers=2, protocol="asp")
+    assert run.result.status == "failed"
+    assert "no such set" in run.logs()
+
+
+@pytest.mark.parametrize("protocol", ["hybrid_sgd", "elastic_bsp", "dssp", "backup_bsp"])
+def test_it_follows_every_step_that_is_made_of_held_gradients(lab: Lab, protocol: str) -> None:
+    run = lab.trained(lab.script(projected()), workers=3, protocol=protocol)
+    assert abs(float(run.weights["weight"].norm()) - 1) < 1e-12
+
+
+@pytest.mark.some(2)
+@pytest.mark.parametrize(
+    ("script", "dials", "words"),
+    [
+        (projected(register="pace.rank or pace.after_step(project)"), {"protocol": "bsp"}, "rank 1 has not"),
+        (projected(register="pace.rank or pace.after_step(project)"), {"protocol": "local_sgd"}, "rank 1 has not"),
+        (projected(register="", after="pace.after_step(project)"), {"protocol": "asp"}, "after pace.prepare()"),
+        (
+            projected(register="pace.after_step(project, torch.optim.SGD([torch.ones(1)], lr=1.0))"),
+            {"protocol": "asp"},
+            "pace.prepare() was not",
+        ),
+        (
+            projected("still.fill_(calls)", "still = nn.Parameter(torch.zeros(1), requires_grad=False)\nmodel.still = still\npace.after_step(project)"),
+            {"protocol": "asp"},
+            "wrote to 'still', which is not trained",
+        ),
+    ],
+    ids=["some ranks", "some peers", "late", "another optimizer", "not trained"],
+)
+def test_a_mistake_with_it_is_refused(lab: Lab, script: str, dials: dict[str, Any], words: str) -> None:
+    run = lab.run(lab.script(script), workers=2, **dials)
+    assert run.result.status == "failed"
+    assert words in run.end.detail
+
+
+PERTURBED = """
+import torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.join()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(48, 3).double()), batch_size={batch})
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for _ in pace.epochs(1):
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        steps = [0.05 * p.grad / (p.grad.norm() + 1e-12) for p in model.parameters()]
+        was = [p.data.clone() for p in model.parameters()]
+        with torch.no_grad():
+            for p, e in zip(model.parameters(), steps):
+                p.add_(e)
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        with torch.no_grad():
+            for p, e, before in zip(model.parameters(), steps, was):
+                {back}
+        optimizer.step()
+"""
+BACK = ["p.sub_(e)", "p.data = before", "p.copy_(before)"]
+
+
+@pytest.mark.some(6)
+@pytest.mark.parametrize("back", BACK)
+@pytest.mark.parametrize(
+    "way",
+    [
+        {"protocol": "bsp"},
+        {"protocol": "allreduce"},
+        {"protocol": "allreduce", "private_weights": True},
+        {"protocol": "asp"},
+        INCREMENTS,
+        {"protocol": "local_sgd"},
+    ],
+    ids=str,
+)
+def test_weights_that_are_perturbed_for_a_second_gradient_are_trained(
+    lab: Lab, way: dict[str, Any], back: str
+) -> None:
+    """Sharpness-aware minimization. One worker of each family takes the steps of plain PyTorch."""
+    script = lab.script(PERTURBED.format(batch=4, back=back))
+    plain = lab.trained(script, workers=1)
+    assert_close(lab.trained(script, **way, **virtual(1)).weights, plain.weights, 1e-12)
+    assert lab.trained(script, workers=2, **way).result.samples == 48

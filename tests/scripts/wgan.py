@@ -1,7 +1,7 @@
 """A Wasserstein GAN: after every step of the critic its weights are clamped, as its paper does it.
 
-`--raw` writes to `p.data` in the loop, as tutorials do; else the script registers the same function. `--plain`
-leaves out the second optimizer, so that one process with the whole batch takes the same steps.
+`--raw` writes to `p.data` in the loop, as tutorials do; else the script registers the same function. `--check`
+has it look after every step of the critic.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--momentum", type=float, default=0.0)
+    parser.add_argument("--check", action="store_true")
     parser.add_argument("--save", type=Path)
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -49,6 +50,7 @@ def main() -> None:
             optimizer.zero_grad()
             (critic(maker(z).detach()) - critic(x)).mean().backward()
             optimizer.step()
+            assert not options.check or all(p.abs().max() <= LARGEST for p in critic.parameters())
             if options.raw:
                 for p in critic.parameters():
                     p.data.clamp_(-LARGEST, LARGEST)
