@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
+from paceline.engines.local import LocalEngine
 from paceline.sim.request import ClusterRequest
+from support.hosts import Apart
 from support.runs import Lab, Run
 from support.tensors import assert_close, assert_equal
 
@@ -113,6 +116,38 @@ def test_a_replay_arrives_at_the_same_bits(lab: Lab) -> None:
     run = lab.trained(SCRIPT, workers=3, protocol="ssp", device_time_s=0.002, jitter=0.5)
     again = lab.run(SCRIPT, workers=3, protocol="ssp", replay=str(run.folder))
     assert_equal(again.weights, run.weights)
+
+
+@pytest.fixture(scope="module")
+def elsewhere(warm_lab: Lab) -> Iterator[LocalEngine]:
+    """The second host's engine."""
+    engine = LocalEngine()
+    warm_lab.further.add(engine._process.pid)
+    yield engine
+    warm_lab.further.discard(engine._process.pid)
+    engine.close()
+
+
+@pytest.mark.some(3)
+@pytest.mark.parametrize("here", [0, 1])
+@pytest.mark.parametrize("way", [{"protocol": "bsp"}, {"protocol": "asp"}, INCREMENTS, {"protocol": "local_sgd"}], ids=str)
+def test_between_hosts_too(
+    lab: Lab, elsewhere: LocalEngine, alone: dict[str, Tensor], way: dict[str, Any], here: int
+) -> None:
+    apart = Apart(lab, elsewhere, SCRIPT, here=here, workers=2, **way)
+    apart.host(2 - here)
+    run = apart.finish()
+    assert run.result.status == "finished", run.end.detail
+    assert largest(run) <= LARGEST * (1 + 1e-12)
+    if way == {"protocol": "bsp"}:
+        assert_close(run.weights, alone, 1e-12)
+
+
+def test_a_store_on_several_hosts_refuses_it(lab: Lab, elsewhere: LocalEngine) -> None:
+    script = lab.script(projected())
+    apart = Apart(lab, elsewhere, script, here=1, workers=2, protocol="asp", store_hosts=2)
+    apart.host(1)
+    assert "no host has more than a portion of it" in apart.finish().end.detail
 
 
 PROJECTED = """

@@ -28,6 +28,7 @@ from paceline.runtime.checkpoints.whole_state import Loaded, Saved, marked, unma
 from paceline.runtime.worker.after_step import AfterStep
 from paceline.runtime.worker.data.partition import Partition
 from paceline.runtime.worker.gather import gather
+from paceline.runtime.worker.optimizer.unprepared import Unprepared
 from paceline.store.layout import Models, plain_name
 from paceline.store.optimizers import group_settings
 from paceline.store.together import Together
@@ -52,9 +53,13 @@ class Pace(ABC):
         self._evaluating = False
         self._schedulers: list[LRScheduler] = []
         self._models: list[nn.Module] = []
+        self._unwatch: Callable[[], None] = lambda: None
+        """Lets other optimizers step unseen."""
         self._loaded: Loaded | None = None
         """What was read and belongs into the objects that will be prepared."""
         self._after_step = AfterStep()
+        self._unprepared = Unprepared()
+        self._unprepared.paused = lambda: self._evaluating or self._left
 
     @property
     def lead(self) -> bool:
@@ -116,6 +121,7 @@ class Pace(ABC):
             self._prepare_scheduler(scheduler)
         if self.lead and self.size > 1:
             self._mention_strangers(objects)
+            self._unwatch = self._unprepared.watch(optimizer, self._warn)
         results = tuple(loader if o in loaders else o for o in objects)
         return results[0] if len(results) == 1 else results
 
@@ -157,6 +163,15 @@ class Pace(ABC):
                     f"prepare left a {type(each).__name__} as it is: every worker sees the whole of it. "
                     "To share data among workers, give a torch.utils.data.DataLoader"
                 )
+
+    def local(self, *objects: Any) -> Any:
+        """Declare that these optimizers, models or tensors are meant to be every worker's own; returns them.
+
+        Nothing is exchanged of what is not prepared. A warning says so when its optimizer steps, unless it
+        was declared here.
+        """
+        self._unprepared.declare(objects)
+        return objects[0] if len(objects) == 1 else objects
 
     def partition(self, shuffle: bool = False) -> Partition:
         """The rows that the engine has for this worker alone (Spark's `train_on`), as an iterable dataset."""
@@ -247,12 +262,14 @@ class Pace(ABC):
         if not self._left:
             self._left = True
             self._waits = self._model is not None
+            self._unwatch()
             self._leave()
 
     def depart(self) -> None:
         """The script is over: leave, and wait for nobody."""
         if not self._left:
             self._left = True
+            self._unwatch()
             self._leave()
 
     def withholds(self, error: BaseException) -> bool:
