@@ -143,11 +143,23 @@ def test_between_hosts_too(
         assert_close(run.weights, alone, 1e-12)
 
 
-def test_a_store_on_several_hosts_refuses_it(lab: Lab, elsewhere: LocalEngine) -> None:
-    script = lab.script(projected())
-    apart = Apart(lab, elsewhere, script, here=1, workers=2, protocol="asp", store_hosts=2)
-    apart.host(1)
-    assert "no host has more than a portion of it" in apart.finish().end.detail
+@pytest.mark.some(2)
+@pytest.mark.parametrize("here", [0, 1])
+@pytest.mark.parametrize("way", [{"protocol": "bsp"}, {"protocol": "asp"}, {"protocol": "asp", "checkpoint_every": "3"}], ids=str)
+def test_a_store_on_several_hosts_has_it_run_on_the_whole_model(
+    lab: Lab, elsewhere: LocalEngine, way: dict[str, Any], here: int
+) -> None:
+    """The norm of all weights is 1, though no host has all of them."""
+    script = lab.script(WHOLE)
+    apart = Apart(lab, elsewhere, script, here=here, workers=3, store_hosts=2, **way)
+    apart.host(3 - here)
+    run = apart.finish()
+    assert run.result.status == "finished", run.end.detail
+    assert abs(sum(float(w.square().sum()) for w in run.weights.values()) - 1) < 1e-12
+    assert run.result.samples == 96
+    if way["protocol"] == "bsp":
+        whole = lab.trained(script, workers=3, protocol="bsp")
+        assert_close(run.weights, whole.weights, 1e-12)
 
 
 PROJECTED = """
@@ -182,6 +194,14 @@ pace.print("calls", calls)
 
 def projected(before: str = "", register: str = "pace.after_step(project)", after: str = "") -> str:
     return PROJECTED.format(before=before, register=register, after=after)
+
+
+WHOLE = projected().replace(
+    "nn.Linear(3, 1, bias=False)", "nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 1))"
+).replace(
+    "model.weight.div_(model.weight.norm())",
+    "norm = sum(p.square().sum() for p in model.parameters()).sqrt()\n    [p.div_(norm) for p in model.parameters()]",
+)
 
 
 @pytest.mark.some(2)

@@ -149,7 +149,8 @@ class RemoteWorker:
             self.host.version = version
         lane = SHARED if self._shared else self.lane
         spans = [(region.weights, region.weights + region.size_bytes) for region in self.layout.regions]
-        for start, stop in spans if self.plan is None else self.plan.first_spans[:1]:
+        everything = self.plan is None or version is None
+        for start, stop in spans if everything else self.plan.first_spans[:1]:
             self.host.session.send_memory(lane, WEIGHTS, self._weights, start, stop, lane)
 
     # -- called by the session's reading thread ------------------------------------------------

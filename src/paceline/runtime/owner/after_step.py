@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from paceline.errors import RunError
+from paceline.fabric.segment import Segment
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.member import Member
-from paceline.runtime.run.run import Run
 
 
 class AskingRun(Protocol):
@@ -26,6 +26,8 @@ class AskingRun(Protocol):
     @property
     def living(self) -> list[Member]: ...
     def send(self, member: Member, message: m.FromStore, fds: tuple[int, ...] = ()) -> None: ...
+    def show_weights(self, memory: Segment) -> None: ...
+    def take_weights(self, memory: Segment) -> None: ...
 
 
 class AfterSteps:
@@ -65,7 +67,7 @@ class AfterSteps:
             raise RunError(f"rank {member.rank} ran something that nobody had asked it to.")
         self._ran = True
 
-    def run(self, run: Run, which: int, ranks: Iterable[int]) -> None:
+    def run(self, which: int, ranks: Iterable[int]) -> None:
         """An optimizer has stepped with gradients of these workers: ask one of them, or anybody who sleeps.
 
         Where nobody sleeps, because who pushed is gone, it is run after the next step."""
@@ -77,15 +79,15 @@ class AfterSteps:
             if not asleep:
                 return
             member = min(asleep, key=lambda each: (each.rank not in first, each.rank))
-            if self._runs(run, member, self._owed[0]):
+            if self._runs(member, self._owed[0]):
                 self._owed.pop(0)
             else:
                 tried.add(member.rank)
 
-    def _runs(self, run: Run, member: Member, which: int) -> bool:
+    def _runs(self, member: Member, which: int) -> bool:
         """Whether this worker has run it, and the store has what came of it."""
         assert member.weights is not None, "where functions run after steps, workers have copies"
-        run.store.copy_weights(member.weights.bytes)
+        self._owner.show_weights(member.weights)
         self._asked, self._ran, self._failed = member, False, False
         self._owner.send(member, m.RunAfterStep(which))
         try:
@@ -95,7 +97,7 @@ class AfterSteps:
             self._asked = None
         if self._ran:
             member.asks = True
-            run.store.take_weights(member.weights.bytes)
+            self._owner.take_weights(member.weights)
         return self._ran
 
 

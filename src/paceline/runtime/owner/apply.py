@@ -218,7 +218,7 @@ class VerdictApplier:
             step(copies)
             return
         step([])
-        self._after_steps.run(run, which, [source.rank for source in sources])
+        self._after_steps.run(which, [source.rank for source in sources])
         for copy in copies:
             run.store.hand_out(copy)
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from paceline.config import RunConfig
 from paceline.errors import ConfigError, PacelineError, RunError
 from paceline.fabric.channel import WorkerLine
+from paceline.fabric.segment import Segment
 from paceline.protocols import Decision
 from paceline.runtime.checkpoints.writer import CheckpointWriter
 from paceline.runtime.meeting.place import MeetingPlace
@@ -295,6 +296,14 @@ class Owner:
     def draw(self, member: Member) -> Batch | None:
         """The member's next batch, if there is one."""
         return self._work.draw(member)
+
+    def show_weights(self, memory: Segment) -> None:
+        """Let a sleeping worker see the store's weights, all of them."""
+        self._started.store.copy_weights(memory.bytes)
+
+    def take_weights(self, memory: Segment) -> None:
+        """What it has made of them takes their place."""
+        self._started.store.take_weights(memory.bytes)
 
     # -- reports, endings, small things -------------------------------------------------------
 

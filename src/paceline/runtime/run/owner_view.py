@@ -10,7 +10,6 @@ from paceline.protocols.rules.compression import Compression
 from paceline.runtime.checkpoints.writer import CheckpointWriter
 from paceline.runtime.messages import workers as m
 from paceline.runtime.run.member import Member
-from paceline.runtime.run.run import Run
 from paceline.sim.costs import Costs
 from paceline.sim.network.peers import HostCosts
 from paceline.store.work.budget import Batch
@@ -33,7 +32,7 @@ class VirtualTime(Protocol):
 class AfterStepCalls(Protocol):
     """Has some worker run what scripts want after a step."""
 
-    def run(self, run: Run, which: int, ranks: Iterable[int]) -> None:
+    def run(self, which: int, ranks: Iterable[int]) -> None:
         """An optimizer has stepped with gradients of these workers."""
 
 

@@ -219,7 +219,7 @@ class RunStart:
         check_one_host(name, protocol, members, self._config.store_hosts)
         if self._config.apply == "increments":
             increments.check_rule(name, protocol.lockstep, own.names_a_file(name), self._trigger)
-        after_step = self._after_step(lead.registered)
+        after_step = lead.registered.after_step
         shared = protocol.lockstep and not self._config.private_weights and not after_step
         correct, remark = self.correction(lead)
         spec = lead.registered.optimizer
@@ -263,16 +263,6 @@ class RunStart:
         run = Run(ledger, store, weights, shared, board)
         run.after_step = after_step
         return run
-
-    def _after_step(self, registered: m.Register) -> tuple[int, ...]:
-        """After whose steps scripts have something run on the weights."""
-        count = self._config.store_hosts
-        if registered.after_step and count > 1:
-            raise ConfigError(
-                f"pace.after_step(fn) needs the whole model in one place after every step, and with --store-hosts "
-                f"{count} no host has more than a portion of it. Use --store-hosts 1."
-            )
-        return registered.after_step
 
     @property
     def trigger(self) -> float | None:
