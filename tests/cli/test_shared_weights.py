@@ -94,7 +94,9 @@ def test_weights_that_are_put_back_before_the_step_are_no_mistake(
     assert train(shell, in_scripts(HEAD + LOOP + EXCHANGED), protocol).code == 0
 
 
-def test_a_write_after_the_last_step_is_said_to_be_no_part_of_the_run(shell: Shell, in_scripts: Write) -> None:
+def test_a_write_after_the_last_step_is_said_to_be_no_part_of_the_run(
+    shell: Shell, in_scripts: Write
+) -> None:
     done = train(shell, in_scripts(HEAD + LOOP + LOADS.lstrip()), "bsp")
     assert done.code == 0
     assert "after its last step: the run saves its own weights" in done.err

@@ -197,7 +197,9 @@ def test_weights_that_are_replaced_are_a_write_unless_they_are_the_same() -> Non
 
 
 @pytest.mark.parametrize("way", [{"private": True}, {"own": True}], ids=str)
-def test_a_perturbation_that_is_taken_back_is_no_write_though_it_leaves_rounding(way: dict[str, bool]) -> None:
+def test_a_perturbation_that_is_taken_back_is_no_write_though_it_leaves_rounding(
+    way: dict[str, bool],
+) -> None:
     model, binding, _ = tied(**way)
     before = [p.detach().clone() for p in model.parameters()]
     with torch.no_grad():
@@ -217,7 +219,9 @@ def test_a_write_to_weights_of_a_workers_own_is_named_in_its_first_steps() -> No
     assert binding.overwritten() == ("other.weight", True)
 
 
-def test_where_the_system_tells_no_pages_a_write_is_found_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_system_tells_no_pages_a_write_is_found_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model, binding, _ = tied(private=True)
     monkeypatch.setattr(PrivateView, "written", lambda self: None)
     model.other.weight.data.clamp_(-0.01, 0.01)

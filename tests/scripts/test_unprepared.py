@@ -1,4 +1,4 @@
-"""An optimizer that a script steps and did not prepare: what it trains drifts apart, and the run says so once."""
+"""An optimizer that a script steps and did not prepare: what it trains drifts apart, and the run says so."""
 
 from __future__ import annotations
 
@@ -82,7 +82,15 @@ def test_it_is_named_once_with_the_line_that_steps_it(lab: Lab, way: dict[str, A
         script(loop=PROBE),
         script(before=ALPHA.replace("x.mean()", "1.0")),
     ],
-    ids=["none", "prepared", "declared", "its tensor declared", "around a prepared one", "evaluating", "before"],
+    ids=[
+        "none",
+        "prepared",
+        "declared",
+        "its tensor declared",
+        "around a prepared one",
+        "evaluating",
+        "before",
+    ],
 )
 def test_nothing_is_said_where_it_is_meant_or_belongs_to_a_prepared_one(lab: Lab, text: str) -> None:
     assert said(lab.trained(lab.script(text), workers=2, protocol="asp")) == []

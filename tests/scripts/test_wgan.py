@@ -6,14 +6,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from paceline.config import RunConfig
 from paceline.engines.local import LocalEngine
+from paceline.errors import ConfigError
+from paceline.parallel.plans.planned_pace import OsdpPace
 from paceline.sim.request import ClusterRequest
 from support.hosts import Apart
 from support.runs import Lab, Run
@@ -82,7 +86,9 @@ def test_in_lockstep_it_equals_one_process_with_the_whole_batch(
 
 @pytest.mark.some(3)
 @pytest.mark.parametrize(
-    "way", [{"protocol": "asp"}, {"protocol": "bsp"}, {"protocol": "bsp", "private_weights": True}, INCREMENTS], ids=str
+    "way",
+    [{"protocol": "asp"}, {"protocol": "bsp"}, {"protocol": "bsp", "private_weights": True}, INCREMENTS],
+    ids=str,
 )
 def test_without_it_the_write_is_refused_by_name(lab: Lab, way: dict[str, Any]) -> None:
     run = lab.run(SCRIPT, "--raw", workers=2, **way)
@@ -100,12 +106,16 @@ def test_a_look_ahead_is_projected_too(lab: Lab) -> None:
 
 def virtual(workers: int) -> dict[str, Any]:
     """Under a virtual clock."""
-    request = ClusterRequest(workers=workers, slow={1: 2.5} if workers > 1 else {}, compute_s=0.1, jitter=0.3, batch=4)
+    request = ClusterRequest(
+        workers=workers, slow={1: 2.5} if workers > 1 else {}, compute_s=0.1, jitter=0.3, batch=4
+    )
     return {"workers": workers, "cluster": msgspec.to_builtins(request, str_keys=True)}
 
 
 @pytest.mark.some(2)
-@pytest.mark.parametrize("way", [{"protocol": "asp"}, {"protocol": "bsp"}, INCREMENTS, {"protocol": "local_sgd"}], ids=str)
+@pytest.mark.parametrize(
+    "way", [{"protocol": "asp"}, {"protocol": "bsp"}, INCREMENTS, {"protocol": "local_sgd"}], ids=str
+)
 def test_an_exact_simulation_repeats_bit_for_bit(lab: Lab, way: dict[str, Any]) -> None:
     first, second = (lab.trained(SCRIPT, **way, **virtual(3)) for _ in range(2))
     assert_equal(first.weights, second.weights)
@@ -130,7 +140,9 @@ def elsewhere(warm_lab: Lab) -> Iterator[LocalEngine]:
 
 @pytest.mark.some(3)
 @pytest.mark.parametrize("here", [0, 1])
-@pytest.mark.parametrize("way", [{"protocol": "bsp"}, {"protocol": "asp"}, INCREMENTS, {"protocol": "local_sgd"}], ids=str)
+@pytest.mark.parametrize(
+    "way", [{"protocol": "bsp"}, {"protocol": "asp"}, INCREMENTS, {"protocol": "local_sgd"}], ids=str
+)
 def test_between_hosts_too(
     lab: Lab, elsewhere: LocalEngine, alone: dict[str, Tensor], way: dict[str, Any], here: int
 ) -> None:
@@ -145,7 +157,9 @@ def test_between_hosts_too(
 
 @pytest.mark.some(2)
 @pytest.mark.parametrize("here", [0, 1])
-@pytest.mark.parametrize("way", [{"protocol": "bsp"}, {"protocol": "asp"}, {"protocol": "asp", "checkpoint_every": "3"}], ids=str)
+@pytest.mark.parametrize(
+    "way", [{"protocol": "bsp"}, {"protocol": "asp"}, {"protocol": "asp", "checkpoint_every": "3"}], ids=str
+)
 def test_a_store_on_several_hosts_has_it_run_on_the_whole_model(
     lab: Lab, elsewhere: LocalEngine, way: dict[str, Any], here: int
 ) -> None:
@@ -196,11 +210,14 @@ def projected(before: str = "", register: str = "pace.after_step(project)", afte
     return PROJECTED.format(before=before, register=register, after=after)
 
 
-WHOLE = projected().replace(
-    "nn.Linear(3, 1, bias=False)", "nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 1))"
-).replace(
-    "model.weight.div_(model.weight.norm())",
-    "norm = sum(p.square().sum() for p in model.parameters()).sqrt()\n    [p.div_(norm) for p in model.parameters()]",
+WHOLE = (
+    projected()
+    .replace("nn.Linear(3, 1, bias=False)", "nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 1))")
+    .replace(
+        "model.weight.div_(model.weight.norm())",
+        "norm = sum(p.square().sum() for p in model.parameters()).sqrt()\n"
+        "    [p.div_(norm) for p in model.parameters()]",
+    )
 )
 
 
@@ -232,15 +249,27 @@ def test_it_follows_every_step_that_is_made_of_held_gradients(lab: Lab, protocol
     ("script", "dials", "words"),
     [
         (projected(register="pace.rank or pace.after_step(project)"), {"protocol": "bsp"}, "rank 1 has not"),
-        (projected(register="pace.rank or pace.after_step(project)"), {"protocol": "local_sgd"}, "rank 1 has not"),
-        (projected(register="", after="pace.after_step(project)"), {"protocol": "asp"}, "after pace.prepare()"),
+        (
+            projected(register="pace.rank or pace.after_step(project)"),
+            {"protocol": "local_sgd"},
+            "rank 1 has not",
+        ),
+        (
+            projected(register="", after="pace.after_step(project)"),
+            {"protocol": "asp"},
+            "after pace.prepare()",
+        ),
         (
             projected(register="pace.after_step(project, torch.optim.SGD([torch.ones(1)], lr=1.0))"),
             {"protocol": "asp"},
             "pace.prepare() was not",
         ),
         (
-            projected("still.fill_(calls)", "still = nn.Parameter(torch.zeros(1), requires_grad=False)\nmodel.still = still\npace.after_step(project)"),
+            projected(
+                "still.fill_(calls)",
+                "still = model.still = nn.Parameter(torch.zeros(1), requires_grad=False)\n"
+                "pace.after_step(project)",
+            ),
             {"protocol": "asp"},
             "wrote to 'still', which is not trained",
         ),
@@ -251,6 +280,52 @@ def test_a_mistake_with_it_is_refused(lab: Lab, script: str, dials: dict[str, An
     run = lab.run(lab.script(script), workers=2, **dials)
     assert run.result.status == "failed"
     assert words in run.end.detail
+
+
+@pytest.mark.parametrize("keeps", ["allreduce", "local_sgd"])
+def test_copies_on_a_mesh_run_it_after_their_own_steps(lab: Lab, keeps: str) -> None:
+    run = lab.trained(lab.script(projected()), workers=2, mesh={"data": 2}, protocol=keeps)
+    assert 0.9 < float(run.weights["weight"].norm()) < 1 + 1e-12
+
+
+SPLIT = projected(
+    register="from paceline.parallel.layers import parallelize\n"
+    "model = parallelize(model, pace.mesh(model=2))\n"
+    "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    "pace.after_step(project)",
+).replace("nn.Linear(3, 1, bias=False)", "nn.Sequential(nn.Linear(3, 32), nn.Tanh(), nn.Linear(32, 16))")
+STAGES = projected(
+    register="from paceline.parallel.pipeline import pipeline\npace.after_step(project)"
+).replace(
+    "model, optimizer, loader = pace.prepare(model, optimizer, loader)",
+    "pipeline(pace, pace.mesh(stage=2), nn.Sequential(model, nn.Tanh()), optimizer, loader, "
+    "loss=nn.MSELoss())",
+)
+
+
+@pytest.mark.some(2)
+@pytest.mark.parametrize(
+    ("text", "mesh", "words"),
+    [
+        (SPLIT, {"model": 2}, "every worker has pieces of it"),
+        (STAGES, {"stage": 2}, "every worker has its own stage"),
+    ],
+    ids=["pieces", "stages"],
+)
+def test_a_model_that_nobody_has_whole_is_a_reason_to_refuse_it(
+    lab: Lab, text: str, mesh: dict[str, int], words: str
+) -> None:
+    run = lab.run(lab.script(text), workers=2, mesh=mesh)
+    assert run.result.status == "failed"
+    assert words in run.end.detail
+
+
+def test_under_a_plan_it_is_refused() -> None:
+    pace = OsdpPace(0, 2, RunConfig(run="", folder=""), cast(Any, None))
+    pace.after_step(print)
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(ConfigError, match="under a plan every worker has pieces"):
+        pace.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 PERTURBED = """

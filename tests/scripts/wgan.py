@@ -1,7 +1,7 @@
 """A Wasserstein GAN: after every step of the critic its weights are clamped, as its paper does it.
 
-`--raw` writes to `p.data` in the loop, as tutorials do; else the script registers the same function. `--check`
-has it look after every step of the critic.
+`--raw` writes to `p.data` in the loop, as tutorials do; else the script registers the same function.
+`--check` has it look after every step of the critic.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def main() -> None:
     pace.leave()
     if options.save is not None:
         models = {"0": critic, "1": maker}
-        state = {f"{n}.{name}": p.detach() for n, model in models.items() for name, p in model.named_parameters()}
+        state = {
+            f"{n}.{name}": p.detach() for n, model in models.items() for name, p in model.named_parameters()
+        }
         save_file({name: p.clone() for name, p in state.items()}, f"{options.save}.{pace.rank}")
 
 

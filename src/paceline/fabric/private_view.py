@@ -18,7 +18,7 @@ from paceline.fabric.segment import Segment
 
 _ENTRY_BYTES = 8
 _FILE, _SWAPPED_OR_PRESENT = 61, 62
-"""The first bits of a page's entry that tell: whether it is still the segment's own, and whether it is there."""
+"""The first bits of a page's entry that tell: whether it is the segment's own still, and whether it is there."""
 
 
 class PrivateView:

@@ -149,8 +149,9 @@ class RemoteWorker:
             self.host.version = version
         lane = SHARED if self._shared else self.lane
         spans = [(region.weights, region.weights + region.size_bytes) for region in self.layout.regions]
-        everything = self.plan is None or version is None
-        for start, stop in spans if everything else self.plan.first_spans[:1]:
+        if self.plan is not None and version is not None:  # other holders send theirs
+            spans = self.plan.first_spans[:1]
+        for start, stop in spans:
             self.host.session.send_memory(lane, WEIGHTS, self._weights, start, stop, lane)
 
     # -- called by the session's reading thread ------------------------------------------------

@@ -23,8 +23,8 @@ COORDINATOR = 0
 ASIDE = 0xFFFE
 """The lane of what concerns no worker."""
 MASTER, STATE, SHOWN = 8, 9, 10
-"""Memories of the holder's: its portion of the weights, its optimizer's state; and the weights once more, for a
-worker that writes to them."""
+"""Memories of the holder's: its portion of the weights, its optimizer's state; and the weights once more, for
+a worker that writes to them."""
 
 
 class HolderPlace(msgspec.Struct, frozen=True):

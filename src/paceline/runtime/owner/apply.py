@@ -212,7 +212,7 @@ class VerdictApplier:
     def _step(
         self, sources: list[HeldGradient], step: Callable[[list[Tensor]], None], copies: list[Tensor]
     ) -> None:
-        """Take it, and let the `copies` have the result: after the script's own function, where it has one."""
+        """Take it, and let the `copies` have what comes of it, by the script's own function too."""
         which, run = sources[0].which, self.run
         if which not in run.after_step:
             step(copies)

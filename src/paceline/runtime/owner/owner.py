@@ -392,7 +392,8 @@ class Owner:
             self.note("warning", text)
         if self.after_steps.owed:
             self.note(
-                "warning", "no worker was left to run pace.after_step() after the last step: it is not in the weights"
+                "warning",
+                "no worker was left to run pace.after_step() after the last step: it is not in the weights",
             )
 
     def note(self, level: Literal["info", "warning", "error"], text: str) -> None:

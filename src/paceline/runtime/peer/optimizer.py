@@ -58,8 +58,10 @@ def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether somebody wants to be told of its steps, or of everybody's."""
     parts = parts_of(optimizer)
     ours = all(isinstance(hook, Unprepared) for hook in _global_optimizer_pre_hooks.values())
-    return not ours or bool(_global_optimizer_post_hooks) or any(
-        bool(p._optimizer_step_pre_hooks or p._optimizer_step_post_hooks) for p in parts
+    return (
+        not ours
+        or bool(_global_optimizer_post_hooks)
+        or any(bool(p._optimizer_step_pre_hooks or p._optimizer_step_post_hooks) for p in parts)
     )
 
 

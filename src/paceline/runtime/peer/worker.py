@@ -233,7 +233,7 @@ class PeerWorker(Worker):
         return None
 
     def _heed_mixed(self) -> None:
-        """What others were mixed into is stepped weights too. Where only gradients are, steps have seen to it."""
+        """What others were mixed into is to be as after a step. Where only gradients are averaged, it is."""
         if not self._protocol.in_unison and self._after_step.optimizers:
             for which in self._after_step.optimizers:
                 self._after_step.run(which)

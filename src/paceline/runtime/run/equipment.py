@@ -40,8 +40,8 @@ def check_same(lead: Member, members: list[Member]) -> None:
         if mine.after_step != theirs.after_step:
             who, others = (0, member.rank) if mine.after_step else (member.rank, 0)
             raise ConfigError(
-                f"rank {who} has registered a function with pace.after_step() that rank {others} has not, or for "
-                "another optimizer. Register the same on all workers, before pace.prepare()."
+                f"rank {who} has registered a function with pace.after_step() that rank {others} has not, or "
+                "for another optimizer. Register the same on all workers, before pace.prepare()."
             )
         if mine.source and theirs.source and mine.source.order != theirs.source.order:
             raise ConfigError(

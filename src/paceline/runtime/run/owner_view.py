@@ -53,7 +53,6 @@ class OwnerView(Protocol):
     on_added: Callable[[int], None]
     """Told of every worker that is left to a barrier of its own."""
     ask_at: float | None
-    after_steps: AfterStepCalls
 
     @property
     def living(self) -> list[Member]:
@@ -66,6 +65,10 @@ class OwnerView(Protocol):
     @property
     def last_word(self) -> m.Halt | None:
         """What workers are told that ask for more, once the run is over or about to be."""
+
+    @property
+    def after_steps(self) -> AfterStepCalls:
+        """What has workers run what scripts want after a step."""
 
     def now(self) -> float:
         """Seconds since training began."""

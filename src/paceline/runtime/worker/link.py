@@ -57,7 +57,7 @@ class StoreLink:
         self.before_lingering: Callable[[], None] = lambda: None
         """Called when an epoch has no more batches for this worker, before it says so."""
         self.on_after_step: Callable[[int], None] = lambda which: None
-        """Called while this worker sleeps: an optimizer's step was taken, and the weights lie in its memory."""
+        """Called while this worker sleeps: an optimizer's step was taken, and its memory has the weights."""
         self._send(m.Hello(os.getpid(), protocol, settings, rank, own.digest(protocol), correct, trigger))
         welcome, _ = self._expect(m.Welcome)
         self.config: RunConfig = welcome.config

@@ -125,9 +125,7 @@ class Pace(ABC):
         results = tuple(loader if o in loaders else o for o in objects)
         return results[0] if len(results) == 1 else results
 
-    def after_step(
-        self, fn: Callable[..., Any], optimizer: torch.optim.Optimizer | None = None
-    ) -> None:
+    def after_step(self, fn: Callable[..., Any], optimizer: torch.optim.Optimizer | None = None) -> None:
         """Have `fn` run on the weights after every step, wherever steps are taken; call it before `prepare`.
 
         For what belongs to every step and is no part of the optimizer: weights that are clamped, a largest

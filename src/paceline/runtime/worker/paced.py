@@ -49,8 +49,8 @@ class PacedWorker(Worker):
         if name is not None:
             raise ConfigError(
                 f"the function of pace.after_step() wrote to {name!r}, which is not trained: the store would "
-                "not pass that on. Give a teacher to pace.prepare() as a model of its own, and update it in the "
-                "loop."
+                "not pass that on. Give a teacher to pace.prepare() as a model of its own, and update it in "
+                "the loop."
             )
 
     def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Any:
@@ -91,7 +91,7 @@ class PacedWorker(Worker):
         self._heed_ahead()
 
     def _heed_ahead(self) -> None:
-        """A look-ahead is where steps will have brought the weights, so what follows a step goes for it too."""
+        """A look-ahead is where steps will have brought the weights: what follows a step goes for it too."""
         if self._trainer.ahead:
             for which in self._after_step.optimizers:
                 self._run_after_step(which)

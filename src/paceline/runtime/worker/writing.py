@@ -18,7 +18,7 @@ class Writing:
         self._binding, self._rank, self._say = binding, rank, say
 
     def look(self, leaving: bool = False) -> None:
-        """Before every step and evaluation; when this worker is `leaving`, nothing is to come that differs."""
+        """Before every step and evaluation. When this worker is `leaving`, nothing comes that could differ."""
         found = self._binding.overwritten()
         if found is None:
             return
@@ -35,8 +35,8 @@ class Writing:
         wrote = f"rank {self._rank} wrote to {name!r} by itself, "
         if not trained:
             return (
-                f"{wrote}which is not trained, so no step carries it, and it would be lost. Give a teacher to "
-                "pace.prepare() as a model of its own, beside the one that is trained."
+                f"{wrote}which is not trained, so no step carries it, and it would be lost. Give a teacher "
+                "to pace.prepare() as a model of its own, beside the one that is trained."
             )
         return (
             f"{wrote}and the run's weights, which the next step brings, would undo that. If it belongs to "

@@ -81,14 +81,12 @@ class Binding:
             target.copy_(source.detach())
         return memory
 
-    def attach(
-        self, segment: Segment, weights: Segment, own: bool = False, private: bool = False
-    ) -> None:
+    def attach(self, segment: Segment, weights: Segment, own: bool = False, private: bool = False) -> None:
         """Re-point everything. What the memory holds becomes the model's values.
 
         `own`: weights and gradients get memory of their own, so that a step here does not change what the
-        store has handed out; `bring` puts into the segment what the store is to have. `private`: what a script
-        writes to weights stays here, until it is undone."""
+        store has handed out; `bring` puts into the segment what the store is to have. `private`: what a
+        script writes to weights stays here, until it is undone."""
         self._segment, self._weights, self._own = segment, weights, own
         self._near_segment = self._stage(segment)
         self._near_weights = self._stage(weights)

@@ -17,9 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline.store.together import parts_of
 
-_NOT_THE_SCRIPTS = tuple(str(Path(module.__file__ or "").parent) for module in (torch,)) + (
-    str(Path(__file__).parents[3]),
-)
+_NOT_THE_SCRIPTS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[3]))
 
 
 class Unprepared:
@@ -32,7 +30,7 @@ class Unprepared:
         """What has these identities."""
         self._local: set[int] = set()
         """Parameters that were declared to be every worker's own."""
-        self._prepared: list[torch.optim.Optimizer] = []
+        self._prepared: Sequence[torch.optim.Optimizer] = ()
         self.paused: Callable[[], bool] = lambda: False
 
     def declare(self, objects: Sequence[object]) -> None:
@@ -74,9 +72,9 @@ class Unprepared:
         name, where = _named(optimizer, sys._getframe(2))
         what = f"{type(optimizer).__name__} {name!r}" if name else type(optimizer).__name__
         self._say(
-            f"the script steps {what}, which was not prepared ({numbers} numbers{where}): every worker trains "
-            "what it has of them by itself, and they drift apart. Give it to pace.prepare() with the others, or "
-            "say pace.local(optimizer) if every worker is to have its own"
+            f"the script steps {what}, which was not prepared ({numbers} numbers{where}): every worker "
+            "trains what it has of them by itself, and they drift apart. Give it to pace.prepare() with the "
+            "others, or say pace.local(optimizer) if every worker is to have its own"
         )
 
 
