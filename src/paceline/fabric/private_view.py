@@ -18,7 +18,7 @@ from paceline.fabric.segment import Segment
 
 _ENTRY_BYTES = 8
 _FILE, _SWAPPED_OR_PRESENT = 61, 62
-"""The first bits of a page's entry that tell: whether it is the segment's own still, and whether it is there."""
+"""The first bits of a page's entry that tell: whether it is the segment's still, and whether it is there."""
 
 
 class PrivateView:
@@ -35,7 +35,7 @@ class PrivateView:
             self._pagemap = -1
 
     def written(self) -> list[tuple[int, int]] | None:
-        """Where something was written, in bytes, page by page; None: this system does not tell."""
+        """Where something was written, in bytes, in whole pages; None: this system does not tell."""
         if self._pagemap < 0:
             return None
         data = os.pread(self._pagemap, self._pages * _ENTRY_BYTES, self._first * _ENTRY_BYTES)
@@ -43,9 +43,12 @@ class PrivateView:
         if len(entries) < self._pages:
             return None
         own = (entries >> np.uint64(_SWAPPED_OR_PRESENT) != 0) & (entries >> np.uint64(_FILE) & 1 == 0)
-        size = mmap.PAGESIZE
-        return [(page * size, (page + 1) * size) for page in np.flatnonzero(own).tolist()]
+        if not own.any():
+            return []  # as nearly always
+        edges = np.flatnonzero(np.diff(own, prepend=False, append=False)) * mmap.PAGESIZE
+        return [(start, stop) for start, stop in edges.reshape(-1, 2).tolist()]
 
-    def undo(self) -> None:
-        """Show what the segment holds again, everywhere."""
-        self._map.madvise(mmap.MADV_DONTNEED)
+    def undo(self, written: list[tuple[int, int]] | None) -> None:
+        """Show what the segment holds again where something was written; None: everywhere."""
+        for start, stop in [(0, len(self._map))] if written is None else written:
+            self._map.madvise(mmap.MADV_DONTNEED, start, min(stop, len(self._map)) - start)

@@ -45,8 +45,8 @@ class AfterStep:
         strange = next((x.optimizer for x in self._registered if _unknown(x.optimizer, parts)), None)
         if strange is not None:
             raise ConfigError(
-                f"pace.after_step() was given a {type(strange).__name__} that pace.prepare() was not. Give it "
-                "to both, or leave it out to have the function run after every optimizer's steps."
+                f"pace.after_step() was given a {type(strange).__name__} that pace.prepare() was not. Give "
+                "it to both, or leave it out to have the function run after every optimizer's steps."
             )
         self._by_optimizer = [
             [each.call for each in self._registered if each.optimizer is None or each.optimizer is part]

@@ -18,7 +18,7 @@ class Writing:
         self._binding, self._rank, self._say = binding, rank, say
 
     def look(self, leaving: bool = False) -> None:
-        """Before every step and evaluation. When this worker is `leaving`, nothing comes that could differ."""
+        """Before every step and evaluation. When this worker is `leaving`, it is told only."""
         found = self._binding.overwritten()
         if found is None:
             return

@@ -69,6 +69,8 @@ class Binding:
         self._weights: Segment | None = None
         self._private: PrivateView | None = None
         """How the weights are seen here, where only others write to them."""
+        self._seen_pages: tuple[list[tuple[int, int]] | None, bool] = None, False
+        """Where something was written there, and whether that is known since weights came last."""
         self._looks = 0
 
     def initial(self) -> Segment:
@@ -300,7 +302,10 @@ class Binding:
         slots, everything = self.layout.parameters, range(len(self._parameters))
         before, self._written = self._written, [p._version for p in self._parameters]
         self._looks += 1
-        pages = None if self._private is None else self._private.written()
+        pages = None
+        if self._private is not None:
+            pages = self._private.written()
+            self._seen_pages = pages, True
         if pages is None and (self._looks <= FIRST_LOOKS or self._looks % EVERY_LOOKS == 0):
             return list(everything)
         if pages == [] and not self._displaced():
@@ -354,7 +359,9 @@ class Binding:
     def pull(self) -> None:
         """New weights have arrived."""
         if self._private is not None:
-            self._private.undo()
+            pages, looked = self._seen_pages
+            self._private.undo(pages if looked else self._private.written())
+            self._seen_pages = None, False
         elif self._staged:
             self._from_host()
         elif self._own and self._weights is not None:

@@ -35,8 +35,8 @@ def refuse_renorming(models: Iterable[nn.Module]) -> None:
     for name, layer in renorming(models):
         raise ConfigError(
             f"layer {name!r} has max_norm={layer.max_norm}, so it writes to its weights in every forward "
-            "pass, but they come from elsewhere after every step, which would undo that. Leave max_norm out, and "
-            "bound the rows after every step: pace.after_step(fn) before pace.prepare(), with "
+            "pass, but they come from elsewhere after every step, which would undo that. Leave max_norm out, "
+            "and bound the rows after every step: pace.after_step(fn) before pace.prepare(), with "
             "layer.weight.renorm_(2, 0, max_norm) in fn."
         )
 
