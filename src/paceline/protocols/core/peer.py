@@ -46,6 +46,9 @@ class Me:
     """The model's float buffers (BatchNorm's statistics and the like); often empty."""
     keep: Callable[[Vector], Vector] = field(default=lambda vector: vector.clone())
     """A copy that lasts, where the run can see it: for what `model` gives instead of the parameters."""
+    after_step: Callable[[Vector], None] = field(default=lambda vector: None)
+    """What the script has run on weights after a step (`pace.after_step`): for an outer step on other weights
+    than the parameters."""
     members: tuple[int, ...] = ()
     """Who takes part, as far as this worker was told."""
     count: int = 0
@@ -99,6 +102,12 @@ class Peer:
     @property
     def free(self) -> bool:
         """Whether nobody waits for anybody, so that a fast worker does more of the work."""
+        return False
+
+    @property
+    def adds_moves(self) -> bool:
+        """Whether what a worker moved by is added to a model that no worker has, so that nobody could run
+        anything on the sum."""
         return False
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from paceline.protocols.core.operations import (
     Start,
     Step,
     Test,
+    Vector,
     Wait,
 )
 from paceline.protocols.core.peer import Done, Me, Peer, iterations
@@ -134,7 +136,26 @@ class PeerWorker(Worker):
         everybody, seed = tuple(range(self.size)), self._link.config.seed
         me = Me(self.rank, self.size, seed, parameters, buffers, self._carrier.keep, everybody)
         me.tensors = cut = cut_of(layout)
+        if self._after_step.optimizers:
+            me.after_step = partial(self._run_after_step, me)
         return PeerState(self._protocol, self._trainer, me, segment, gradient_parts(layout, segment), cut)
+
+    def _heed_after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._protocol.adds_moves:
+            name = self._link.config.protocol or type(self._protocol).__name__
+            self._after_step.refuse(
+                f"under {name} what a worker moves by is added to a model that no worker has. Use a protocol "
+                "such as dpsgd, local_sgd or asp."
+            )
+        super()._heed_after_step(optimizer)
+
+    def _run_after_step(self, me: Me, weights: Vector) -> None:
+        """On weights beside the model's: they take its place for a moment."""
+        own = me.parameters.clone()
+        me.parameters[:] = weights
+        self._heed_mixed()
+        weights[:] = me.parameters
+        me.parameters[:] = own
 
     # -- one iteration ------------------------------------------------------------------------
 
