@@ -188,7 +188,7 @@ def test_a_store_on_several_hosts_has_it_run_on_the_whole_model(
 
 
 PROJECTED = """
-import os, signal, torch, paceline
+import os, signal, time, torch, paceline
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -247,6 +247,18 @@ def test_a_worker_that_dies_in_the_middle_of_it_is_replaced_by_another(lab: Lab,
     assert run.died == {0}
     assert abs(float(run.weights["weight"].norm()) - 1) < 1e-12
     assert run.result.samples >= 96
+
+
+def test_nobody_waits_for_one_who_died_while_another_ran_it(lab: Lab) -> None:
+    """Rank 0 runs it when rank 1 has pushed and is killed, and then dies itself."""
+    pid = lab.root / "pid"
+    writes = f"open({str(pid)!r}, 'w').write(str(os.getpid())) if pace.rank == 1 else None"
+    kills = f"time.sleep(1), os.kill(int(open({str(pid)!r}).read()), 9), time.sleep(1)"
+    dies = f"({kills}, os.kill(os.getpid(), 9)) if pace.rank == 0 and calls == 3 else None"
+    run = lab.run(lab.script(projected(f"{writes}\n    {dies}")), workers=3, protocol="asp")
+    assert run.died == {0, 1}
+    assert run.result.samples >= 96
+    assert abs(float(run.weights["weight"].norm()) - 1) < 1e-12
 
 
 def test_an_error_in_it_is_the_scripts_own(lab: Lab) -> None:

@@ -46,9 +46,6 @@ class Me:
     """The model's float buffers (BatchNorm's statistics and the like); often empty."""
     keep: Callable[[Vector], Vector] = field(default=lambda vector: vector.clone())
     """A copy that lasts, where the run can see it: for what `model` gives instead of the parameters."""
-    after_step: Callable[[Vector], None] = field(default=lambda vector: None)
-    """What the script has run on weights after a step (`pace.after_step`): for an outer step on other weights
-    than the parameters."""
     members: tuple[int, ...] = ()
     """Who takes part, as far as this worker was told."""
     count: int = 0
@@ -67,6 +64,9 @@ class Me:
     """Memory that is the same on every worker."""
     private: SimpleNamespace = field(default_factory=SimpleNamespace)
     """Memory of this worker alone."""
+    after_step: Callable[[Vector], None] = field(default=lambda vector: None)
+    """What the script has run on weights after a step (`pace.after_step`): for an outer step on other weights
+    than the parameters."""
 
 
 class Peer:

@@ -38,6 +38,8 @@ class AfterSteps:
         self._asked: Member | None = None
         self._ran = self._failed = False
         self._later: deque[Callable[[], None]] = deque()
+        self._going: set[Member] = set()
+        """Who is gone, or about to go, though that was put off."""
         self._owed: list[int] = []
         """Optimizers whose last step nobody was there to run it after."""
 
@@ -54,7 +56,9 @@ class AfterSteps:
     def put_off(self, action: Callable[[], None], member: Member | None = None) -> None:
         """Do this afterwards. `member`: it is gone, or about to go."""
         self._later.append(action)
-        self._failed |= member is not None and member is self._asked
+        if member is not None:
+            self._going.add(member)
+            self._failed |= member is self._asked
 
     def catch_up(self) -> None:
         """Do what was put off."""
@@ -75,7 +79,8 @@ class AfterSteps:
             self._owed.append(which)
         first, tried = frozenset(ranks), set[int]()
         while self._owed and self._owner.halted is None:
-            asleep = [each for each in self._owner.living if each.rank not in tried and _sleeps(each)]
+            there = [each for each in self._owner.living if each not in self._going]
+            asleep = [each for each in there if each.rank not in tried and _sleeps(each)]
             if not asleep:
                 return
             member = min(asleep, key=lambda each: (each.rank not in first, each.rank))

@@ -346,8 +346,6 @@ class Owner:
         """End the run in good order: everybody finishes its iteration and is told instead of released."""
         if self._run is None:
             self.halt(kind, text)
-        elif self.after_steps.busy:
-            self.after_steps.put_off(partial(self.stop, kind, text))
         elif not self.ending:
             self._gathering.reserve.release()  # peers write down where they stand
             self.stopping = m.Halt(kind, text)
