@@ -123,7 +123,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     loss that averages over its batch, as PyTorch's do, and wrong for one that sums: that cannot be seen
     from outside. Needs a map-style dataset, its loader's own batches, and shared work."""
     private_weights: bool = False
-    """Give every worker its own copy even in lockstep, so that scripts may write to parameters."""
+    """Give every worker its own copy even in lockstep; under allreduce a replica that steps by itself."""
     fabric: Literal["shared", "gloo"] = "shared"
     """How the vectors of a peer protocol travel: through memory that all processes of a machine share, and
     between machines over the run's own connection; or between the workers of one machine by

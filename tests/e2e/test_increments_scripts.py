@@ -183,11 +183,11 @@ for _ in pace.epochs(1):
 """
 
 
-def test_what_a_script_writes_into_parameters_is_in_its_next_increment_and_said(lab: Lab) -> None:
-    run = lab.trained(lab.script(WRITES.format(scripts=str(SCRIPTS))), workers=2, **SSP)
-    x, _ = CASES["exact"].samples(48)
-    assert torch.equal(run.weights["w"], beginning() - x.sum(0) + 1000)
-    assert any("part of its next increment" in note.text for note in run.of(Note))
+def test_what_a_script_writes_into_parameters_is_refused_as_no_part_of_its_step(lab: Lab) -> None:
+    run = lab.run(lab.script(WRITES.format(scripts=str(SCRIPTS))), workers=2, **SSP)
+    assert run.result.status == "failed"
+    assert "rank 0 wrote to 'w'" in run.end.detail
+    assert "pace.after_step(fn)" in run.end.detail
 
 
 def test_a_script_that_never_clears_its_gradients_adds_to_its_own(lab: Lab) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import exp, sqrt
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from paceline.errors import ConfigError
 from paceline.fabric.segment import Segment
 from paceline.protocols.paced.hybrid_sgd import HybridSGD
 from paceline.protocols.settings import make
+from paceline.runtime.owner.after_step import AfterSteps
 from paceline.runtime.owner.apply import VerdictApplier
 from paceline.runtime.run.member import Member
 from paceline.runtime.run.run import Run
@@ -49,7 +50,7 @@ class Books:
         self.members = {
             rank: self._member(rank, [g.settings for g in spec.groups]) for rank in range(workers)
         }
-        self._applier = VerdictApplier(config, self.run, self.members)
+        self._applier = VerdictApplier(config, self.run, self.members, AfterSteps(cast(Any, self)))
 
     def _member(self, rank: int, settings: list[dict[str, Any]]) -> Member:
         member, layout = Member(rank, None, 0), self.run.store.layout  # type: ignore[arg-type]

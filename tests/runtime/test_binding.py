@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from paceline.errors import ConfigError
+from paceline.fabric.private_view import PrivateView
 from paceline.fabric.segment import Segment
 from paceline.runtime.worker.model.binding import Binding
 from paceline.store.layout import Models
@@ -29,7 +30,7 @@ class Heads(nn.Module):
 USED, ALL = {0, 1}, {0, 1, 2, 3}
 
 
-def tied() -> tuple[Heads, Binding, Segment]:
+def tied(**way: bool) -> tuple[Heads, Binding, Segment]:
     model = Heads()
     binding = Binding(model, torch.optim.SGD(model.parameters(), lr=0.1))
     initial = binding.initial()
@@ -37,7 +38,7 @@ def tied() -> tuple[Heads, Binding, Segment]:
     weights = Segment.create(layout.weights_bytes, "weights")
     weights.bytes.copy_(initial.bytes[: layout.weights_bytes])
     segment = Segment.create(layout.segment_bytes, "segment")
-    binding.attach(segment, weights)
+    binding.attach(segment, weights, **way)
     return model, binding, segment
 
 
@@ -174,16 +175,57 @@ def test_a_model_on_the_cpu_stays_in_the_shared_memory_itself() -> None:
     assert torch.equal(weights, before)
 
 
-def test_a_script_that_writes_to_parameters_is_seen_until_new_weights_arrive() -> None:
-    model, binding, _ = tied()
-    backward(model)
-    binding.collect()
-    assert binding.written() == []
-    with torch.no_grad():
-        model.other.weight.clamp_(-0.01, 0.01)
-    assert binding.written() == ["other.weight"]
+def test_a_write_to_the_view_of_a_stores_weights_is_named_and_gone_with_the_next_ones() -> None:
+    """Whatever torch counts: `p.data` moves no counter."""
+    model, binding, _ = tied(private=True)
+    before = model.other.weight.detach().clone()
+    assert binding.overwritten() is None
+    model.other.weight.data.clamp_(-0.01, 0.01)
+    assert binding.overwritten() == ("other.weight", True)
+    assert binding.overwritten() == ("other.weight", True)
     binding.fresh()
-    assert binding.written() == []
+    assert binding.overwritten() is None
+    assert torch.equal(model.other.weight, before)
+
+
+def test_weights_that_are_replaced_are_a_write_unless_they_are_the_same() -> None:
+    model, binding, _ = tied(private=True)
+    model.other.weight.data = model.other.weight.data.clone()
+    assert binding.overwritten() is None
+    model.other.weight.data = model.other.weight.data.clamp(-0.01, 0.01)
+    assert binding.overwritten() == ("other.weight", True)
+
+
+@pytest.mark.parametrize("way", [{"private": True}, {"own": True}], ids=str)
+def test_a_perturbation_that_is_taken_back_is_no_write_though_it_leaves_rounding(
+    way: dict[str, bool],
+) -> None:
+    model, binding, _ = tied(**way)
+    before = [p.detach().clone() for p in model.parameters()]
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.0123)
+        assert binding.overwritten() is not None
+        for p in model.parameters():
+            p.sub_(0.0123)
+    assert not all(torch.equal(p, was) for p, was in zip(model.parameters(), before, strict=True))
+    assert binding.overwritten() is None
+
+
+def test_a_write_to_weights_of_a_workers_own_is_named_in_its_first_steps() -> None:
+    model, binding, _ = tied(own=True)
+    assert binding.overwritten() is None
+    model.other.weight.data.clamp_(-0.01, 0.01)
+    assert binding.overwritten() == ("other.weight", True)
+
+
+def test_where_the_system_tells_no_pages_a_write_is_found_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, binding, _ = tied(private=True)
+    monkeypatch.setattr(PrivateView, "written", lambda self: None)
+    model.other.weight.data.clamp_(-0.01, 0.01)
+    assert binding.overwritten() == ("other.weight", True)
 
 
 def test_what_was_computed_before_fresh_weights_has_no_gradient_any_more() -> None:
@@ -211,19 +253,6 @@ def test_a_step_of_one_optimizer_leaves_graphs_through_models_of_others_alone() 
     kept[1].backward()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         kept[0].backward()
-
-
-@pytest.mark.parametrize("writes", [0, 1])
-def test_fresh_weights_are_no_write_of_the_script_and_hide_none(writes: int) -> None:
-    model, binding, _ = tied()
-    binding.written()
-    with torch.no_grad():
-        for _ in range(writes):
-            model.other.bias.add_(1)
-    binding.fresh()
-    binding.outdate()
-    assert binding.written() == ["other.bias"] * writes
-    assert binding.written() == []
 
 
 @pytest.mark.parametrize("what", ["buffer", "gradient"])

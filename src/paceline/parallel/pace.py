@@ -332,6 +332,10 @@ class MeshPace(Pace):
 
     # -- what others do -----------------------------------------------------------------------
 
+    def refuse_after_step(self, why: str) -> None:
+        """No worker has a model that the script's functions could run on."""
+        self._after_step.refuse(why)
+
     def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Any:
         self._loop, prepared = self._ordinary(self, model, optimizer, loader)
         self.attach(self._loop)

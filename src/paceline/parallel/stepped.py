@@ -58,6 +58,11 @@ def prepare(
     _check_split(mesh)
     check_suited(optimizer)
     pieces = pieces_of(model)
+    if pieces:
+        axis = next(iter(pieces.values())).axis
+        pace.refuse_after_step(
+            f"along the mesh's axis {axis!r} every worker has pieces of it. Use another axis."
+        )
     _check_optimizer(model, optimizer, pieces)
     if loader is None:
         raise ConfigError("a mesh deals the batches out: give pace.prepare() the training loader as well.")

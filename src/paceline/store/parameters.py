@@ -281,6 +281,11 @@ class ParameterStore:
         for target, flat in zip(self._regions(segment), self._flats, strict=True):
             self._lanes.map(_copy, list(zip(_chunks(target), _chunks(flat), strict=True)))
 
+    def take_weights(self, segment: Tensor) -> None:
+        """What a sleeping worker has made of the current weights takes their place."""
+        for source, flat in zip(self._regions(segment), self._flats, strict=True):
+            self._lanes.map(_copy, list(zip(_chunks(flat), _chunks(source), strict=True)))
+
     def _regions(self, segment: Tensor) -> list[Tensor]:
         return self._copies.of(segment).flats
 

@@ -334,8 +334,8 @@ PrivateWeights = Annotated[
     bool,
     typer.Option(
         "--private-weights",
-        help="A copy of the weights for every worker even in lockstep or under allreduce, for scripts that "
-        "write to parameters.",
+        help="A copy of the weights for every worker even in lockstep. Under allreduce a replica and an "
+        "optimizer of its own, whose parameters scripts may write to.",
         rich_help_panel=WORKERS,
     ),
     Dial(False),

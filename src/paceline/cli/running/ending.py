@@ -161,6 +161,4 @@ def _crash_site(config: RunConfig, rank: int) -> str:
 
 
 def _signal_name(number: int) -> str:
-    name = signal.Signals(number).name
-    hint = " (a write to the shared weights? see --private-weights)" if number == signal.SIGSEGV else ""
-    return name + hint
+    return signal.Signals(number).name

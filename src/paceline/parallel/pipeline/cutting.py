@@ -72,6 +72,7 @@ def pipeline(
     others = [axis for axis in mesh.axes if axis not in ("data", "stage")]
     if others:
         raise ConfigError(f"a pipeline has the axes data and stage, the mesh also {', '.join(others)}.")
+    pace.refuse_after_step("in a pipeline every worker has its own stage. Train without an axis 'stage'.")
     return _cut(pace, mesh, as_blocks(model), optimizer, loader, loss, scheduler, cuts)
 
 

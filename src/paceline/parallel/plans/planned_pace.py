@@ -67,6 +67,9 @@ class PlannedPace(Pace):
     def whole_state(self) -> dict[str, Tensor]:
         """All weights, whole; all ranks call it."""
 
+    def _heed_after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._after_step.refuse("under a plan every worker has pieces of it. Leave --plan out.")
+
     def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Any:
         if loader is None:
             raise ConfigError(

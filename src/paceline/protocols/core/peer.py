@@ -64,6 +64,9 @@ class Me:
     """Memory that is the same on every worker."""
     private: SimpleNamespace = field(default_factory=SimpleNamespace)
     """Memory of this worker alone."""
+    after_step: Callable[[Vector], None] = field(default=lambda vector: None)
+    """What the script has run on weights after a step (`pace.after_step`): for an outer step on other weights
+    than the parameters."""
 
 
 class Peer:
@@ -99,6 +102,12 @@ class Peer:
     @property
     def free(self) -> bool:
         """Whether nobody waits for anybody, so that a fast worker does more of the work."""
+        return False
+
+    @property
+    def adds_moves(self) -> bool:
+        """Whether what a worker moved by is added to a model that no worker has, so that nobody could run
+        anything on the sum."""
         return False
 
     @property

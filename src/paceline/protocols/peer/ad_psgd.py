@@ -43,6 +43,10 @@ class ADPSGD(Peer):
         return False
 
     @property
+    def adds_moves(self) -> bool:
+        return True
+
+    @property
     def sends_ahead(self) -> bool:
         return self.overlap
 

@@ -168,6 +168,7 @@ class DiLoCo(Peer):
             put(me, self.momentum * agreed.momentum + mean, agreed.momentum, part)
         moved = self.lr * (mean + self.momentum * agreed.momentum)
         put(me, agreed.snapshot - moved, agreed.snapshot, part)
+        me.after_step(agreed.snapshot)
 
     def adopt(self, me: Me, part: Part | None, alpha: float) -> None:
         """Let the replica be the snapshot, but for what it keeps."""

@@ -191,6 +191,7 @@ class EASGD(Peer):
 
         def pull_centre(me: Me, mean: Vector) -> None:
             me.agreed.snapshot[:] = me.agreed.snapshot - springs * mean
+            me.after_step(me.agreed.snapshot)
 
         yield from move(me, stretch, pull_centre, remainder=None)  # the spring stays stretched
         me.parameters[:] = me.parameters + (springs / workers) * stretch
@@ -287,6 +288,10 @@ class EASGD(Peer):
     @property
     def repeats(self) -> bool:
         return self.mode == "synchronous"
+
+    @property
+    def adds_moves(self) -> bool:
+        return self.mode == "downpour"
 
     def cell(self, me: Me) -> int | None:
         return CENTRE if self.free else None

@@ -38,6 +38,7 @@ def move(me: Me, moved: Vector, rule: Rule, weight: float = 1.0, remainder: str 
 def take_mean(me: Me, mean: Vector) -> None:
     """The outer rule of plain averaging: a step of SGD with rate 1."""
     me.agreed.snapshot[:] = me.agreed.snapshot - mean
+    me.after_step(me.agreed.snapshot)
 
 
 def adopt(me: Me) -> None:

@@ -206,6 +206,8 @@ class Relay:
             self._session.send_memory(
                 worker.lane, SEGMENT, memoryview(worker.segment.map), 0, worker.segment.size_bytes
             )
+        elif isinstance(message, m.AfterStepRan):
+            self._send_stretches(worker, worker.places.of(PARAMETERS))
         elif isinstance(message, m.Meet):
             self._bring(worker, message, fds)
         elif isinstance(message, m.Leave) and worker.answers is not None:

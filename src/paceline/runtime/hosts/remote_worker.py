@@ -68,6 +68,8 @@ class RemoteWorker:
         """Whether its host has told that it is gone, or is gone itself."""
         self.torn = False
         """Whether pieces of what it pushed may never arrive."""
+        self._rewrites = False
+        """Whether it was asked to write to its weights, and sends them back."""
         self.closed = False
         self.withdrew = False
         """Whether it leaves because its host was asked to end."""
@@ -89,6 +91,10 @@ class RemoteWorker:
             shared = self.peer.send_answer(message)
         elif isinstance(message, m.Release):
             self._send_weights(message.version)
+        elif isinstance(message, m.RunAfterStep):
+            self._version = None
+            self._send_weights(None)
+        self._rewrites = isinstance(message, m.RunAfterStep)
         self.host.session.send(self.lane, _encoder.encode(message), WORKER, SHARED if shared else None)
 
     def close(self) -> None:
@@ -106,7 +112,7 @@ class RemoteWorker:
         assert self.layout is not None, "a worker registers before it is equipped"
         board = ready.barrier is not None  # its host has a copy, which was sent in the common queue
         peer = len(fds) > len((SEGMENT, WEIGHTS)) and not board
-        writes = mmap.ACCESS_WRITE if peer else mmap.ACCESS_READ
+        writes = mmap.ACCESS_READ if ready.shared else mmap.ACCESS_WRITE
         self._segment, self._weights = _map(fds[0], mmap.ACCESS_WRITE), _map(fds[1], writes)
         if peer:
             answers = (_map(fd, mmap.ACCESS_READ) for fd in fds[2:])
@@ -138,17 +144,21 @@ class RemoteWorker:
             session.send_memory(self.lane, INITIAL, content, 0, len(content), SHARED)
             session.send(self.lane, _encoder.encode(Belongs(kind)), HOST, SHARED)
 
-    def _send_weights(self, version: int) -> None:
-        """What training moves, unless this version is there already."""
+    def _send_weights(self, version: int | None) -> None:
+        """What training moves, unless this version is there already; None: it will be another one."""
         assert self.layout is not None
         assert self._weights is not None
         known = self.host.version if self._shared else self._version
-        if known == version and not self._varies:
+        if known == version is not None and not self._varies:
             return
-        self._version = self.host.version = version
+        self._version = version
+        if self._shared:
+            self.host.version = version
         lane = SHARED if self._shared else self.lane
         spans = [(region.weights, region.weights + region.size_bytes) for region in self.layout.regions]
-        for start, stop in spans if self.plan is None else self.plan.first_spans[:1]:
+        if self.plan is not None and version is not None:  # other holders send theirs
+            spans = self.plan.first_spans[:1]
+        for start, stop in spans:
             self.host.session.send_memory(lane, WEIGHTS, self._weights, start, stop, lane)
 
     # -- called by the session's reading thread ------------------------------------------------
@@ -162,6 +172,8 @@ class RemoteWorker:
             memory = self.peer.staged
         elif self.peer is not None:
             memory = self.peer.memories.get(what) if self.peer.fills(what) else None
+        elif what == WEIGHTS and self._rewrites:
+            memory = self._weights
         elif what != SEGMENT:
             memory = None
         if memory is None or offset + length > len(memory):

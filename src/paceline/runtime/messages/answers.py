@@ -145,6 +145,13 @@ class Met(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Everybody has completed so many iterations: of earlier ones, nobody needs anything."""
 
 
+class RunAfterStep(msgspec.Struct, frozen=True, tag=True):
+    """The weights in your memory were stepped: run what your script wants after that, and sleep on."""
+
+    which: int
+    """The optimizer that stepped."""
+
+
 class Elapsed(msgspec.Struct, frozen=True, tag=True):
     """The time has passed that your gradient takes, or your nap."""
 
@@ -182,7 +189,20 @@ class Halt(msgspec.Struct, frozen=True, tag=True):
 
 
 FromStore = (
-    Welcome | Ready | Lend | Added | Release | Met | Stand | Show | Elapsed | Grant | Recalled | Given | Halt
+    Welcome
+    | Ready
+    | Lend
+    | Added
+    | Release
+    | Met
+    | Stand
+    | Show
+    | RunAfterStep
+    | Elapsed
+    | Grant
+    | Recalled
+    | Given
+    | Halt
 )
 
 store_decoder: MessageDecoder[FromStore] = MessageDecoder(FromStore)

@@ -23,8 +23,9 @@ COORDINATOR = 0
 """Its number among the hosts; others count from 1."""
 ASIDE = 0xFFFE
 """The lane of what concerns no worker."""
-MASTER, STATE = 8, 9
-"""Memories of the holder's: its portion of the weights, its optimizer's state."""
+MASTER, STATE, SHOWN = 8, 9, 10
+"""Memories of the holder's: its portion of the weights, its optimizer's state; and the weights once more, for
+a worker that writes to them."""
 
 
 class HolderPlace(msgspec.Struct, frozen=True):
@@ -107,6 +108,14 @@ class Gather(msgspec.Struct, frozen=True, tag=True):
     """Send your contents."""
 
 
+class ShowWeights(msgspec.Struct, frozen=True, tag=True):
+    """Send your weights alone: a worker is to write to them."""
+
+
+class WeightsShown(msgspec.Struct, frozen=True, tag=True):
+    """My weights are there. What comes back takes their place."""
+
+
 class OrdersDone(msgspec.Struct, frozen=True, tag="Done"):
     """The run is over; nobody needs the portion any more."""
 
@@ -141,7 +150,7 @@ class Broke(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-ToHolder = GradientPiece | Contents | Complete | PortionOrder | Gather | OrdersDone
-FromHolder = Fresh | PieceStaged | Summed | Contents | Complete | Broke
+ToHolder = GradientPiece | Contents | Complete | PortionOrder | Gather | ShowWeights | OrdersDone
+FromHolder = Fresh | PieceStaged | Summed | Contents | Complete | WeightsShown | Broke
 to_holder: MessageDecoder[ToHolder] = MessageDecoder(ToHolder)
 from_holder: MessageDecoder[FromHolder] = MessageDecoder(FromHolder)

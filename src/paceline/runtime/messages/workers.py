@@ -23,6 +23,7 @@ from paceline.runtime.messages.answers import Met as Met
 from paceline.runtime.messages.answers import Ready as Ready
 from paceline.runtime.messages.answers import Recalled as Recalled
 from paceline.runtime.messages.answers import Release as Release
+from paceline.runtime.messages.answers import RunAfterStep as RunAfterStep
 from paceline.runtime.messages.answers import Show as Show
 from paceline.runtime.messages.answers import Stand as Stand
 from paceline.runtime.messages.answers import Welcome as Welcome
@@ -57,6 +58,8 @@ class Register(msgspec.Struct, frozen=True, tag=True):
     source: Source | None
     peer: bool = False
     """Whether it is a peer, which keeps its optimizer; it describes that if the run may step in its place."""
+    after_step: tuple[int, ...] = ()
+    """The optimizers after whose steps my script has something run on the weights."""
 
 
 class Push(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -298,6 +301,10 @@ class Restore(msgspec.Struct, frozen=True, tag=True):
     """Whether it does so after the step that I push next."""
 
 
+class AfterStepRan(msgspec.Struct, frozen=True, tag=True):
+    """I have run what the script wants after a step, on the weights that were in my memory. I sleep on."""
+
+
 class Say(msgspec.Struct, frozen=True, tag=True):
     """Something for the record."""
 
@@ -324,6 +331,7 @@ FromWorker = (
     | Enough
     | RecallOptimizer
     | Restore
+    | AfterStepRan
     | Say
 )
 

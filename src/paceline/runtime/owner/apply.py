@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from paceline.protocols.rules import increments
 from paceline.runtime.run.alike import different_optimizers
 from paceline.runtime.run.held_gradients import HeldGradient
 from paceline.runtime.run.member import Member, bad_gradient, smallest
+from paceline.runtime.run.owner_view import AfterStepCalls
 from paceline.runtime.run.run import Run
 from paceline.store.corrections.correction import GradientPart, Stride
 from paceline.store.increments import AddingStore
@@ -25,10 +27,13 @@ _APPLY = Fate.APPLY  # an enum's member costs a tenth of a microsecond to look u
 class VerdictApplier:
     """Moves the weights of one run as its verdicts say. Who is released is not its business."""
 
-    def __init__(self, config: RunConfig, run: Run, members: Mapping[int, Member]) -> None:
+    def __init__(
+        self, config: RunConfig, run: Run, members: Mapping[int, Member], after_steps: AfterStepCalls
+    ) -> None:
         self._config = config
         self.run = run
         self._members = members
+        self._after_steps = after_steps
 
     def carry_out(self, decision: Decision) -> float:
         """The gradient, then the flush, then factors for later steps. Returns how much the step counted.
@@ -83,7 +88,7 @@ class VerdictApplier:
         member = self._members[pushed.rank]
         assert member.weights is not None, "outside of lockstep every worker has a copy"
         if member.finite or math.isfinite(store.norm(pushed.gradients)):
-            store.add(pushed.gradients, member.weights.bytes, copies)
+            self._step([pushed], partial(store.add, pushed.gradients, member.weights.bytes), copies)
         else:
             self._skip([pushed], copies)
         return 1.0
@@ -168,7 +173,8 @@ class VerdictApplier:
         if norm is not None and not math.isfinite(norm):
             self._skip(sources, copies)
         else:
-            store.apply(gradients, self._settings(sources), scale, norm, clip, copies)
+            given = gradients, self._settings(sources), scale, norm, clip
+            self._step(sources, partial(store.apply, *given), copies)
 
     def _clip(self, first: HeldGradient) -> float | None:
         """The largest norm the step may have: what the command allows, and the first worker's script."""
@@ -200,7 +206,21 @@ class VerdictApplier:
         stride = stride._replace(factor=clip_factor(norm or 0.0, clip))
         named = zip(sources, factors, strict=True)
         parts = [GradientPart(x.rank, x.gradients, factor, self._members[x.rank].gone) for x, factor in named]
-        return store.apply_each(parts, self._settings(sources), stride, copies)
+        step = partial(store.apply_each, parts, self._settings(sources), stride)
+        return self._step(sources, step, copies)
+
+    def _step(
+        self, sources: list[HeldGradient], step: Callable[[list[Tensor]], None], copies: list[Tensor]
+    ) -> None:
+        """Take it, and let the `copies` have what comes of it, by the script's own function too."""
+        which, run = sources[0].which, self.run
+        if which not in run.after_step:
+            step(copies)
+            return
+        step([])
+        self._after_steps.run(which, [source.rank for source in sources])
+        for copy in copies:
+            run.store.hand_out(copy)
 
     def _settings(self, sources: list[HeldGradient]) -> list[GroupSettings]:
         """The first worker's optimizer, its rate within the command's cap."""

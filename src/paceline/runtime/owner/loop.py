@@ -48,6 +48,8 @@ class RealLoop:
         """Workers are channel and pid, by rank; `stop` becomes readable when the run is to end; further
         workers come from other hosts, or (through `listener`) from this one."""
         self._owner = owner
+        owner.attend = lambda member: self._turn()
+        self._turns = 0
         self._watcher = Watcher()
         self._epoll = select.epoll()
         self._epoll.register(self._watcher.fileno(), select.EPOLLIN)
@@ -101,7 +103,10 @@ class RealLoop:
 
     def _turn(self) -> None:
         ready = self._epoll.poll(self._patience())
+        self._turns = turn = self._turns + 1
         for fd, _ in ready:
+            if self._turns != turn:
+                break  # a turn within this one has heard who was ready
             member = self._by_fd.get(fd)
             if member is not None:
                 self._listen(member, fd)
@@ -213,6 +218,7 @@ class RealLoop:
         if received is not None:
             self._owner.handle(member, *received)
         elif not member.gone:
+            self._epoll.unregister(fd)
             self._owner.lost(member, "its connection ended")
         if member.gone:
             self._forget(member, fd)

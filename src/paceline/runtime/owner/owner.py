@@ -18,10 +18,12 @@ from typing import Any, Literal
 from paceline.config import RunConfig
 from paceline.errors import ConfigError, PacelineError, RunError
 from paceline.fabric.channel import WorkerLine
+from paceline.fabric.segment import Segment
 from paceline.protocols import Decision
 from paceline.runtime.checkpoints.writer import CheckpointWriter
 from paceline.runtime.meeting.place import MeetingPlace
 from paceline.runtime.messages import workers as m
+from paceline.runtime.owner.after_step import AfterSteps
 from paceline.runtime.owner.batches import BatchDispenser
 from paceline.runtime.owner.endings import NEVER_PREPARED, last_remarks, run_ended, save_run
 from paceline.runtime.owner.evaluation import StoreEvaluation
@@ -62,6 +64,9 @@ class Owner:
         """Told of every worker that starts to compute; a virtual clock needs to know."""
         self.on_added: Callable[[int], None] = lambda rank: None
         """Told of every worker that is left to a barrier of its own."""
+        self.attend: Callable[[Member], None] = lambda member: None
+        """Wait for what this worker says next, and hear it; others may be heard too."""
+        self.after_steps = AfterSteps(self)
         self.ask_at: float | None = None
         """When the protocol wants to be asked again, even if nothing happens."""
         self.trace = LastingTrace(config.path / "trace.jsonl", config.trace_limit_bytes)
@@ -106,9 +111,12 @@ class Owner:
 
     def lost(self, member: Member, detail: str) -> None:
         """A worker died without a word."""
-        if not member.gone:
+        if self.after_steps.busy:
+            self.after_steps.put_off(partial(self.lost, member, detail), member)
+        elif not member.gone:
             self._guarded(lambda: self._gone(member, "stopped" if self.ending else "died", detail))
             self.look()
+            self.after_steps.catch_up()
 
     @property
     def living(self) -> list[Member]:
@@ -147,9 +155,16 @@ class Owner:
 
     def handle(self, member: Member, message: m.FromWorker, fds: list[int]) -> None:
         """Act on one message; an error ends the run, not the owner."""
-        member.speaks(message)
-        self._guarded(self._dispatch, member, message, fds)
-        self.look()
+        if isinstance(message, m.AfterStepRan):
+            self._guarded(self.after_steps.ran, member)
+        elif self.after_steps.busy:
+            goes = member if isinstance(message, m.Failed | m.Leave) else None
+            self.after_steps.put_off(partial(self.handle, member, message, fds), goes)
+        else:
+            member.speaks(message)
+            self._guarded(self._dispatch, member, message, fds)
+            self.look()
+            self.after_steps.catch_up()
 
     def look(self) -> None:
         """See whether peers sleep that have been waited for, and all is here that was."""
@@ -275,8 +290,9 @@ class Owner:
 
     def timer(self) -> None:
         """The time the protocol asked for has come."""
-        if self._run is not None:
+        if self._run is not None and not self.after_steps.busy:
             self._follow(self._run.ledger.timer(self.now()))
+            self.after_steps.catch_up()
 
     def _push(self, member: Member, push: m.Push) -> None:
         self.family.push(member, push)
@@ -290,6 +306,14 @@ class Owner:
     def draw(self, member: Member) -> Batch | None:
         """The member's next batch, if there is one."""
         return self._work.draw(member)
+
+    def show_weights(self, memory: Segment) -> None:
+        """Let a sleeping worker see the store's weights, all of them."""
+        self._started.store.copy_weights(memory.bytes)
+
+    def take_weights(self, memory: Segment) -> None:
+        """What it has made of them takes their place."""
+        self._started.store.take_weights(memory.bytes)
 
     # -- reports, endings, small things -------------------------------------------------------
 
@@ -377,6 +401,11 @@ class Owner:
             hand_out(run, lead, self._waiting)
         for text in last_remarks(run.ledger, finished):
             self.note("warning", text)
+        if self.after_steps.owed:
+            self.note(
+                "warning",
+                "no worker was left to run pace.after_step() after the last step: it is not in the weights",
+            )
 
     def note(self, level: Literal["info", "warning", "error"], text: str) -> None:
         """Something for people to read."""

@@ -46,7 +46,7 @@ class PacedFamily:
         """`run`: asked each time, since a store may be cut into portions after the beginning; `follow`: does
         what was decided, everywhere; `evaluate`: begins the evaluation of a worker."""
         self._owner, self._run, self._follow, self._evaluate = owner, run, follow, evaluate
-        self._applier = VerdictApplier(owner.config, run(), owner.members)
+        self._applier = VerdictApplier(owner.config, run(), owner.members, owner.after_steps)
 
     def push(self, member: Member, push: m.Push) -> None:
         """A gradient is complete: have it decided on, carry that out, and put it on record."""
@@ -96,7 +96,7 @@ class PacedFamily:
         owner.ask_at = None if again_s is None else owner.now() + again_s
         run.store.use_cores(run.idle_cores(owner.cores, len(decision.release)))
         if self._applier.run is not run:
-            self._applier = VerdictApplier(owner.config, run, owner.members)
+            self._applier = VerdictApplier(owner.config, run, owner.members, owner.after_steps)
         scale = self._applier.carry_out(decision)
         if not owner.ending:
             keep_if_due(owner.keeping, run, owner.members.values())

@@ -8,6 +8,7 @@ import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from paceline.errors import BadGradient
+from paceline.runtime.worker.optimizer.unprepared import Unprepared
 from paceline.store.together import Together, parts_of
 
 LEAVE_GRADIENTS_ALONE = ("SGD", "Adam", "AdamW")
@@ -56,9 +57,11 @@ def _hasten(optimizer: torch.optim.Optimizer) -> set[int]:
 def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether somebody wants to be told of its steps, or of everybody's."""
     parts = parts_of(optimizer)
-    everybodys = _global_optimizer_pre_hooks or _global_optimizer_post_hooks
-    return bool(everybodys) or any(
-        bool(p._optimizer_step_pre_hooks or p._optimizer_step_post_hooks) for p in parts
+    ours = all(isinstance(hook, Unprepared) for hook in _global_optimizer_pre_hooks.values())
+    return (
+        not ours
+        or bool(_global_optimizer_post_hooks)
+        or any(bool(p._optimizer_step_pre_hooks or p._optimizer_step_post_hooks) for p in parts)
     )
 
 

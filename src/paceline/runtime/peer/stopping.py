@@ -28,9 +28,14 @@ class PeerEnding:
     """One peer's."""
 
     def __init__(
-        self, peer: PeerState, carrier: Carrier, carry_out: Callable[[Operation | Done], Any]
+        self,
+        peer: PeerState,
+        carrier: Carrier,
+        carry_out: Callable[[Operation | Done], Any],
+        settled: Callable[[], None],
     ) -> None:
-        self._peer, self._carrier, self._carry_out = peer, carrier, carry_out
+        """`settled`: told when all that was under way is in the weights."""
+        self._peer, self._carrier, self._carry_out, self._settled = peer, carrier, carry_out, settled
         self._link = peer.trainer.link
         self._iterations = 0
         self._saved = False
@@ -49,6 +54,7 @@ class PeerEnding:
             try:
                 operation = steps.send(answer)
             except StopIteration:
+                self._settled()
                 return
             answer = self._carry_out(operation)
 

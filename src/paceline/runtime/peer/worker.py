@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from paceline.protocols.core.operations import (
     Start,
     Step,
     Test,
+    Vector,
     Wait,
 )
 from paceline.protocols.core.peer import Done, Me, Peer, iterations
@@ -76,7 +78,7 @@ class PeerWorker(Worker):
         self._peer = self._tied(optimizer)
         self._steps = PeerSteps(self._peer, self._carrier.memory_at)
         self._evaluation = PeerEvaluation(self._peer, self._carrier)
-        self._ending = PeerEnding(self._peer, self._carrier, self._carry_out)
+        self._ending = PeerEnding(self._peer, self._carrier, self._carry_out, self._heed_mixed)
         self._life = iterations(self._protocol, self._peer.me)
         self._begins_late = self._protocol.apart and loader is not None
         self._trainer.intake.repeats.on = self._protocol.probes
@@ -134,7 +136,26 @@ class PeerWorker(Worker):
         everybody, seed = tuple(range(self.size)), self._link.config.seed
         me = Me(self.rank, self.size, seed, parameters, buffers, self._carrier.keep, everybody)
         me.tensors = cut = cut_of(layout)
+        if self._after_step.optimizers:
+            me.after_step = partial(self._run_after_step, me)
         return PeerState(self._protocol, self._trainer, me, segment, gradient_parts(layout, segment), cut)
+
+    def _heed_after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._protocol.adds_moves:
+            name = self._link.config.protocol or type(self._protocol).__name__
+            self._after_step.refuse(
+                f"under {name} what a worker moves by is added to a model that no worker has. Use a protocol "
+                "such as dpsgd, local_sgd or asp."
+            )
+        super()._heed_after_step(optimizer)
+
+    def _run_after_step(self, me: Me, weights: Vector) -> None:
+        """On weights beside the model's: they take its place for a moment."""
+        own = me.parameters.clone()
+        me.parameters[:] = weights
+        self._heed_mixed()
+        weights[:] = me.parameters
+        me.parameters[:] = own
 
     # -- one iteration ------------------------------------------------------------------------
 
@@ -224,12 +245,20 @@ class PeerWorker(Worker):
             case Wait():
                 return carrier.wait(operation.handle)
             case Done():
+                self._heed_mixed()
                 if peer.record is not None:
                     carrier.meet(Meet(push=peer.told()))
                 if self._protocol.apart:
                     carrier.completed()
                 self._ending.completed()
         return None
+
+    def _heed_mixed(self) -> None:
+        """What others were mixed into is to be as after a step. Where only gradients are averaged, it is."""
+        if not self._protocol.in_unison and self._after_step.optimizers:
+            for which in self._after_step.optimizers:
+                self._after_step.run(which)
+            self._trainer.binding.adopt_weights()
 
     # -- evaluating and saving ----------------------------------------------------------------
 
@@ -276,7 +305,7 @@ class PeerWorker(Worker):
         """Bring to an end what is under way."""
         if self._steps.skipped:
             self._warn(f"rank {self.rank}: {self._steps.skipped} gradients were not finite and were skipped")
-        self._trainer.adopt()
+        self._trainer.adopt(leaving=True)
         if self._trainer.shared:
             self._trainer.binding.part()
         self._ending.settle()

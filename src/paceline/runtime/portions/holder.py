@@ -212,6 +212,9 @@ class Holder:
                 self._restore()
             case p.Gather():
                 self._hand_over()
+            case p.ShowWeights():
+                self._send_weights(p.SHOWN)
+                self._tell(p.WeightsShown())
             case p.OrdersDone():
                 self._ended()
             case p.Contents():
@@ -364,10 +367,15 @@ class Holder:
         session = self._caller(p.COORDINATOR).session
         self._tell(p.Contents(len(state), values))
         session.send_memory(p.ASIDE, p.STATE, memoryview(state), 0, len(state))
-        copy = HolderMemory(self._layout.weights_bytes)  # training may go on
-        self._store.copy_weights(copy.bytes)
-        session.send_memory(p.ASIDE, p.MASTER, memoryview(copy.map), *self.portion.weights)
+        self._send_weights(p.MASTER)
         self._tell(p.Complete())
+
+    def _send_weights(self, what: int) -> None:
+        """A copy, since training may go on."""
+        copy = HolderMemory(self._layout.weights_bytes)
+        self._store.copy_weights(copy.bytes)
+        session = self._caller(p.COORDINATOR).session
+        session.send_memory(p.ASIDE, what, memoryview(copy.map), *self.portion.weights)
 
     def _tell(self, message: msgspec.Struct) -> None:
         self._caller(p.COORDINATOR).session.send(p.ASIDE, _encoder.encode(message))

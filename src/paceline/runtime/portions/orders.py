@@ -17,6 +17,7 @@ from paceline.fabric.segment import Segment, check_room
 from paceline.runtime.messages.portions import (
     COORDINATOR,
     MASTER,
+    SHOWN,
     STATE,
     Broke,
     Complete,
@@ -26,8 +27,10 @@ from paceline.runtime.messages.portions import (
     OrdersDone,
     PortionOrder,
     PortionPlan,
+    ShowWeights,
     Summed,
     Wake,
+    WeightsShown,
 )
 from paceline.runtime.portions.routes import PortionRoute, PortionRoutes
 from paceline.store.spread.portions import Deed, SumOrder, of_whole, to_whole
@@ -57,6 +60,7 @@ class Coordinator:
         self._changed = threading.Condition()
         self._values: dict[int, dict[str, Any]] = {}
         self._complete: set[int] = set()
+        self._shown: set[int] = set()
         self._sums: dict[int, Summed] = {}
         self._broken = ""
         self.look: Callable[[], object] = lambda: None
@@ -116,12 +120,29 @@ class Coordinator:
             self.ask(memoryview(weights.map))
         return self.arrived()
 
+    def gather_weights(self, memory: Segment) -> None:
+        """Get the portions of the weights alone, as the orders given so far make them."""
+        with self._changed:
+            self._shown.clear()
+        for number, strand in self.mesh.strands.items():
+            strand.further[SHOWN] = memoryview(memory.map)
+            self.mesh.tell(number, ShowWeights())
+        self._wait(self._not_shown, "show its portion of the weights", self.look)
+        if self._broken:
+            raise RunError(self._broken)
+
+    def spread_weights(self, memory: Segment) -> None:
+        """Give every holder its portion of these weights; it has them before it is told anything else."""
+        for number, strand in self.mesh.strands.items():
+            self.mesh.send_memory(number, MASTER, memoryview(memory.map), *strand.portion.weights)
+
     def ask(self, weights: memoryview) -> None:
         """Have all portions sent to this memory, as the orders given so far make them."""
         with self._changed:
             self._complete.clear()
         for number, strand in self.mesh.strands.items():
-            strand.further = {MASTER: weights}
+            strand.further.pop(STATE, None)
+            strand.further[MASTER] = weights
             self.mesh.tell(number, Gather())
 
     def arrived(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -166,6 +187,9 @@ class Coordinator:
     def _not_complete(self) -> list[int]:
         return [number for number in self.mesh.strands if number not in self._complete]
 
+    def _not_shown(self) -> list[int]:
+        return [number for number in self.mesh.strands if number not in self._shown]
+
     def _not_added_up(self) -> list[int]:
         sums, order = self._sums, self._orders
         return [number for number in self.mesh.strands if number not in sums or sums[number].order != order]
@@ -179,12 +203,12 @@ class Coordinator:
             if message.size_bytes > 0:
                 strand.further[STATE] = memoryview(bytearray(message.size_bytes))
             self._values[number] = message.values
-        elif isinstance(message, Complete | Summed):
+        elif isinstance(message, Complete | Summed | WeightsShown):
             with self._changed:
                 if isinstance(message, Summed):
                     self._sums[number] = message
                 else:
-                    self._complete.add(number)
+                    (self._complete if isinstance(message, Complete) else self._shown).add(number)
                 self._changed.notify_all()
         else:
             if isinstance(message, Broke):

@@ -37,7 +37,7 @@ from paceline.runtime.messages.portions import (
     Wake,
 )
 from paceline.runtime.owner.owner import Owner
-from paceline.runtime.portions.orders import Coordinator
+from paceline.runtime.portions.orders import Coordinator, Told
 from paceline.runtime.portions.snapshot import PortionRun
 from paceline.runtime.run.held_gradients import HeldGradients
 from paceline.runtime.run.member import Member
@@ -108,15 +108,22 @@ class PortionOwner(Owner):
     def turn(self) -> None:
         """Hear the holders."""
         for told in self._coordinator.take():
-            match told.message:
-                case Fresh():
-                    self._coordinator.mesh.gate.arrived(told.lane, told.holder)
-                case PieceStaged():
-                    place = told.message.host, told.message.lane
-                    self._staged.setdefault(place, {})[told.holder] = told.message
-                    self._look(place)
-                case Broke():
-                    self.halt("failed", f"the store is lost: {told.message.text}")
+            if self.after_steps.busy and isinstance(told.message, PieceStaged):
+                self.after_steps.put_off(partial(self._heard, told))
+            else:
+                self._heard(told)
+
+    def _heard(self, told: Told) -> None:
+        match told.message:
+            case Fresh():
+                self._coordinator.mesh.gate.arrived(told.lane, told.holder)
+            case PieceStaged():
+                place = told.message.host, told.message.lane
+                self._staged.setdefault(place, {})[told.holder] = told.message
+                self._look(place)
+                self.after_steps.catch_up()
+            case Broke():
+                self.halt("failed", f"the store is lost: {told.message.text}")
 
     def host_lost(self, host: RemoteHost, why: str) -> None:
         """A host is given up; if it held a portion, the run is over."""
@@ -162,7 +169,7 @@ class PortionOwner(Owner):
         clip, count = self.config.clip_norm, self.config.store_hosts
         model = slice_evenly(registered.layout, registered.optimizer, count, by_chunks=clip is not None)
         portions = cut(model.layout, count)
-        shared = protocol.lockstep and not self.config.private_weights
+        shared = protocol.lockstep and not self.config.private_weights and not registered.after_step
         self._gathering.portion = portions[0]
         correct = self._gathering.correction(self.living[0]).name
         self._slices, parts = model, (portions, tuple(holders), clip, correct, model.origins)
@@ -298,6 +305,19 @@ class PortionOwner(Owner):
         if store is not None and not self._deciding and (store.done or self._wakes):
             self._coordinator.order([*store.done, *self._wakes])
             store.done, self._wakes = [], []
+
+    def show_weights(self, memory: Segment) -> None:
+        """The portions of all holders, as they are after what was done here."""
+        assert self._store is not None
+        done, self._store.done = self._store.done, []
+        self._coordinator.order([*done])
+        self._coordinator.gather_weights(memory)
+        super().show_weights(memory)
+
+    def take_weights(self, memory: Segment) -> None:
+        """Here and, before their next order, elsewhere."""
+        super().take_weights(memory)
+        self._coordinator.spread_weights(memory)
 
     def _send_for_portions(self) -> None:
         """For a checkpoint that was taken with the last order."""

@@ -36,6 +36,7 @@ class PortionRun(Run):
     ) -> None:
         """`arrived` waits for the portions that were asked for, and gives their optimizers' state."""
         super().__init__(run.ledger, store, run.weights, run.shared, run.clocks)
+        self.after_step = run.after_step
         self._plan, self._slices, self._arrived = plan, slices, arrived
         self.wanted: memoryview | None = None
         """Where all portions of the weights are to be put, as they are after the next order."""

@@ -36,6 +36,12 @@ def check_same(lead: Member, members: list[Member]) -> None:
             raise ConfigError(
                 f"ranks 0 and {member.rank} have different models: {where}. Build the same on all."
             )
+        if mine.after_step != theirs.after_step:
+            who, others = (0, member.rank) if mine.after_step else (member.rank, 0)
+            raise ConfigError(
+                f"rank {who} has registered a function with pace.after_step() that rank {others} has not, or "
+                "for another optimizer. Register the same on all workers, before pace.prepare()."
+            )
         if mine.source and theirs.source and mine.source.order != theirs.source.order:
             raise ConfigError(
                 f"the loader's generator does not stand at the same place on ranks 0 and {member.rank}, so "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
 
 from paceline.config import RunConfig
@@ -35,6 +35,13 @@ class LeadView(Protocol):
 
     def tells(self, member: Member, run: Run) -> bool:
         """Whether a worker hears with this answer that it leads."""
+
+
+class AfterStepCalls(Protocol):
+    """Has some worker run what scripts want after a step."""
+
+    def run(self, which: int, ranks: Iterable[int]) -> None:
+        """An optimizer has stepped with gradients of these workers."""
 
 
 class OwnerView(Protocol):
@@ -70,6 +77,10 @@ class OwnerView(Protocol):
     @property
     def last_word(self) -> m.Halt | None:
         """What workers are told that ask for more, once the run is over or about to be."""
+
+    @property
+    def after_steps(self) -> AfterStepCalls:
+        """What has workers run what scripts want after a step."""
 
     def now(self) -> float:
         """Seconds since training began."""

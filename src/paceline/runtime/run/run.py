@@ -37,6 +37,8 @@ class Run:
         self.weights = weights
         self.shared = shared
         self.held = HeldGradients(store.layout)
+        self.after_step: tuple[int, ...] = ()
+        """The optimizers after whose steps scripts have something run on the weights."""
 
     def snapshot(self, lead: Member, peers: int | None = None) -> Snapshot:
         """What it takes to go on, with the buffers of a worker that sleeps."""

@@ -217,7 +217,8 @@ class RunStart:
         slow_parking.check(self._config.park_slow, name, paced=True)
         if self._config.apply == "increments":
             increments.check_rule(name, protocol.lockstep, own.names_a_file(name), self._trigger)
-        shared = protocol.lockstep and not self._config.private_weights
+        after_step = lead.registered.after_step
+        shared = protocol.lockstep and not self._config.private_weights and not after_step
         correct, remark = self.correction(lead)
         spec = lead.registered.optimizer
         needed = memory_needed(layout, members, shared, self.portion)
@@ -257,7 +258,9 @@ class RunStart:
         ledger.write = write
         for event in opening:  # not before all has gone well: a run that never begins writes its own
             write(event)
-        return Run(ledger, store, weights, shared, clocks)
+        run = Run(ledger, store, weights, shared, clocks)
+        run.after_step = after_step
+        return run
 
     @property
     def trigger(self) -> float | None:

@@ -80,6 +80,7 @@ class VirtualLoop:
         """The run to attend to."""
         self._owner = owner
         owner.on_release = self._released
+        owner.attend = self._attend_to
         owner.on_added = lambda rank: self._at(self.now, "look", rank)
         for rank, (channel, pid) in enumerate(workers):
             owner.add(rank, channel, pid)
@@ -159,6 +160,10 @@ class VirtualLoop:
         aside = m.Away | m.Back | m.Say | m.PlanEpochs | m.Enough | m.RecallOptimizer | m.Restore
         if isinstance(message, aside) and not member.gone:
             self._at(self.now, "ask", member.rank)
+
+    def _attend_to(self, member: Member) -> None:
+        """Only this worker's next word counts now, and it takes no time."""
+        self._hear(member)
 
     def _hear(self, member: Member) -> m.FromWorker | None:
         """One message of this worker. A push is put off to its time; all else is handled at once."""

@@ -59,6 +59,7 @@ class ReplayLoop:
         """The run to carry out."""
         self._owner = owner
         owner.leading.follow(self._record)
+        owner.attend = lambda member: self._listen()
         for rank, (channel, pid) in enumerate(workers):
             owner.add(rank, channel, pid)
             self._held[rank] = deque()

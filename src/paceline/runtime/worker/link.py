@@ -58,6 +58,8 @@ class StoreLink:
         """Where this worker decides itself when to go on; None: the store does."""
         self.before_lingering: Callable[[], None] = lambda: None
         """Called when an epoch has no more batches for this worker, before it says so."""
+        self.on_after_step: Callable[[int], None] = lambda which: None
+        """Called while this worker sleeps: an optimizer's step was taken, and its memory has the weights."""
         self._send(m.Hello(os.getpid(), protocol, settings, rank, own.digest(protocol), correct, trigger))
         welcome, _ = self._expect(m.Welcome)
         self.config: RunConfig = welcome.config
@@ -68,10 +70,15 @@ class StoreLink:
         """Whether this worker prints and evaluates for all."""
 
     def register(
-        self, binding: Binding, optimizer: OptimizerSpec, source: Source | None, peer: bool = False
+        self,
+        binding: Binding,
+        optimizer: OptimizerSpec,
+        source: Source | None,
+        peer: bool = False,
+        after_step: tuple[int, ...] = (),
     ) -> m.Ready:
         """Show the model, wait for everybody, and take the memory."""
-        message = m.Register(binding.layout, optimizer, source, peer)
+        message = m.Register(binding.layout, optimizer, source, peer, after_step)
         ready, received = self._introduce(message, binding, lends=self.rank == 0)
         if isinstance(ready, m.Lend):
             ready, received = self._introduce(message, binding, lends=True)
@@ -82,9 +89,10 @@ class StoreLink:
         segment = Segment(received[0], binding.layout.segment_bytes)
         weights = Segment(received[1], binding.layout.weights_bytes, writable=not ready.shared)
         self.segments = [segment, weights, *self._further(received[2:], binding.layout)]
+        own = self.config.apply == "increments"
+        binding.attach(segment, weights, own, private=ready.shared or not (peer or own))
         for each in self.segments:
             each.close_fd()
-        binding.attach(segment, weights, own=self.config.apply == "increments")
         if binding.unlocked:
             self.say(binding.unlocked)
         self._take(ready.batch)
@@ -294,6 +302,10 @@ class StoreLink:
 
     def _expect(self, kind: type[T]) -> tuple[T, list[int]]:
         received = self._receive()
+        while received is not None and isinstance(received[0], m.RunAfterStep):
+            self.on_after_step(received[0].which)
+            self._send(m.AfterStepRan())
+            received = self._receive()
         if received is None:
             raise RunError("the store is gone; the run cannot go on.")
         message, fds = received

@@ -25,10 +25,12 @@ from paceline.protocols.grid import Grid, check_axes
 from paceline.runtime import seat
 from paceline.runtime.checkpoints.optimizer_state import State, state_of
 from paceline.runtime.checkpoints.whole_state import Loaded, Saved, marked, unmarked, write
+from paceline.runtime.worker.after_step import AfterStep
 from paceline.runtime.worker.data.partition import Partition
 from paceline.runtime.worker.gather import gather
 from paceline.runtime.worker.model.wrappers import refuse_wrapped
 from paceline.runtime.worker.optimizer.replacing import innermost
+from paceline.runtime.worker.optimizer.unprepared import Unprepared
 from paceline.store.layout import Models, plain_name
 from paceline.store.optimizers import group_settings
 from paceline.store.together import Together
@@ -53,8 +55,13 @@ class Pace(ABC):
         self._evaluating = False
         self._schedulers: list[LRScheduler] = []
         self._models: list[nn.Module] = []
+        self._unwatch: Callable[[], None] = lambda: None
+        """Lets other optimizers step unseen."""
         self._loaded: Loaded | None = None
         """What was read and belongs into the objects that will be prepared."""
+        self._after_step = AfterStep()
+        self._unprepared = Unprepared()
+        self._unprepared.paused = lambda: self._evaluating or self._left
 
     @property
     def lead(self) -> bool:
@@ -114,14 +121,35 @@ class Pace(ABC):
         self._schedulers = [o for o in objects if isinstance(o, LRScheduler)]
         if self._loaded is not None:
             self._loaded.into(model, optimizer, self._schedulers)
+        self._after_step.bind(self._models, optimizer)
+        self._heed_after_step(optimizer)
         loader = self._prepare(model, optimizer, loaders[0] if loaders else None)
         for scheduler in self._schedulers:
             self._watch_length(scheduler)
             self._prepare_scheduler(scheduler)
         if self.lead and self.size > 1:
             self._mention_strangers(objects)
+            self._unwatch = self._unprepared.watch(optimizer, self._warn)
         results = tuple(loader if o in loaders else o for o in objects)
         return results[0] if len(results) == 1 else results
+
+    def after_step(self, fn: Callable[..., Any], optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Have `fn` run on the weights after every step, wherever steps are taken; call it before `prepare`.
+
+        For what belongs to every step and is no part of the optimizer: weights that are clamped, a largest
+        norm, a projection. `fn` writes to the model's trained parameters, under `torch.no_grad()`; what it
+        writes depends on them alone. It is called with the prepared models if it takes arguments. With
+        `optimizer` it runs after that one's steps only. All workers register the same.
+        """
+        if self._model is not None:
+            raise ConfigError(
+                "pace.after_step() after pace.prepare(): the run has begun without it. Call it before."
+            )
+        self._after_step.add(fn, optimizer)
+
+    def _heed_after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Steps are taken here, so what is to run after them is a hook on them."""
+        self._after_step.hook(optimizer)
 
     def _prepare_later(self, schedulers: tuple[LRScheduler, ...]) -> Any:
         """Schedulers that were built from the length of the prepared loader."""
@@ -141,6 +169,15 @@ class Pace(ABC):
                     f"prepare left a {type(each).__name__} as it is: every worker sees the whole of it. "
                     "To share data among workers, give a torch.utils.data.DataLoader"
                 )
+
+    def local(self, *objects: Any) -> Any:
+        """Declare that these optimizers, models or tensors are meant to be every worker's own; returns them.
+
+        Nothing is exchanged of what is not prepared. A warning says so when its optimizer steps, unless it
+        was declared here.
+        """
+        self._unprepared.declare(objects)
+        return objects[0] if len(objects) == 1 else objects
 
     def partition(self, shuffle: bool = False) -> Partition:
         """The rows that the engine has for this worker alone (Spark's `train_on`), as an iterable dataset."""
@@ -236,12 +273,14 @@ class Pace(ABC):
         if not self._left:
             self._left = True
             self._waits = self._model is not None
+            self._unwatch()
             self._leave()
 
     def depart(self) -> None:
         """The script is over: leave, and wait for nobody."""
         if not self._left:
             self._left = True
+            self._unwatch()
             self._leave()
 
     def withholds(self, error: BaseException) -> bool:

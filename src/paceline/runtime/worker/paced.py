@@ -11,7 +11,7 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
-from paceline.errors import RunStopped
+from paceline.errors import ConfigError, RunStopped
 from paceline.runtime.checkpoints.optimizer_state import State
 from paceline.runtime.checkpoints.worker_state import WorkerState
 from paceline.runtime.messages.workers import Push
@@ -37,6 +37,21 @@ class PacedWorker(Worker):
             self._trainer.intake.on_end = link.before_lingering = self._push_withheld
 
     # -- preparing ----------------------------------------------------------------------------
+
+    def _heed_after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """The store steps: it asks some worker that sleeps to run this."""
+        self._trainer.after_step = self._after_step.optimizers
+        self._link.on_after_step = self._run_after_step
+
+    def _run_after_step(self, which: int) -> None:
+        """The store's weights are in this worker's memory, and it takes over what comes of them."""
+        name = self._trainer.binding.rewrite(lambda: self._after_step.run(which))
+        if name is not None:
+            raise ConfigError(
+                f"the function of pace.after_step() wrote to {name!r}, which is not trained: the store would "
+                "not pass that on. Give a teacher to pace.prepare() as a model of its own, and update it in "
+                "the loop."
+            )
 
     def _prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> Any:
         trainer = self._trainer
@@ -73,6 +88,13 @@ class PacedWorker(Worker):
             raise
         trainer.schedulers.position, trainer.tells = release.position, release.tell
         trainer.overflowed = release.skipped
+        self._heed_ahead()
+
+    def _heed_ahead(self) -> None:
+        """A look-ahead is where steps will have brought the weights: what follows a step goes for it too."""
+        if self._trainer.ahead:
+            for which in self._after_step.optimizers:
+                self._run_after_step(which)
 
     # -- pushes that are triggered ------------------------------------------------------------
 
@@ -136,6 +158,7 @@ class PacedWorker(Worker):
     def _back(self, values: dict[str, float], seconds: float) -> None:
         if self._model is not None:
             self._trainer.schedulers.position = self._link.back(values, seconds).position
+            self._heed_ahead()
             self._pull()
 
     def _state_now(self) -> tuple[dict[str, Tensor], State]:

@@ -75,6 +75,8 @@ class Trainer:
         self.begun = False
         """Whether there is a model."""
         self.trigger: Trigger | None = None
+        self.after_step: tuple[int, ...] = ()
+        """The optimizers after whose steps the script has something run."""
         """What says whether a gradient is pushed; None: every one is."""
         self.planned: int | None = None
         """How many epochs the script means to run, as far as it has told."""
@@ -92,6 +94,11 @@ class Trainer:
         """The epoch in which the script last changed a setting itself; None: it was told."""
 
     @property
+    def fed(self) -> bool:
+        """Whether its weights come from elsewhere after every step."""
+        return not self._peer or self.shared
+
+    @property
     def _lead(self) -> bool:
         return self.link.lead
 
@@ -101,8 +108,7 @@ class Trainer:
         """These are trained."""
         check_can_be_saved(model)
         self.model, self.binding, self.optimizer = model, Binding(model, optimizer), optimizer
-        increments = self._steps_here and not self._peer
-        self._writing = Writing(self.binding, self.link.rank, increments, self.link.say)
+        self._writing = Writing(self.binding, self.link.rank, self.link.say)
         self._sizes = self._group_sizes()
         self.begun = True
 
@@ -117,7 +123,7 @@ class Trainer:
         if self.optimizer.state and spec.groups:
             self._hand_over_state()
         source = self.intake.offer(loader, self.optimizer)
-        ready = self.link.register(self.binding, spec, source, self._peer)
+        ready = self.link.register(self.binding, spec, source, self._peer, self.after_step)
         self.schedulers.position, self.intake.resumed = ready.position, ready.epoch > 0
         self.shared, self.ahead, self.complete = ready.shared, ready.ahead, ready.agrees
         self._watch = Watch(self.binding.trained)
@@ -266,11 +272,11 @@ class Trainer:
                 "pace.clip_grad_norm_(max_norm) to clip what is stepped with; a constant factor is fine"
             )
 
-    def adopt(self) -> None:
+    def adopt(self, leaving: bool = False) -> None:
         """Take over what the script has put in the place of tensors of its model."""
         self.binding.adopt_buffers()
-        if not self._peer or self.shared:
-            self._writing.look()
+        if self.fed:
+            self._writing.look(leaving)
         if self._steps_here and not self.shared:
             self.binding.adopt_weights()
 
@@ -375,7 +381,7 @@ class Trainer:
             self.link.say(f"rank {self.link.rank}: {warning}")
         self.intake.ends()
         if self.begun and self.binding.attached:
-            self.adopt()
+            self.adopt(leaving=True)
         handed = waits and self.link.config.listen is None
         if waits and not handed and self.shared:
             self.binding.part()

@@ -6,14 +6,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.runtime.messages.workers import Ready
 from paceline.runtime.worker.emulation import Emulation, VirtualDevice
 from paceline.runtime.worker.link import StoreLink
-from paceline.runtime.worker.model.model_calls import notice
-from paceline.runtime.worker.model.sharing import Sharing
+from paceline.runtime.worker.model.model_calls import notice, refuse_renorming
 from paceline.runtime.worker.pace import Metrics, Pace
 from paceline.runtime.worker.trainer import Trainer
 
@@ -38,11 +38,15 @@ class Worker(Pace):
     def _whose(self) -> str:
         """What its model is, as long as that is not what the run evaluates and saves."""
 
+    def _heed_after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._trainer.after_step = self._after_step.optimizers
+        super()._heed_after_step(optimizer)
+
     def _training_begins(self, ready: Ready, model: nn.Module) -> Any:
         """The loader that the script is to have, once its models are watched."""
         models = [model, *self._models]
-        if self._trainer.shared:
-            Sharing(self._link.segments[1]).guard(self._models)
+        if self._trainer.fed:
+            refuse_renorming(self._models)
         notice("state_dict", models, self._mention_incomplete)
         if self._trainer.ahead:
             notice("eval", models, self._mention_ahead)

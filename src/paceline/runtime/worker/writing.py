@@ -1,4 +1,7 @@
-"""What a script writes into parameters by itself: said once, and refused where nothing could carry it."""
+"""What a script writes into weights that come from elsewhere after every step: refused by name.
+
+With a store, and where all-reduce steps one model for all, the next weights would undo it without a word.
+"""
 
 from __future__ import annotations
 
@@ -11,38 +14,33 @@ from paceline.runtime.worker.model.binding import Binding
 class Writing:
     """One worker's script."""
 
-    def __init__(self, binding: Binding, rank: int, increments: bool, say: Callable[[str], None]) -> None:
-        """`increments`: this worker pushes what its weights have changed by."""
-        self._binding, self._rank, self._increments, self._say = binding, rank, increments, say
-        self._told = False
+    def __init__(self, binding: Binding, rank: int, say: Callable[[str], None]) -> None:
+        self._binding, self._rank, self._say = binding, rank, say
 
-    def look(self) -> None:
-        """Once per step: say what becomes of it."""
-        if self._told and not self._increments:
+    def look(self, leaving: bool = False) -> None:
+        """Before every step and evaluation. When this worker is `leaving`, it is told only."""
+        found = self._binding.overwritten()
+        if found is None:
             return
-        names = self._binding.written()
-        if names and self._increments:
-            self._refuse(names)
-        if names and not self._told:
-            self._told = True
-            self._mention(names[0])
-
-    def _refuse(self, names: list[str]) -> None:
-        """The store adds to what is trained, and hands out the rest as it was."""
-        name = self._binding.untrained(names)
-        if name is not None:
-            raise ConfigError(
-                f"rank {self._rank} wrote to {name!r}, which is not trained, so no increment carries it and "
-                "the store's next weights would undo it. Give a teacher to pace.prepare as a model of its "
-                "own, beside the one that is trained, or leave out --apply increments and use peers."
+        name, trained = found
+        if leaving:
+            self._say(
+                f"rank {self._rank} wrote to {name!r} after its last step: the run saves its own weights, "
+                "without that. Write after pace.leave()"
             )
+            return
+        raise ConfigError(self._refusal(name, trained))
 
-    def _mention(self, name: str) -> None:
-        wrote = f"rank {self._rank} wrote to parameters by itself ({name!r}, say): that "
-        fate = "becomes part of its next increment, and so of everybody's weights"
-        if not self._increments:
-            fate = "lasts until the next optimizer.step(), which brings the run's weights"
-        self._say(
-            f"{wrote}{fate}. Write before prepare, or train with a protocol that has no store, such as "
-            "local_sgd"
+    def _refusal(self, name: str, trained: bool) -> str:
+        wrote = f"rank {self._rank} wrote to {name!r} by itself, "
+        if not trained:
+            return (
+                f"{wrote}which is not trained, so no step carries it, and it would be lost. Give a teacher "
+                "to pace.prepare() as a model of its own, beside the one that is trained."
+            )
+        return (
+            f"{wrote}and the run's weights, which the next step brings, would undo that. If it belongs to "
+            "every step (a clamp, a largest norm), register it before pace.prepare(): pace.after_step(fn). "
+            "Write other values before pace.prepare(), after pace.leave(), or to a copy "
+            "(copy.deepcopy(model)); perturbed weights have to be put back before the step."
         )

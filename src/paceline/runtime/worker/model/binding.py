@@ -18,7 +18,7 @@ the model lies (`stay_near`). That path is not tested on hardware.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +26,17 @@ from torch.autograd.graph import increment_version
 
 from paceline.errors import ConfigError
 from paceline.fabric.gpu import page_lock
+from paceline.fabric.private_view import PrivateView
 from paceline.fabric.segment import Segment
 from paceline.runtime.worker.model.device import one_device, synchronize
 from paceline.runtime.worker.optimizer.scaling import Scaled
 from paceline.store.layout import buffer_homes, describe, named_buffers, named_parameters
 from paceline.store.together import parts_of
+
+FIRST_LOOKS, EVERY_LOOKS = 16, 32
+"""Where writes are not told, weights are compared at the first steps and then every so many."""
+ROUNDINGS = 16
+"""How many units in the last place of the largest weight count as rounding."""
 
 
 class Binding:
@@ -64,6 +70,11 @@ class Binding:
         self._present: set[int] = set()
         self._segment: Segment | None = None
         self._weights: Segment | None = None
+        self._private: PrivateView | None = None
+        """How the weights are seen here, where only others write to them."""
+        self._seen_pages: tuple[list[tuple[int, int]] | None, bool] = None, False
+        """Where something was written there, and whether that is known since weights came last."""
+        self._looks = 0
 
     def initial(self) -> Segment:
         """The model's values as they are now, to begin the run with."""
@@ -75,11 +86,12 @@ class Binding:
             target.copy_(source.detach())
         return memory
 
-    def attach(self, segment: Segment, weights: Segment, own: bool = False) -> None:
+    def attach(self, segment: Segment, weights: Segment, own: bool = False, private: bool = False) -> None:
         """Re-point everything. What the memory holds becomes the model's values.
 
         `own`: weights and gradients get memory of their own, so that a step here does not change what the
-        store has handed out; `bring` puts into the segment what the store is to have."""
+        store has handed out; `bring` puts into the segment what the store is to have. `private`: what a
+        script writes to weights stays here, until it is undone."""
         self._segment, self._weights, self._own = segment, weights, own
         self._near_segment = self._stage(segment)
         self._near_weights = self._stage(weights)
@@ -90,6 +102,9 @@ class Binding:
             )
             self._near_weights = weights.bytes.clone()
             self._near_gradients = torch.zeros_like(segment.bytes)
+        elif private and not self._staged:
+            self._private = PrivateView(weights)
+            self._near_weights = self._private.bytes
         self._weight_views = self.layout.weight_views(self._near_weights)
         self._gradients = self.layout.gradient_views(self._near_gradients)
         self._quiet = self.layout.gradient_views(self._near_gradients)
@@ -268,21 +283,61 @@ class Binding:
             for region in self.layout.regions
         )
 
-    def written(self) -> list[str]:
-        """Parameters that the script wrote to since this was last asked, as far as torch counts that."""
-        before, self._written = self._written, [p._version for p in self._parameters]
-        if before == self._written and not self._displaced():
-            return []  # as nearly always
-        tensors = zip(self._parameters, self._weight_views, strict=True)
-        named = zip(self.layout.parameters, tensors, before, self._written, strict=True)
-        return [slot.name for slot, (p, v), then, now in named if now != then or _moved(p, v)]
+    def overwritten(self) -> tuple[str, bool] | None:
+        """A parameter that is not what was handed out, and whether it is trained; None: all are.
 
-    def untrained(self, names: list[str]) -> str | None:
-        """One of these that is not trained, and is not what the run's weights have of it."""
+        What was written and put back counts as handed out, but for rounding. The view of a store's weights
+        tells every write. Elsewhere torch's counters tell most, and now and then everything is compared."""
         assert self._weights is not None
+        run, least = self._weights.bytes, 0.0
+        for i in self._suspects():
+            slot, now = self.layout.parameters[i], self._parameters[i].detach()
+            handed = slot.view(run, slot.offset)
+            if _equal(now, handed):
+                continue
+            least = least or self._rounding(run)
+            if not _equal(now, handed, least):
+                return slot.name, slot.gradient is not None
+        return None
+
+    def _suspects(self) -> list[int]:
+        """Parameters that may have been written to since weights came last, or since this was asked."""
+        slots, everything = self.layout.parameters, range(len(self._parameters))
+        before, self._written = self._written, [p._version for p in self._parameters]
+        self._looks += 1
+        pages = None
+        if self._private is not None:
+            pages = self._private.written()
+            self._seen_pages = pages, True
+        if pages is None and (self._looks <= FIRST_LOOKS or self._looks % EVERY_LOOKS == 0):
+            return list(everything)
+        if pages == [] and not self._displaced():
+            return []  # as nearly always
+        moved = [_moved(p, view) for p, view in zip(self._parameters, self._weight_views, strict=True)]
+        if pages is None:
+            return [i for i in everything if moved[i] or before[i] != self._written[i]]
+        return [i for i in everything if moved[i] or _touched(slots[i].offset, self._weight_views[i], pages)]
+
+    def _rounding(self, run: Tensor) -> float:
+        """What is left at most when something is added to weights and taken away again."""
+        views = [view for view in self.layout.weight_views(run) if view.is_floating_point()]
+        return max((ROUNDINGS * torch.finfo(v.dtype).eps * float(v.abs().max()) for v in views), default=0.0)
+
+    def rewrite(self, write: Callable[[], None]) -> str | None:
+        """New weights have arrived to be written to, and others will have what comes of it. The name of a
+        parameter that is not trained and was written to all the same."""
+        assert self._weights is not None
+        self.pull()
+        write()
+        self.adopt_weights()
         run, own = self._weights.bytes, zip(self.layout.parameters, self._parameters, strict=True)
-        found = ((s, p) for s, p in own if s.gradient is None and s.name in names)
-        return next((s.name for s, p in found if not torch.equal(p, s.view(run, s.offset))), None)
+        still = ((s, p.detach()) for s, p in own if s.gradient is None)
+        wrong = next((s.name for s, p in still if not _equal(p, s.view(run, s.offset))), None)
+        if self._near_weights is not run:
+            run.copy_(self._near_weights)
+        self.pull()
+        self._written = [p._version for p in self._parameters]
+        return wrong
 
     def adopt_weights(self) -> None:
         """Take over what somebody has put in the place of parameters (`p.data = ...`)."""
@@ -306,7 +361,11 @@ class Binding:
 
     def pull(self) -> None:
         """New weights have arrived."""
-        if self._staged:
+        if self._private is not None:
+            pages, looked = self._seen_pages
+            self._private.undo(pages if looked else self._private.written())
+            self._seen_pages = None, False
+        elif self._staged:
             self._from_host()
         elif self._own and self._weights is not None:
             self._near_weights.copy_(self._weights.bytes)
@@ -377,6 +436,20 @@ class Binding:
         assert self._weights is not None
         self._near_weights.copy_(self._weights.bytes, non_blocking=True)
         synchronize(self._device)
+
+
+def _touched(offset: int, view: Tensor, pages: list[tuple[int, int]]) -> bool:
+    """Whether some of it lies in one of these stretches."""
+    stop = offset + view.numel() * view.element_size()
+    return any(begin < stop and offset < end for begin, end in pages)
+
+
+def _equal(now: Tensor, handed: Tensor, least: float = 0.0) -> bool:
+    """Whether it has the same values, but for differences up to the `least` that count."""
+    if (now.shape, now.dtype) != (handed.shape, handed.dtype):
+        return False
+    now = now.to(handed.device)
+    return torch.equal(now, handed) or (least > 0 and bool(((now - handed).abs() <= least).all()))
 
 
 def _sum(flat: Tensor) -> float:

@@ -11,16 +11,13 @@ from typing import Any
 
 from torch import nn
 
+from paceline.errors import ConfigError
+
 
 def notice(method: str, models: Iterable[nn.Module], tell: Callable[[], None]) -> None:
     """Be told when somebody calls this method of one of these models."""
     known = {id(model) for model in models}
     _before(method, lambda module: tell() if id(module) in known else None)
-
-
-def notice_loading(look: Callable[[nn.Module], None]) -> None:
-    """Have a look at every module that is about to take a state, be it of a part of a model or around it."""
-    _before("load_state_dict", look)
 
 
 def renorming(models: Iterable[nn.Module]) -> list[tuple[str, nn.Embedding | nn.EmbeddingBag]]:
@@ -31,6 +28,17 @@ def renorming(models: Iterable[nn.Module]) -> list[tuple[str, nn.Embedding | nn.
         for name, layer in named
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None
     ]
+
+
+def refuse_renorming(models: Iterable[nn.Module]) -> None:
+    """Refuse such layers where weights come from elsewhere after every step."""
+    for name, layer in renorming(models):
+        raise ConfigError(
+            f"layer {name!r} has max_norm={layer.max_norm}, so it writes to its weights in every forward "
+            "pass, but they come from elsewhere after every step, which would undo that. Leave max_norm out, "
+            "and bound the rows after every step: pace.after_step(fn) before pace.prepare(), with "
+            "layer.weight.renorm_(2, 0, max_norm) in fn."
+        )
 
 
 def _before(method: str, look: Callable[[nn.Module], None]) -> None:
