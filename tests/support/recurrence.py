@@ -114,16 +114,17 @@ def _forwarded_at(
 
 def _loss_gradient(out: Tensor, y: Tensor) -> Tensor:
     out = out.detach().requires_grad_()
-    (gradient,) = torch.autograd.grad(F.cross_entropy(out, y), out)
-    return gradient
+    F.cross_entropy(out, y).backward()
+    assert out.grad is not None
+    return out.grad
 
 
 def _backward(stage: nn.Module, at: Weights, x: Tensor, gradient: Tensor) -> tuple[Weights, Tensor]:
     """Of a stage's weights and of its input."""
     at, x = {name: p.clone().requires_grad_() for name, p in at.items()}, x.clone().requires_grad_()
-    out = functional_call(stage, at, (x,))
-    *own, back = torch.autograd.grad(out, [*at.values(), x], gradient)
-    return dict(zip(at, own, strict=True)), back
+    functional_call(stage, at, (x,)).backward(gradient)
+    assert x.grad is not None
+    return {name: p.grad for name, p in at.items() if p.grad is not None}, x.grad
 
 
 def _step(w: list[Weights], v: list[Weights], gathered: list[Weights], lr: float, momentum: float) -> None:
