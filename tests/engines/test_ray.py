@@ -122,13 +122,16 @@ def test_a_failing_script_is_reported_with_rank_host_and_log(ray: OnRay, lab: La
 
 
 @pytest.mark.long
-def test_ctrl_c_on_ray_leaves_a_checkpoint_and_resume_goes_on_there(ray: OnRay, lab: Lab) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_on_ray_leaves_a_checkpoint_and_resume_goes_on_there(
+    ray: OnRay, lab: Lab, number: signal.Signals
+) -> None:
     args = ("momentum", *SIZES, *lab.pause(5))
     command = ray.start(SCRIPT, "-p", "ssp", "--", *args)
     lab.until_paused(2)
     owner = owner_of(ray.latest)
     assert owner is not None
-    os.kill(command.pid, signal.SIGINT)
+    os.kill(command.pid, number)
     wait_until(lambda: stop_arrived(owner.pid), "the stop has been passed on")
     lab.go_on()
     [error] = error_lines(ray.end(command, status=1))
