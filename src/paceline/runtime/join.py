@@ -82,6 +82,12 @@ def joined_as(pace: Pace) -> Pace:
     return pace
 
 
+def forget() -> None:
+    """What `join` returned to a script that has ended, in a process that goes on: its model was measured."""
+    global _joined
+    _joined = None
+
+
 def joined() -> Pace | None:
     """What `join` returned in this process, if it was called."""
     return _joined

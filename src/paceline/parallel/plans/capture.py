@@ -14,6 +14,7 @@ from torch import nn
 from paceline.config import RunConfig
 from paceline.errors import ConfigError, PacelineError
 from paceline.runtime import seat
+from paceline.runtime.join import forget
 from paceline.runtime.lone.solo import Solo
 from paceline.runtime.seat import Seat
 
@@ -75,6 +76,7 @@ def capture(script: Path, args: tuple[str, ...] = ()) -> Captured:
         ) from error
     finally:
         seat.take(None)
+        forget()
         sys.argv, sys.path[:] = argv, path
     if watching.captured is None:
         raise ConfigError(
