@@ -97,13 +97,6 @@ def test_without_it_the_write_is_refused_by_name(lab: Lab, way: dict[str, Any]) 
     assert "pace.after_step(fn)" in run.end.detail
 
 
-def test_a_look_ahead_is_projected_too(lab: Lab) -> None:
-    """Momentum carries it further than weights may be."""
-    run = lab.trained(SCRIPT, "--momentum", 0.9, "--check", workers=2, protocol="asp")
-    assert run.result.samples == 96
-    assert largest(run) <= LARGEST
-
-
 def virtual(workers: int) -> dict[str, Any]:
     """Under a virtual clock."""
     request = ClusterRequest(
@@ -247,6 +240,25 @@ def test_a_worker_that_dies_in_the_middle_of_it_is_replaced_by_another(lab: Lab,
     assert run.died == {0}
     assert abs(float(run.weights["weight"].norm()) - 1) < 1e-12
     assert run.result.samples >= 96
+
+
+CHECKED = projected().replace(
+    "        optimizer.step()\n",
+    "        optimizer.step()\n        assert abs(float(model.weight.norm()) - 1) < 1e-12\n",
+)
+
+
+@pytest.mark.some(2)
+@pytest.mark.parametrize("protocol", ["dpsgd", "easgd", "selsync"])
+def test_what_a_peer_goes_on_with_is_as_the_function_leaves_it(lab: Lab, protocol: str) -> None:
+    """Though means of unit vectors are shorter."""
+    assert lab.trained(lab.script(CHECKED), workers=3, protocol=protocol).result.samples == 96
+
+
+def test_a_look_ahead_is_as_the_function_leaves_it(lab: Lab) -> None:
+    text = CHECKED.replace("lr=0.1", "lr=0.1, momentum=0.9").replace("calls)", "calls, pace._trainer.ahead)")
+    run = lab.trained(lab.script(text), workers=2, protocol="asp", correct="dana")
+    assert "True" in run.log()
 
 
 def test_nobody_waits_for_one_who_died_while_another_ran_it(lab: Lab) -> None:
