@@ -11,7 +11,7 @@ import msgspec
 from paceline.errors import ConfigError
 from paceline.plan.osdp.knapsack import Solution, measured
 from paceline.plan.osdp.options import Mode, OsdpCosts
-from paceline.plan.osdp.simplest import ChosenPlan, Chooser
+from paceline.plan.osdp.simplest import Chooser, ChosenPlan
 from paceline.plan.profile import ClusterProfile, ModelProfile
 from paceline.plan.profile.files import checked, digest, read_table
 
