@@ -11,7 +11,7 @@ import msgspec
 from paceline.errors import ConfigError
 from paceline.plan.osdp.knapsack import Solution, measured
 from paceline.plan.osdp.options import Mode, OsdpCosts
-from paceline.plan.osdp.simplest import Choice, Chooser
+from paceline.plan.osdp.simplest import Chooser, ChosenPlan
 from paceline.plan.profile import ClusterProfile, ModelProfile
 from paceline.plan.profile.files import checked, digest, read_table
 
@@ -88,7 +88,7 @@ class OsdpPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_plan(
-    profile: ModelProfile, costs: OsdpCosts, limit: int, chooser: Chooser, choice: Choice
+    profile: ModelProfile, costs: OsdpCosts, limit: int, chooser: Chooser, choice: ChosenPlan
 ) -> OsdpPlan:
     """A solution in words that can be saved, shown and carried out."""
     cluster, found = costs.cluster, choice.found

@@ -20,7 +20,7 @@ EQUAL = 1e-9
 """Times that differ by less, relative, are the same."""
 
 
-class Choice(NamedTuple):
+class ChosenPlan(NamedTuple):
     """A plan, and what it was taken instead of."""
 
     found: Solution
@@ -48,14 +48,14 @@ class Chooser:
             for both in zip(self._options, priced, strict=True)
         ]
 
-    def choose(self, fastest: Solution, room: int) -> Choice:
+    def choose(self, fastest: Solution, room: int) -> ChosenPlan:
         """The simplest plan that is as fast, as far as one can tell."""
         for name, plan in self._simpler(room):
             if plan.memory <= room and not self.surely_slower(plan, fastest):
                 if plan.seconds <= fastest.seconds * (1 + EQUAL):
-                    return Choice(plan)
-                return Choice(plan, name, fastest.seconds)
-        return Choice(fastest)
+                    return ChosenPlan(plan)
+                return ChosenPlan(plan, name, fastest.seconds)
+        return ChosenPlan(fastest)
 
     def range(self, plan: Solution) -> tuple[float, float]:
         """Seconds of a step with all transfers at the low end, and at the high end."""
