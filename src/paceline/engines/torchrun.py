@@ -199,7 +199,7 @@ def await_summary(well: bool) -> None:
         assert process.stdin is not None
         process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(None if well else LAST_WORD_S)
+            process.wait(None if well else LAST_WORD_S if sys.stderr.isatty() else 0.0)
     _tellers.clear()
 
 
