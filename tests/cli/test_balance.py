@@ -110,5 +110,5 @@ def test_a_timing_only_simulation_needs_batches_that_can_be_split(shell: Shell) 
 
 
 def test_help_states_the_rule_about_the_loss(shell: Shell) -> None:
-    told = " ".join(shell("train", "--help").out.replace("│", " ").split())
-    assert "the loss has to average over its batch" in told
+    told = " ".join(shell("train", "--help-all").out.replace("│", " ").split())
+    assert "The loss must average over its batch" in told
