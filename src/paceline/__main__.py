@@ -1,6 +1,20 @@
-"""`python -m paceline`."""
+"""The `paceline` command, also as `python -m paceline`. Ctrl-C ends it in one word from the first moment on."""
 
-from paceline.cli.main import main
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Entry point of the installed command."""
+    try:
+        from paceline.cli.main import main as command
+
+        command()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

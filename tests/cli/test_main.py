@@ -29,6 +29,13 @@ def test_without_a_command_it_names_the_newest_run(tmp_path: Path) -> None:
     assert "The newest run is a1. Draw it: paceline report runs/latest" in run_command(cwd=tmp_path).stdout
 
 
+def test_ctrl_c_while_a_command_loads_is_one_word(tmp_path: Path) -> None:
+    """Python's own start, before the command's first line, cannot be caught."""
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    done = run_command("--help", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
 def test_no_line_about_a_command_is_cut_off(tmp_path: Path) -> None:
     shown = run_command("--help", cwd=tmp_path).stdout
     assert "train " in shown

@@ -96,12 +96,10 @@ app.add_typer(testbed.app, name="testbed", rich_help_panel="This machine")
 
 
 def main() -> None:
-    """Entry point."""
+    """The command, once it is loaded (see `__main__.py`)."""
     try:
         use_utf8()
         app()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
