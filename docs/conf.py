@@ -46,6 +46,6 @@ def setup(app: Sphinx) -> None:
 
 def lead_to_the_site(app: Sphinx, page: str, source: list[str]) -> None:
     """Let links to files outside docs/ lead to their copies."""
+    depth = "](" + "../" * page.count("/")
     for there, here in ELSEWHERE.items():
-        depth = "../" * page.count("/")
-        source[0] = source[0].replace(there, here.replace("](", f"]({depth}"))
+        source[0] = source[0].replace(there.replace("](", depth), here.replace("](", depth))
