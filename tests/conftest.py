@@ -31,11 +31,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the profile of property tests, and make Ctrl-C work: what a shell starts in the background ignores
-    it, and so would every command of the tests."""
+    """Load the profile of property tests, and make Ctrl-C and SIGQUIT work: what a shell starts in the background
+    ignores them, and so would every command of the tests."""
     hypothesis_profile.load(every_case=config.getoption("--every-case"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 @pytest.hookimpl(tryfirst=True)

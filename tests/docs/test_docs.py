@@ -28,6 +28,7 @@ MADE = ("made/",)
 BIN = Path(sys.executable).parent
 RUN_ELSEWHERE = (
     "make ",
+    "pip install paceline",
     "paceline bench cluster --quick --protocols bsp",
     "paceline bench peers --quick",
     "paceline bench cluster --simulated --quick --protocols asp,bsp",

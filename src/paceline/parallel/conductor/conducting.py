@@ -50,7 +50,8 @@ class MeshWorker:
         """Whether its script has ended in good order."""
         self.gone = False
         """Whether its process has."""
-        self.saved = False
+        self.saved: m.PartSaved | None = None
+        """What it said of its part of the checkpoint that all wait for."""
 
 
 class Trouble(msgspec.Struct, frozen=True, order=True):
@@ -199,14 +200,16 @@ class Conductor:
 
     def _saved(self, worker: MeshWorker, message: m.PartSaved) -> None:
         """When the last part is on the disk, all go on, and the checkpoint is put together meanwhile."""
-        worker.saved = True
-        if not all(each.saved for each in self._workers.values()):
+        worker.saved = message
+        told = [each.saved for each in self._workers.values() if each.saved is not None]
+        if len(told) < len(self._workers):
             return
         self._signs.clear()
         self._saving = False
-        self._keeping.keep(message.updates, message.samples, self._take_parts)
+        whole = max(told, key=lambda each: each.updates)  # some hold no part, and know nothing of it
+        self._keeping.keep(whole.updates, whole.samples, self._take_parts)
         for each in self._workers.values():
-            each.saved = False
+            each.saved = None
             with suppress(OSError):
                 each.channel.send(m.GoOn())
 
