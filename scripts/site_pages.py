@@ -7,6 +7,7 @@ docs/made/, which git ignores.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,7 +63,8 @@ def write_pages(root: Path) -> None:
     shutil.copytree(root / "benchmarks", folder / "records", ignore=shutil.ignore_patterns("*.json"))
     (folder / "records" / "index.md").write_text(records_index(folder / "records"))
     text = (root / "CONTRIBUTING.md").read_text()
-    (folder / "contributing.md").write_text(text.replace("](docs/", "](../").replace("](LICENSE)", ""))
+    text = re.sub(r"\[([^]]+)\]\((LICENSE|CHANGELOG\.md)\)", r"\1", text)  # these two are not on the site
+    (folder / "contributing.md").write_text(text.replace("](docs/", "](../"))
 
 
 def records_index(folder: Path) -> str:
