@@ -7,6 +7,7 @@ docs/made/, which git ignores.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,6 +55,7 @@ def write_pages(root: Path) -> None:
     for entry in entries:
         (folder / "protocols" / f"{entry.name}.md").write_text(protocol_page(entry))
     (folder / "protocols" / "index.md").write_text(protocols_index(entries))
+    (folder / "staleness.md").write_text(staleness_figures())
     (folder / "timeline.css").write_text(stylesheet())
     for name, command in commands():
         (folder / "commands" / f"{name.replace(' ', '-')}.md").write_text(command_page(name, command))
@@ -61,7 +63,8 @@ def write_pages(root: Path) -> None:
     shutil.copytree(root / "benchmarks", folder / "records", ignore=shutil.ignore_patterns("*.json"))
     (folder / "records" / "index.md").write_text(records_index(folder / "records"))
     text = (root / "CONTRIBUTING.md").read_text()
-    (folder / "contributing.md").write_text(text.replace("](docs/", "](../").replace("](LICENSE)", ""))
+    text = re.sub(r"\[([^]]+)\]\((LICENSE|CHANGELOG\.md)\)", r"\1", text)  # these two are not on the site
+    (folder / "contributing.md").write_text(text.replace("](docs/", "](../"))
 
 
 def records_index(folder: Path) -> str:
@@ -134,6 +137,12 @@ def drawn(entry: About) -> str:
     scene = "Four stages on four workers, one batch after another." if entry.family == "split" else SCENE
     figure = f'<figure class="pl-timeline"><figcaption>{scene} {states}</figcaption>{svg}</figure>'
     return f"```{{raw}} html\n{figure}\n```"
+
+
+def staleness_figures() -> str:
+    """Three protocols that wait less and less, for the page that explains staleness."""
+    named = ((name, drawn(about(name))) for name in ("bsp", "ssp", "asp"))
+    return "\n\n".join(f"`{name}`:\n\n{figure}" for name, figure in named) + "\n"
 
 
 def simulated(entry: About) -> RunRecord | None:
