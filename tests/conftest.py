@@ -31,8 +31,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the profile of property tests, and make Ctrl-C and SIGQUIT work: what a shell starts in the background
-    ignores them, and so would every command of the tests."""
+    """Load the profile of property tests, and make Ctrl-C and SIGQUIT work: what a shell starts in the
+    background ignores them, and so would every command of the tests."""
     hypothesis_profile.load(every_case=config.getoption("--every-case"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""The `paceline` command, also as `python -m paceline`. Ctrl-C ends it in one word from the first moment on."""
+"""The `paceline` command, also as `python -m paceline`. Ctrl-C ends it with one word at any moment."""
 
 from __future__ import annotations
 
