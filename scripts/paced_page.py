@@ -42,21 +42,25 @@ ROWS = (
 TARGET, EPOCHS, SEEDS = 0.9, 10, (0, 1, 2)
 OPENING = """# The paced protocols compared
 
-Made by `scripts/paced_page.py`, not written by hand. Simulated: the gradients of `examples/digits.py`
-are real, the time is virtual ({epochs} epochs, batches of 16, the same learning rate for all, each
-protocol with its default settings; times are medians over seeds {seeds}, in brackets the smallest and
-the largest). *Waiting* is the mean share of a worker's time, *staleness* mean / max in optimizer
-steps, *gap* the largest lead at the start of an iteration. Accuracy is looked at once per epoch, so
-times to the target are no finer than that, and differences of a tenth mean nothing. Stale gradients
-are applied as they are (`--correct none`); by default a run outside of lockstep corrects them.
+`scripts/paced_page.py` makes this page from exact simulations: the gradients of `examples/digits.py`
+are real, the time is virtual. All protocols train for {epochs} epochs with batches of 16, one learning
+rate and their default settings. Stale gradients are not corrected (`--correct none`); by default a run
+outside of lockstep corrects them.
+
+- Times are medians over seeds {seeds}, with the smallest and the largest in brackets.
+- *Waiting* is the mean share of a worker's time, *staleness* mean / max in optimizer steps, *gap* the
+  largest lead at the start of an iteration.
+- Accuracy is measured once per epoch, so times to the target are no finer than that, and differences of
+  a tenth mean nothing.
 
 """
 CLOSING = """
-A bound on how far workers may be apart makes all of them as slow as the slowest in the long run: what
-is lost to an *always* slow worker can be won back only by giving it less work (balance), by leaving
-its work out (backup workers) or by no bound at all, not by waiting more cleverly. Slowness that comes
-and goes is what bounds are good at. The rate of `backup_bsp` counts samples whose gradients came late
-and were dropped; the gaps of `elastic_bsp` come from its monitored phase, in which everybody runs free.
+With a bound on the gap all workers are in the long run as slow as the slowest. What an *always* slow
+worker costs can be won back in three ways only: give it less work (balance), leave its work out (backup
+workers), or set no bound. Bounds help against slowness that comes and goes.
+
+The rate of `backup_bsp` counts samples whose gradients came late and were dropped. The gaps of
+`elastic_bsp` come from its monitored phase, in which no worker waits.
 """
 Results = dict[str, list[dict[str, Any]]]
 
@@ -175,7 +179,7 @@ def _against(row: str, seconds: dict[str, float], claim: str, other: str = "bsp"
         return []
     ratio = seconds[other] / seconds[row]
     how = "as soon as" if 0.95 < ratio < 1.05 else f"{ratio:.2f} times as fast as"
-    return [f"`{row}` was there {how} `{other}` ({claim})."]
+    return [f"`{row}` reached {100 * TARGET:.0f} % {how} `{other}` ({claim})."]
 
 
 def page(tables: dict[str, Results], seeds: Sequence[int]) -> str:

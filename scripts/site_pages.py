@@ -140,8 +140,8 @@ def drawn(entry: About) -> str:
 
 
 def staleness_figures() -> str:
-    """Three protocols that wait less and less, for the page that explains staleness."""
-    named = ((name, drawn(about(name))) for name in ("bsp", "ssp", "asp"))
+    """Lockstep and no bound at all, for docs/explain-staleness.md, which includes them."""
+    named = ((name, drawn(about(name))) for name in ("bsp", "asp"))
     return "\n\n".join(f"`{name}`:\n\n{figure}" for name, figure in named) + "\n"
 
 

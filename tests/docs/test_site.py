@@ -14,6 +14,9 @@ from paceline.parallel.registry import SPLITS
 from paceline.protocols import PACED, PEERS
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import site_pages  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +55,11 @@ def test_nothing_is_loaded_from_the_internet_and_the_search_is_there(site: Path)
     loads = re.compile(r"""(?:src|href)=["'](https?:)?//[^"']+\.(?:js|css|woff2?|png|svg)["']""")
     for page in site.rglob("*.html"):
         assert not loads.search(page.read_text()), page.name
+
+
+def test_the_figures_on_staleness_show_waiting_in_lockstep_and_none_without_a_bound() -> None:
+    lockstep, unbound = site_pages.staleness_figures().split("`asp`:")
+    waits = [re.findall(r">(\d+) %<", figure) for figure in (lockstep, unbound)]
+    assert max(map(int, waits[0])) >= 30
+    assert waits[1] == ["0"] * site_pages.WORKERS
+    assert "made/staleness.md" in (ROOT / "docs" / "explain-staleness.md").read_text()
