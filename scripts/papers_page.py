@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from paceline.bench.harness.record import BenchRecord, BenchRow
-from paceline.bench.papers.papers import NOT_TRIED, OPEN, TRIED, judged_again
-from paceline.bench.papers.plot import picture
-from paceline.bench.papers.recipe import Figure, Open, Recipe, worst
-from paceline.bench.strategies.told.findings import findings_of
+from paceline_bench.harness.record import BenchRecord, BenchRow
+from paceline_bench.papers.papers import NOT_TRIED, OPEN, TRIED, judged_again
+from paceline_bench.papers.plot import picture
+from paceline_bench.papers.recipe import Figure, Open, Recipe, worst
+from paceline_bench.strategies.told.findings import findings_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, PICTURE, RECORDS = ROOT / "docs" / "papers.md", ROOT / "docs" / "papers.svg", ROOT / "benchmarks"
@@ -28,8 +28,8 @@ OPENING = """# The papers' claims, tried here
 
 Made by `scripts/papers_page.py` from the records of `paceline bench papers`, not written by hand. The command
 tries all of them again, and with the name of a recipe behind it one of them. The rule of each verdict stands
-in its recipe (`src/paceline/bench/papers/`), and is the same for all recipes with a figure of that kind. The
-rules were made stricter on 2026-11-20, when most results were known: bands were put on gains instead of
+in its recipe (`bench/paceline_bench/papers/`), and is the same for all recipes with a figure of that kind.
+The rules were made stricter on 2026-11-20, when most results were known: bands were put on gains instead of
 ratios, the best of a sweep got an upper end, and what is computed stopped counting as reproduced. No verdict
 got better by it. Where a set-up was changed after a result, the explanation says so.
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from paceline.bench.cluster.course import Figures, Reached
-from paceline.bench.cluster.entries import Entry, entries, parse_entry
-from paceline.bench.cluster.results import Job, Outcome, Results, job_of
-from paceline.bench.cluster.scene import SCENES, Scene
-from paceline.bench.cluster.series import Series, run_all
-from paceline.bench.cluster.table import rows_of
-from paceline.bench.harness.bar import Bar
-from paceline.bench.harness.record import BenchRow
 from paceline.errors import ConfigError
+from paceline_bench.cluster.course import Figures, Reached
+from paceline_bench.cluster.entries import Entry, entries, parse_entry
+from paceline_bench.cluster.results import Job, Outcome, Results, job_of
+from paceline_bench.cluster.scene import SCENES, Scene
+from paceline_bench.cluster.series import Series, run_all
+from paceline_bench.cluster.table import rows_of
+from paceline_bench.harness.bar import Bar
+from paceline_bench.harness.record import BenchRow
 
 SCENE: Scene = msgspec.structs.replace(
     SCENES["unequal"], targets=(0.3, 0.5), limit_s=10.0, device_s=1.0, batch=8

@@ -14,24 +14,24 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from paceline.bench.cluster.course import Figures, Reached
-from paceline.bench.cluster.entries import Entry
-from paceline.bench.cluster.other import OtherPace, trace_of
-from paceline.bench.cluster.results import Outcome, Results
-from paceline.bench.harness.plan import BenchPlan
-from paceline.bench.harness.record import BenchRecord
-from paceline.bench.harness.run import BENCHMARKS, chosen
-from paceline.bench.rivals import digits, roster
-from paceline.bench.rivals.killed import Killed, TracedStep, applied, steps_of, stood_still_s
-from paceline.bench.rivals.peers import check_peers
-from paceline.bench.rivals.plot import plots_of_peers
-from paceline.bench.rivals.roster import OURS, RIVALS, Found, Rival, find, sides
-from paceline.bench.rivals.scene import DIGITS, KILL, VICTIM, scenes
-from paceline.bench.rivals.series import Contest
-from paceline.bench.rivals.table import rows_of, times_text
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
 from paceline.testbed import why_not
+from paceline_bench.cluster.course import Figures, Reached
+from paceline_bench.cluster.entries import Entry
+from paceline_bench.cluster.other import OtherPace, trace_of
+from paceline_bench.cluster.results import Outcome, Results
+from paceline_bench.harness.plan import BenchPlan
+from paceline_bench.harness.record import BenchRecord
+from paceline_bench.harness.run import BENCHMARKS, chosen
+from paceline_bench.rivals import digits, roster
+from paceline_bench.rivals.killed import Killed, TracedStep, applied, steps_of, stood_still_s
+from paceline_bench.rivals.peers import check_peers
+from paceline_bench.rivals.plot import plots_of_peers
+from paceline_bench.rivals.roster import OURS, RIVALS, Found, Rival, find, sides
+from paceline_bench.rivals.scene import DIGITS, KILL, VICTIM, scenes
+from paceline_bench.rivals.series import Contest
+from paceline_bench.rivals.table import rows_of, times_text
 from support.command import run_command
 
 needs_hosts = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))

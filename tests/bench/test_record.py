@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from paceline.bench.harness import machine
-from paceline.bench.harness.machine import OthersWork, copy_bandwidth, look_around, memory_limit_s
-from paceline.bench.harness.record import BenchRecord, BenchRow, as_page, as_table, as_tables, write_record
-from paceline.bench.harness.run import shown_command
-from paceline.bench.harness.stats import Interval, paired_ratio, ratio_of_medians, spread
+from paceline_bench.harness import machine
+from paceline_bench.harness.machine import OthersWork, copy_bandwidth, look_around, memory_limit_s
+from paceline_bench.harness.record import BenchRecord, BenchRow, as_page, as_table, as_tables, write_record
+from paceline_bench.harness.run import shown_command
+from paceline_bench.harness.stats import Interval, paired_ratio, ratio_of_medians, spread
 from support.runs import wait_until
 
 

@@ -13,18 +13,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.bench.strategies import cells as cells_module
-from paceline.bench.strategies import series as series_module
-from paceline.bench.strategies.cells import QUICK, Cell, Setup, chosen_cells
-from paceline.bench.strategies.data import digits
-from paceline.bench.strategies.outcome import StrategyResults, figures_of
-from paceline.bench.strategies.roster import STRATEGIES, Strategy, chosen_strategies
-from paceline.bench.strategies.runs.models import MODELS, make, parameter_bytes
-from paceline.bench.strategies.runs.places import Ran, run_here
-from paceline.bench.strategies.runs.request import Answer, StrategyRequest, read_answers, write_answer
-from paceline.bench.strategies.runs.sides import DDPSide
-from paceline.bench.strategies.series import Runner, StrategySeries
 from paceline.errors import RunError
+from paceline_bench.strategies import cells as cells_module
+from paceline_bench.strategies import series as series_module
+from paceline_bench.strategies.cells import QUICK, Cell, Setup, chosen_cells
+from paceline_bench.strategies.data import digits
+from paceline_bench.strategies.outcome import StrategyResults, figures_of
+from paceline_bench.strategies.roster import STRATEGIES, Strategy, chosen_strategies
+from paceline_bench.strategies.runs.models import MODELS, make, parameter_bytes
+from paceline_bench.strategies.runs.places import Ran, run_here
+from paceline_bench.strategies.runs.request import Answer, StrategyRequest, read_answers, write_answer
+from paceline_bench.strategies.runs.sides import DDPSide
+from paceline_bench.strategies.series import Runner, StrategySeries
 
 SHAPE = (1, 8, 8)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.bench.papers.recipe import BEYOND, NEVER
+from paceline_bench.papers.recipe import BEYOND, NEVER
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 import sys
 from pathlib import Path
@@ -117,10 +118,11 @@ def bench(
     Example: paceline bench exchange store --record
     """
     with errors_for_people():
-        from paceline.bench.harness.plan import BenchPlan
-        from paceline.bench.harness.record import as_tables, write_record
-        from paceline.bench.harness.run import apart, chosen, run
+        _check_checkout()
         from paceline.errors import ConfigError
+        from paceline_bench.harness.plan import BenchPlan
+        from paceline_bench.harness.record import as_tables, write_record
+        from paceline_bench.harness.run import apart, chosen, run
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything started is ended
         if quick and record:
@@ -151,6 +153,17 @@ def bench(
                 print(f"{name}\n\n" + "\n".join(as_tables(records[-1].rows)) + "\n", flush=True)
         if json:
             print_json(records)
+
+
+def _check_checkout() -> None:
+    """The benchmarks are a package of their own, which no wheel holds."""
+    from paceline.errors import ConfigError
+
+    if importlib.util.find_spec("paceline_bench") is None:
+        raise ConfigError(
+            "the benchmarks are not installed: they are in the folder bench/ of a checkout, not in the "
+            "wheel. Clone the repository and install it with pip install -e '.[bench]'."
+        )
 
 
 def _words(text: str) -> tuple[str, ...]:
