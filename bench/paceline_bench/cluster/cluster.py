@@ -60,13 +60,26 @@ def scenes_of(plan: BenchPlan) -> list[Scene]:
     """The scenes to run them in."""
     if plan.quick:
         return [QUICK]
-    names = plan.scenes or (UNEQUAL.name,)
+    names = _scene_names(plan)
     for name in names:
         if name not in SCENES:
             raise unknown("scene", name, SCENES)
         if SCENES[name].virtual and not plan.simulated:
             raise ConfigError(f"scene {name!r} is for virtual time only. Add --simulated.")
     return [_with_targets(SCENES[name], plan.targets) for name in names]
+
+
+def _scene_names(plan: BenchPlan) -> tuple[str, ...]:
+    return plan.scenes or (UNEQUAL.name,)
+
+
+def record_name(name: str, plan: BenchPlan) -> str:
+    """The question is how hosts are: `cluster` for the unequal ones of a testbed, `cluster-simulated-text`;
+    scenes of several sizes are one question, `workers`."""
+    kinds = [] if plan.quick else list(dict.fromkeys(scene.partition("-")[0] for scene in _scene_names(plan)))
+    if plan.simulated:
+        return "-".join([name, "simulated", *kinds])
+    return name if kinds == [UNEQUAL.name] else "-".join([name, *kinds])
 
 
 def _with_targets(scene: Scene, targets: tuple[float, ...]) -> Scene:

@@ -38,6 +38,8 @@ class BenchPlan(msgspec.Struct, frozen=True):
     need not run again."""
     cells: tuple[str, ...] = ()
     """Patterns of what `strategies` runs; empty: some of all kinds."""
+    record: str = ""
+    """What the record is called; empty: after the benchmark."""
     recipes: tuple[str, ...] = ()
     """What `papers` tries; empty: everything."""
 

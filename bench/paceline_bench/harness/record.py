@@ -1,7 +1,12 @@
-"""What a benchmark leaves behind: a dated page for people and the same figures as JSON beside it."""
+"""What a benchmark leaves behind: a page for people and the same figures as JSON, one of each per question.
+
+A new record replaces the older one of its name. Where a benchmark can be run in parts, what a new run has not
+tried stays in the record, with the command and the machine of the run that it comes from.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Literal
@@ -12,6 +17,8 @@ from paceline_bench.harness.machine import Machine
 from paceline_bench.harness.stats import Interval, Spread
 
 Value = str | int | float
+Draw = Callable[["list[BenchRow]"], dict[str, str]]
+"""Makes pictures of rows, as SVG, by name."""
 MOST_OTHERS = 0.1
 """Share of the processors beyond which others disturb what is measured."""
 
@@ -38,6 +45,8 @@ class BenchRow(msgspec.Struct, frozen=True, kw_only=True):
     """What a table has no room for; it stands below."""
     table: str = ""
     """The heading of the table it belongs to, where a benchmark has several."""
+    tried: bool = True
+    """False: it only says why there is no figure, and replaces none."""
 
     @property
     def met(self) -> bool | None:
@@ -69,56 +78,125 @@ class BenchRow(msgspec.Struct, frozen=True, kw_only=True):
         return self.figure == "seconds" and self.limit_s > self.target
 
 
-class BenchRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of one benchmark."""
+class BenchRun(msgspec.Struct, frozen=True, kw_only=True):
+    """When, how and where something was measured."""
 
-    name: str
-    question: str
-    """What is measured, from where to where, and what the other side was given."""
     date: str
     command: str
     seed: int
-    quick: bool
     machine: Machine
-    rows: list[BenchRow]
     load_after: float | None = None
     """Of the machine, when all was measured: the benchmark's own processes are in it."""
     others: float | None = None
     """Share of the machine's processors that others used while it was measured."""
     kept: int = 0
     """How many results came from earlier commands (`--results`), of whose load nothing is known here."""
+
+
+class EarlierRun(BenchRun, frozen=True, kw_only=True):
+    """A run of which a record still shows parts that no later run has tried."""
+
+    parts: list[str]
+
+
+class BenchRecord(BenchRun, frozen=True, kw_only=True):
+    """What is known of one question: one run of a benchmark, and what is left of earlier ones."""
+
+    name: str
+    question: str
+    """What is measured, from where to where, and what the other side was given."""
+    quick: bool
+    rows: list[BenchRow]
     plots: dict[str, str] = {}
     """Pictures by name, as SVG: files beside the page."""
+    part: str = ""
+    """Which cell of a case names the part that a later run replaces; empty: it replaces all of them."""
+    earlier: list[EarlierRun] = []
+
+    def parts(self) -> dict[str, list[BenchRow]]:
+        """The rows of every part."""
+        found: dict[str, list[BenchRow]] = {}
+        for row in self.rows:
+            found.setdefault(str(row.case[self.part]), []).append(row)
+        return found
+
+    def run_of(self, part: str) -> BenchRun:
+        """Where a part comes from."""
+        return next((run for run in self.earlier if part in run.parts), self)
 
 
-def write_record(folder: Path, record: BenchRecord) -> Path:
-    """Write page and JSON under a name that is not taken; returns the page's path."""
+def read_record(path: Path) -> BenchRecord:
+    """The record in a file."""
+    return msgspec.json.decode(path.read_bytes(), type=BenchRecord)
+
+
+def write_record(folder: Path, record: BenchRecord, draw: Draw | None = None) -> Path:
+    """Write page, JSON and pictures under the record's name, in the place of an older one; returns the page's
+    path. Parts of the older one that were not tried again stay; then pictures are drawn anew."""
     folder.mkdir(parents=True, exist_ok=True)
-    stem, number = f"{record.date}-{record.name}", 1
-    while (folder / f"{stem}.md").exists():
-        number += 1
-        stem = f"{record.date}-{record.name}-{number}"
-    (folder / f"{stem}.json").write_bytes(msgspec.json.format(msgspec.json.encode(record)))
+    kept = folder / f"{record.name}.json"
+    if kept.exists():
+        older = read_record(kept)
+        record = merged(older, record)
+        if record.earlier and draw is not None:
+            record = msgspec.structs.replace(record, plots=draw(record.rows))
+        for name in older.plots:
+            (folder / f"{record.name}-{name}.svg").unlink(missing_ok=True)
+    kept.write_bytes(msgspec.json.format(msgspec.json.encode(record)))
     for name, picture in record.plots.items():
-        (folder / f"{stem}-{name}.svg").write_text(picture)
-    page = folder / f"{stem}.md"
-    page.write_text(as_page(record, stem))
+        (folder / f"{record.name}-{name}.svg").write_text(picture)
+    page = folder / f"{record.name}.md"
+    page.write_text(as_page(record))
     return page
 
 
-def as_page(record: BenchRecord, stem: str = "") -> str:
-    """The record as Markdown; its pictures are files whose names begin with `stem`."""
-    machine = record.machine
-    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    lines = [f"# {record.name}, {record.date}", "", record.question, ""]
-    lines += [f"- command: `{record.command}`" + (" (quick: a smoke test)" if record.quick else "")]
-    lines += [
-        f"- hardware: {machine.cpu}, {machine.cores} cores, {machine.memory_gb:.0f} GB, {machine.system}"
+def merged(older: BenchRecord, newer: BenchRecord) -> BenchRecord:
+    """The newer record, with the parts of the older one that it has not tried, each in its place."""
+    if not newer.part or older.part != newer.part:
+        return newer
+    before, now = older.parts(), newer.parts()
+    left = [
+        part for part, rows in before.items() if part not in now or (_tried(rows) and not _tried(now[part]))
     ]
-    lines += [_load(record)]
-    lines += [f"- versions: {versions}", f"- seed: {record.seed}", f"- memory: {_bandwidth(machine)}", ""]
-    lines += [line for name in record.plots for line in (f"![{name}]({stem}-{name}.svg)", "")]
+    together = {part: before[part] if part in left else now[part] for part in [*before, *now]}
+    runs: list[EarlierRun] = []
+    for run in [*older.earlier, older]:
+        parts = [part for part in left if older.run_of(part) is run]
+        runs += [_as_earlier(run, parts)] if parts else []
+    rows = [row for part in together.values() for row in part]
+    return msgspec.structs.replace(newer, rows=rows, earlier=runs)
+
+
+def _tried(rows: list[BenchRow]) -> bool:
+    return any(row.tried for row in rows)
+
+
+def _as_earlier(run: BenchRun, parts: list[str]) -> EarlierRun:
+    about = {name: getattr(run, name) for name in BenchRun.__struct_fields__}
+    return EarlierRun(**about, parts=parts)
+
+
+def as_page(record: BenchRecord) -> str:
+    """The record as Markdown; its pictures are files whose names begin with the record's."""
+    lines = [f"# {record.name}, {record.date}", "", record.question, ""]
+    lines += _about(record, " (quick: a smoke test)" if record.quick else "")
+    for run in record.earlier:
+        lines += ["", f"Not tried again since {run.date}: {', '.join(run.parts)}.", "", *_about(run)]
+    lines += ["", *(line for name in record.plots for line in (f"![{name}]({record.name}-{name}.svg)", ""))]
     return "\n".join([*lines, *as_tables(record.rows), ""])
+
+
+def _about(run: BenchRun, remark: str = "") -> list[str]:
+    machine = run.machine
+    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+    return [
+        f"- command: `{run.command}`{remark}",
+        f"- hardware: {machine.cpu}, {machine.cores} cores, {machine.memory_gb:.0f} GB, {machine.system}",
+        _load(run),
+        f"- versions: {versions}",
+        f"- seed: {run.seed}",
+        f"- memory: {_bandwidth(machine)}",
+    ]
 
 
 def as_tables(rows: list[BenchRow]) -> list[str]:
@@ -143,7 +221,7 @@ def as_table(rows: list[BenchRow]) -> list[str]:
 
 
 def today() -> str:
-    """The date records are filed under."""
+    """The date that a record bears."""
     return date.today().isoformat()
 
 
@@ -211,7 +289,7 @@ def _seconds(value: float) -> str:
     return f"{1e3 * value:.2f} ms" if value < 1 else f"{value:.2f} s"
 
 
-def _load(record: BenchRecord) -> str:
+def _load(record: BenchRun) -> str:
     before, others = record.machine.load, record.others
     said = f"- load of the machine before the run: {before:.2f}"
     said += "" if record.load_after is None else f", after it: {record.load_after:.2f}"

@@ -12,7 +12,7 @@ import msgspec
 
 from paceline.errors import ConfigError, unknown
 from paceline_bench.cluster.cluster import check as check_cluster
-from paceline_bench.cluster.cluster import cluster
+from paceline_bench.cluster.cluster import cluster, record_name
 from paceline_bench.embedding import embedding
 from paceline_bench.fidelity.fidelity import check as check_fidelity
 from paceline_bench.fidelity.fidelity import fidelity
@@ -50,6 +50,10 @@ class Benchmark(msgspec.Struct, frozen=True):
     """Refuses a plan that cannot be carried out, before anything is measured."""
     plots: Callable[[list[BenchRow]], dict[str, str]] = lambda rows: {}
     """Pictures of the rows, as SVG."""
+    part: str = ""
+    """Which cell of a case names the part of a record that a run replaces; empty: all of it."""
+    name: Callable[[str, BenchPlan], str] = lambda name, plan: name
+    """What the record is called, where a plan decides which question is answered."""
 
 
 BENCHMARKS = {
@@ -104,6 +108,7 @@ BENCHMARKS = {
         "seed has chosen the rate.",
         cluster,
         check_cluster,
+        name=record_name,
     ),
     "fidelity": Benchmark(
         "Samples/s of every protocol as simulated (exact simulation: the same script, virtual time) and as "
@@ -188,6 +193,7 @@ BENCHMARKS = {
         papers,
         check_recipes,
         plots_of_papers,
+        part="recipe",
     ),
     "strategies": Benchmark(
         "DDP, FSDP2 and parameter servers (Ovi, arXiv 2505.12832), with the best of ours beside them: "
@@ -215,6 +221,8 @@ BENCHMARKS = {
 def chosen(names: Iterable[str], plan: BenchPlan) -> list[str]:
     """The benchmarks asked for, checked; without a name all that need neither root nor data of one's own."""
     names = list(names) or [name for name in BENCHMARKS if _is_usual(name, plan)]
+    if plan.record and len(names) != 1:
+        raise ConfigError(f"--as names one record, and {len(names)} benchmarks would run. Name one.")
     if plan.simulated and names != ["cluster"]:
         raise ConfigError(f"--simulated is for cluster alone, got {', '.join(names)}. Use bench cluster.")
     for name in names:
@@ -252,7 +260,7 @@ def run(name: str, plan: BenchPlan, say: Say) -> BenchRecord:
     kept = 0 if plan.results is None else lines_kept(Path(plan.results))
     rows = benchmark.measure(plan, say)
     return BenchRecord(
-        name=f"{name}-simulated" if plan.simulated else name,
+        name=plan.record or benchmark.name(name, plan),
         question=benchmark.question,
         date=today(),
         command=shown_command(sys.argv[1:]),
@@ -264,4 +272,5 @@ def run(name: str, plan: BenchPlan, say: Say) -> BenchRecord:
         others=others.share(),
         kept=kept,
         plots=benchmark.plots(rows),
+        part=benchmark.part,
     )

@@ -69,8 +69,8 @@ MEASURED_RECIPES = (
         "it comes near the ratio of all bytes, gradients of weights included (9 against Megatron's with 4 "
         "workers), on a fast one near 1. Which share of their time the published methods spend on sending "
         "is not known. Processes share two cores, which had a load of about 10 when this was measured; an "
-        "earlier run of the same benchmark on the same links (2026-11-18-sequence) has 1.5 and 5.8, and the "
-        "same verdicts. It was on record when the rule was written; links and sizes are those of the "
+        "earlier run of the same benchmark on the same links (the record `sequence`) has 1.5 and 5.8, and "
+        "the same verdicts. It was on record when the rule was written; links and sizes are those of the "
         "benchmark, and none was added.",
         about_s=180,
     ),

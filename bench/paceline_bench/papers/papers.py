@@ -213,4 +213,4 @@ def _opened_row(claim: Open) -> BenchRow:
 def _untried_row(claim: Open | Recipe, remark: str, verdict: str = CANNOT) -> BenchRow:
     case: dict[str, Value] = {"recipe": claim.name, "paper": claim.paper, "claimed": claim.claim}
     case |= {"how": NOT_TRIED, "published": claim.source, "verdict": verdict}
-    return BenchRow(case=case, measured={}, figure="ratio", value=None, remark=remark)
+    return BenchRow(case=case, measured={}, figure="ratio", value=None, remark=remark, tried=False)

@@ -29,9 +29,18 @@ def bench(
         bool, typer.Option("--quick", help="Tiny sizes: shows that everything works, measures nothing.")
     ] = False,
     record: Annotated[
-        bool, typer.Option("--record", help="Keep each result as a dated page in --folder.")
+        bool, typer.Option("--record", help="Keep each result in --folder, in the place of an older one.")
     ] = False,
     folder: Annotated[Path, typer.Option(help="Where records are kept.")] = Path("benchmarks"),
+    record_as: Annotated[
+        str,
+        typer.Option(
+            "--as",
+            metavar="NAME",
+            help="Name of the record, for a run that answers a question of its own. Default: the benchmark's "
+            "own, whose older record is replaced.",
+        ),
+    ] = "",
     seed: o.Seed = 0,
     data: Annotated[
         Path | None,
@@ -122,7 +131,7 @@ def bench(
         from paceline.errors import ConfigError
         from paceline_bench.harness.plan import BenchPlan
         from paceline_bench.harness.record import as_tables, write_record
-        from paceline_bench.harness.run import apart, chosen, run
+        from paceline_bench.harness.run import BENCHMARKS, apart, chosen, run
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything started is ended
         if quick and record:
@@ -130,6 +139,7 @@ def bench(
         benchmarks, recipes = apart(names or [])
         plan = BenchPlan(
             recipes=recipes,
+            record=record_as,
             quick=quick,
             seed=seed,
             data=None if data is None else str(data),
@@ -148,7 +158,7 @@ def bench(
         for name in chosen(benchmarks, plan):
             records.append(run(name, plan, _say))
             if record:
-                _say(f"wrote {write_record(folder, records[-1])}")
+                _say(f"wrote {write_record(folder, records[-1], BENCHMARKS[name].plots)}")
             if not json:
                 print(f"{name}\n\n" + "\n".join(as_tables(records[-1].rows)) + "\n", flush=True)
         if json:
