@@ -15,6 +15,7 @@ from paceline.errors import ConfigError, RunError
 from paceline.protocols.paced.bounded_ps import BoundedPS
 from paceline.protocols.settings import make_any
 from paceline.trace.events import AnyEvent, Decided, WorkerJoined, WorkerLeft
+from paceline_bench.experiment import run_all
 from paceline_bench.harness.plan import BenchPlan
 from paceline_bench.harness.run import run
 from paceline_bench.harness.stats import spread
@@ -263,7 +264,7 @@ def test_what_is_known_is_not_run_again_but_what_failed_is(
     for expected in (["single", "ddp", "ps-sync"], ["ddp"]):
         asked.clear()
         results = outcome.StrategyResults(tmp_path / "kept.jsonl")
-        Runner(whole, digits(), results, said.append).run_all()
+        run_all(Runner(whole, digits(), results, said.append).experiment(list), said.append)
         assert asked == expected
     assert "did not run: gone" in said[-1]
     assert whole.measured(whole.cells[0], STRATEGIES["ddp"], results).trouble == "gone"

@@ -7,8 +7,6 @@ of its weights has the accuracy asked for, and at the latest when its time is up
 
 from __future__ import annotations
 
-import tempfile
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,10 +19,11 @@ from paceline_bench.cluster.entries import Entry, entries, every_entry
 from paceline_bench.cluster.other import NAME as DDP
 from paceline_bench.cluster.results import Results
 from paceline_bench.cluster.scene import QUICK, SCENES, UNEQUAL, Scene
-from paceline_bench.cluster.series import Series, run_all
+from paceline_bench.cluster.series import Series, on_hosts
 from paceline_bench.cluster.table import rows_of, told
 from paceline_bench.cluster.testbed import RealHosts
 from paceline_bench.cluster.virtual import VirtualHosts
+from paceline_bench.experiment import carried_out
 from paceline_bench.harness.plan import BenchPlan, Say
 from paceline_bench.harness.record import BenchRow
 
@@ -95,32 +94,23 @@ def cluster(plan: BenchPlan, say: Say) -> list[BenchRow]:
     """All runs, one after the other, then the table."""
     check(plan)
     results, seeds = Results(_file(plan)), tuple(range(plan.seed, plan.seed + plan.seeds))
-    if plan.results is not None:
-        say(f"cluster: {len(results)} runs are in {plan.results} already; what is missing is added to it")
     series = [
         Series(scene, chosen(plan), plan.rates, seeds, plan.simulated, version("paceline"))
         for scene in scenes_of(plan)
     ]
-    try:
-        _run(plan, series, results, say)
-    except KeyboardInterrupt:
-        if plan.results is not None:
-            say(f"cluster: {len(results)} runs are in {plan.results}: the same command goes on from there")
-        raise
-    return [row for each in series for row in rows_of(each, results)]
+
+    def opened(each: Series[Entry], folder: Path) -> VirtualHosts | RealHosts:
+        return hosts_of(each, _data(plan, folder), folder)
+
+    def rows() -> list[BenchRow]:
+        return [row for each in series for row in rows_of(each, results)]
+
+    return carried_out(on_hosts("cluster", series, results, opened, told, rows), plan, say)
 
 
-def _run(plan: BenchPlan, series: list[Series], results: Results, say: Say) -> None:
-    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
-        hosts = VirtualHosts if plan.simulated else RealHosts
-        opened = partial(_opened, hosts, _data(plan, Path(folder)), Path(folder))
-        run_all(series, opened, results, say, told)
-
-
-def _opened(
-    hosts: type[VirtualHosts | RealHosts], data: Path, folder: Path, scene: Scene
-) -> VirtualHosts | RealHosts:
-    return hosts(scene, data, Path(tempfile.mkdtemp(dir=folder)))
+def hosts_of(series: Series[Entry], data: Path, folder: Path) -> VirtualHosts | RealHosts:
+    """Simulated ones, or those of a testbed."""
+    return (VirtualHosts if series.simulated else RealHosts)(series.scene, data, folder)
 
 
 def _file(plan: BenchPlan) -> Path | None:
@@ -128,6 +118,7 @@ def _file(plan: BenchPlan) -> Path | None:
 
 
 def _data(plan: BenchPlan, folder: Path) -> Path:
+    """Images that are made up are a few, and always the same."""
     if not plan.quick:
         return folder if plan.data is None else Path(plan.data).resolve()
     cifar.make_up(folder, training=320, test=QUICK.tests, seed=plan.seed)

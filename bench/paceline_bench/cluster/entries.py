@@ -19,6 +19,7 @@ from paceline.errors import ConfigError
 from paceline.protocols import PACED, PEERS
 from paceline.protocols.settings import make_any, resolved
 from paceline_bench.cluster.other import NAME as DDP
+from paceline_bench.cluster.scene import Scene
 
 BALANCED = "balance"
 HOLDERS = "store_hosts="
@@ -86,6 +87,10 @@ class Entry(msgspec.Struct, frozen=True):
             return self.lr
         plain = self.correct == NONE or self.protocol in PEERS
         return usual * STALE_SHARE if plain and self.protocol in STALE else usual
+
+    def rates(self, given: tuple[float, ...], scene: Scene) -> tuple[float, ...]:
+        """Of those that are given; one rate where it has its own, as DDP has, whose best is known."""
+        return given if given and self.lr is None and self.protocol != DDP else (self.rate(scene.lr),)
 
     @property
     def shown(self) -> str:

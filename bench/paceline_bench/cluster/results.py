@@ -28,6 +28,12 @@ class Job(msgspec.Struct, frozen=True):
     targets: tuple[float, ...]
     """The accuracies that were waited for."""
 
+    @property
+    def title(self) -> str:
+        """Of the run, for who waits for it."""
+        where = f"{self.scene}, simulated" if self.simulated else self.scene
+        return f"{where}, {self.entry} @{self.lr:g}, seed {self.seed}"
+
     def words(self, scene: Scene, data: Path) -> list[str]:
         """What the body is told."""
         told: dict[str, object] = {"task": scene.task, "data": data, "batch": scene.batch}

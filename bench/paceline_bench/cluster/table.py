@@ -10,7 +10,7 @@ from paceline_bench.cluster.entries import WANTED, WANTED_EQUAL, Entry
 from paceline_bench.cluster.other import NAME as DDP
 from paceline_bench.cluster.results import Job, Outcome, Results
 from paceline_bench.cluster.scene import Scene
-from paceline_bench.cluster.series import Series, best_of
+from paceline_bench.cluster.series import Series
 from paceline_bench.harness.record import BenchRow, Value
 
 TOLERATED = 0.02
@@ -19,9 +19,9 @@ NEAR = 0.5
 """Points by which the final accuracy may be below DDP's."""
 
 
-def rows_of(series: Series, results: Results) -> list[BenchRow]:
+def rows_of(series: Series[Entry], results: Results) -> list[BenchRow]:
     """One row per entry and target."""
-    seen = [(entry, _outcomes(series, entry, results)) for entry in series.entries]
+    seen = [(entry, series.outcomes(entry, results)) for entry in series.sides]
     theirs = next(outcomes for entry, outcomes in seen if entry.protocol == DDP)
     rows = []
     for entry, ours in seen:
@@ -32,16 +32,13 @@ def rows_of(series: Series, results: Results) -> list[BenchRow]:
     return rows
 
 
-def _outcomes(series: Series, entry: Entry, results: Results) -> list[Outcome]:
-    """Of every seed, with the rate that suits the entry best."""
-    tried = series.jobs(entry, series.seeds[0], results)
-    best = best_of(series.scene, tried, results)
-    jobs = [best, *(job for seed in series.seeds[1:] for job in series.jobs(entry, seed, results))]
-    return [found for found in map(results.get, jobs) if found is not None]
-
-
 def _row(
-    series: Series, entry: Entry, target: float, ours: list[Outcome], theirs: list[Outcome], results: Results
+    series: Series[Entry],
+    entry: Entry,
+    target: float,
+    ours: list[Outcome],
+    theirs: list[Outcome],
+    results: Results,
 ) -> BenchRow:
     scene = series.scene
     case = _about(series, entry, ours, results) | {"to": f"{100 * target:g} %"}
@@ -57,7 +54,7 @@ def _row(
 
 
 def _final_row(
-    series: Series, entry: Entry, ours: list[Outcome], theirs: list[Outcome], results: Results
+    series: Series[Entry], entry: Entry, ours: list[Outcome], theirs: list[Outcome], results: Results
 ) -> BenchRow:
     """Where all take the same samples, it is accuracy that differs, and the time they took."""
     mine, ddp = _accuracies(ours), _accuracies(theirs)
@@ -74,9 +71,8 @@ def _final_row(
     )
 
 
-def _about(series: Series, entry: Entry, ours: list[Outcome], results: Results) -> dict[str, Value]:
-    tried = series.jobs(entry, series.seeds[0], results)
-    best = best_of(series.scene, tried, results)
+def _about(series: Series[Entry], entry: Entry, ours: list[Outcome], results: Results) -> dict[str, Value]:
+    tried, best = series.tried(entry), series.best(entry, results)
     corrected = {f.correct for f in _figures(ours)}
     return {
         "hosts": series.scene.name,

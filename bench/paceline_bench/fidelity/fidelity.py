@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import tempfile
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 from paceline.errors import unknown
 from paceline.testbed.system import need_privileges
+from paceline_bench.cluster.cluster import hosts_of
 from paceline_bench.cluster.entries import Entry, entries, every_entry
 from paceline_bench.cluster.results import Outcome, Results
 from paceline_bench.cluster.scene import Scene
-from paceline_bench.cluster.series import Series, run_all
+from paceline_bench.cluster.series import Series, on_hosts
 from paceline_bench.cluster.table import remarks
 from paceline_bench.cluster.testbed import RealHosts
 from paceline_bench.cluster.virtual import VirtualHosts
+from paceline_bench.experiment import carried_out
 from paceline_bench.fidelity.beds import BEDS, QUICK_BED
 from paceline_bench.harness.plan import BenchPlan, Say
 from paceline_bench.harness.record import BenchRow
@@ -23,8 +23,6 @@ from paceline_bench.harness.record import BenchRow
 NEAR = 0.10
 """How far the simulated samples/s may be from those measured."""
 QUICK_NAMES = ("ddp", "bsp", "allreduce")
-
-Hosts = type[VirtualHosts | RealHosts]
 
 
 def check(plan: BenchPlan) -> None:
@@ -55,31 +53,26 @@ def chosen(plan: BenchPlan) -> list[Entry]:
 def fidelity(plan: BenchPlan, say: Say) -> list[BenchRow]:
     """All runs, simulated ones first, then the table."""
     results = Results(_file(plan))
-    if plan.results is not None:
-        say(f"fidelity: {len(results)} runs are in {plan.results} already; what is missing is added to it")
-    sides = {simulated: _series(plan, simulated) for simulated in (True, False)}
-    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
-        for simulated, series in sides.items():
-            say(f"fidelity: {'simulating' if simulated else 'measuring'}")
-            hosts: Hosts = VirtualHosts if simulated else RealHosts
-            run_all(series, partial(_opened, hosts, Path(folder)), results, say, told)
-    return [
-        _row(virtual.scene, entry, virtual, real, results)
-        for virtual, real in zip(sides[True], sides[False], strict=True)
-        for entry in virtual.entries
-    ]
+    virtual, real = _series(plan, True), _series(plan, False)
+
+    def rows() -> list[BenchRow]:
+        pairs = zip(virtual, real, strict=True)
+        return [_row(entry, *pair, results) for pair in pairs for entry in pair[0].sides]
+
+    def opened(each: Series[Entry], folder: Path) -> VirtualHosts | RealHosts:
+        return hosts_of(each, folder, folder)  # there is nothing to learn from
+
+    experiment = on_hosts("fidelity", [*virtual, *real], results, opened, told, rows)
+    return carried_out(experiment, plan, say)
 
 
-def _series(plan: BenchPlan, simulated: bool) -> list[Series]:
+def _series(plan: BenchPlan, simulated: bool) -> list[Series[Entry]]:
     who, here = chosen(plan), version("paceline")
     return [Series(bed, who, (), (plan.seed,), simulated, here) for bed in beds_of(plan)]
 
 
-def _opened(hosts: Hosts, folder: Path, bed: Scene) -> VirtualHosts | RealHosts:
-    return hosts(bed, folder, Path(tempfile.mkdtemp(dir=folder)))
-
-
-def _row(bed: Scene, entry: Entry, virtual: Series, real: Series, results: Results) -> BenchRow:
+def _row(entry: Entry, virtual: Series[Entry], real: Series[Entry], results: Results) -> BenchRow:
+    bed = virtual.scene
     ran = [results.get(job) for each in (virtual, real) for job in each.jobs(entry, each.seeds[0], results)]
     simulated, measured = (_pace(outcome) for outcome in ran)
     ratio = simulated / measured if simulated and measured else None

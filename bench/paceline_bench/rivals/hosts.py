@@ -13,6 +13,7 @@ from paceline.errors import RunError
 from paceline_bench.cluster.course import AccuracyCourse
 from paceline_bench.cluster.hosts import HostProcesses, OurProcesses
 from paceline_bench.cluster.results import Job, Outcome
+from paceline_bench.cluster.scene import Scene
 from paceline_bench.cluster.script import pid_of
 from paceline_bench.cluster.tasks import TASKS
 from paceline_bench.cluster.testbed import BedHosts
@@ -32,8 +33,16 @@ LONGEST = 3
 class PeerHosts(BedHosts):
     """What runs of ours and of rivals are started on."""
 
-    def run(self, job: Job, side: Side, found: Found, bar: Bar) -> Outcome:
-        """One run, to its end."""
+    def __init__(self, scene: Scene, data: Path, folder: Path, found: dict[str, Found]) -> None:
+        """`found`: where every rival is, by its title."""
+        super().__init__(scene, data, folder)
+        self._found = found
+
+    def run(self, job: Job, side: Side, bar: Bar) -> Outcome:
+        """One run, to its end; or why it cannot be."""
+        found = self._found.get(side.title, Found())
+        if found.reason:
+            return Outcome(job=job, figures=None, trouble=found.reason)
         run, killed = self._processes(job, side, found), None
 
         def follow(course: AccuracyCourse) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -12,13 +10,15 @@ from paceline.testbed.system import need_privileges
 from paceline_bench.cluster import cifar
 from paceline_bench.cluster.results import Results
 from paceline_bench.cluster.scene import Scene
+from paceline_bench.cluster.series import Series, on_hosts
+from paceline_bench.experiment import carried_out
 from paceline_bench.harness.plan import BenchPlan, Say
 from paceline_bench.harness.record import BenchRow
 from paceline_bench.rivals import digits
 from paceline_bench.rivals.hosts import PeerHosts
 from paceline_bench.rivals.roster import QUICK_NAMES, Found, Rival, Side, check_folder, find, sides
 from paceline_bench.rivals.scene import scenes
-from paceline_bench.rivals.series import Contest, run_all
+from paceline_bench.rivals.series import contest
 from paceline_bench.rivals.table import rows_of, told
 
 
@@ -37,22 +37,17 @@ def check_peers(plan: BenchPlan) -> None:
 def peers(plan: BenchPlan, say: Say) -> list[BenchRow]:
     """All runs, one after the other, then the table."""
     check_peers(plan)
-    results, contest = Results(_path(plan.results)), _contest(plan, say)
-    if plan.results is not None:
-        say(f"peers: {len(results)} runs are in {plan.results} already; what is missing is added to it")
-    try:
-        _run(plan, contest, results, say)
-    except KeyboardInterrupt:
-        if plan.results is not None:
-            say(f"peers: {len(results)} runs are in {plan.results}: the same command goes on from there")
-        raise
-    return rows_of(contest, results)
+    results, chosen = Results(_path(plan.results)), _sides(plan)
+    seeds = tuple(range(plan.seed, plan.seed + plan.seeds))
+    where = scenes(plan.quick, plan.data is not None, plan.targets)
+    both = contest(where, chosen, plan.rates, seeds, version("paceline"))
+    found = _found(plan, chosen, say)
 
+    def opened(series: Series[Side], folder: Path) -> PeerHosts:
+        return PeerHosts(series.scene, _data(plan, series.scene, folder), folder, found)
 
-def _contest(plan: BenchPlan, say: Say) -> Contest:
-    trained, killed = scenes(plan.quick, plan.data is not None, plan.targets)
-    chosen, seeds = _sides(plan), tuple(range(plan.seed, plan.seed + plan.seeds))
-    return Contest(trained, killed, chosen, _found(plan, chosen, say), plan.rates, seeds, version("paceline"))
+    experiment = on_hosts("peers", both, results, opened, told, lambda: rows_of(both, results))
+    return carried_out(experiment, plan, say)
 
 
 def _found(plan: BenchPlan, chosen: list[Side], say: Say) -> dict[str, Found]:
@@ -68,16 +63,12 @@ def _found(plan: BenchPlan, chosen: list[Side], say: Say) -> dict[str, Found]:
     return found
 
 
-def _run(plan: BenchPlan, contest: Contest, results: Results, say: Say) -> None:
-    with tempfile.TemporaryDirectory(prefix="paceline-bench-", ignore_cleanup_errors=True) as folder:
-        digits.write(Path(folder))
-        run_all(contest, partial(_opened, plan, Path(folder)), results, say, told)
-
-
-def _opened(plan: BenchPlan, folder: Path, scene: Scene) -> PeerHosts:
-    images = scene.task == "images" and plan.data is not None
-    data = Path(plan.data).resolve() if images and plan.data is not None else folder
-    return PeerHosts(scene, data, Path(tempfile.mkdtemp(dir=folder)))
+def _data(plan: BenchPlan, scene: Scene, folder: Path) -> Path:
+    """Images where they are; the digits are written."""
+    if scene.task == "images" and plan.data is not None:
+        return Path(plan.data).resolve()
+    digits.write(folder)
+    return folder
 
 
 def _sides(plan: BenchPlan) -> list[Side]:

@@ -15,6 +15,7 @@ import msgspec
 
 from paceline.errors import ConfigError
 from paceline_bench.cluster.entries import STALE_SHARE, Entry, parse_entry
+from paceline_bench.cluster.scene import Scene
 
 WORKERS = "paceline_bench.rivals.workers"
 ASKED_S = 300.0
@@ -47,9 +48,10 @@ class Rival(msgspec.Struct, frozen=True):
         """As in the table."""
         return self.name
 
-    def rate(self, usual: float) -> float:
-        """Its learning rate, by the rule that holds for ours too."""
-        return usual * STALE_SHARE if self.stale else usual
+    def rates(self, given: tuple[float, ...], scene: Scene) -> tuple[float, ...]:
+        """Those that are given, or the usual one. Along stale gradients that is half, as for ours; and ours
+        counts a push 1/N, so that a server of whole steps gets a rate as much lower."""
+        return given or (scene.lr * STALE_SHARE / scene.workers if self.stale else scene.lr,)
 
 
 ELASTIC = "killed: torchrun --max-restarts 3, snapshot after every epoch"

@@ -9,7 +9,6 @@ from statistics import median
 from paceline_bench.cluster.course import Figures
 from paceline_bench.cluster.results import Outcome, Results
 from paceline_bench.cluster.scene import MODEL_BYTES, Scene
-from paceline_bench.cluster.series import best_of
 from paceline_bench.cluster.table import remarks
 from paceline_bench.harness.record import BenchRow, Value
 from paceline_bench.harness.stats import at_edge
@@ -24,23 +23,14 @@ BASE = "ddp"
 
 def rows_of(contest: Contest, results: Results) -> list[BenchRow]:
     """One row per side and target."""
+    trained = contest.trained
     return [
-        _row(contest, side, target, results) for side in contest.sides for target in contest.trained.targets
+        _row(contest, side, target, results) for side in trained.sides for target in trained.scene.targets
     ]
 
 
-def outcomes(contest: Contest, scene: Scene, side: Side, results: Results) -> list[Outcome]:
-    """Of every seed, with the best of the rates that were tried."""
-    jobs = [job for seed in contest.seeds for job in contest.jobs(scene, side, seed, results)]
-    if scene == contest.trained:
-        tried = contest.tried(side)
-        jobs = [best_of(scene, tried, results), *jobs[len(tried) :]]
-    return [found for found in map(results.get, jobs) if found is not None]
-
-
 def _row(contest: Contest, side: Side, target: float, results: Results) -> BenchRow:
-    trained = outcomes(contest, contest.trained, side, results)
-    killed = outcomes(contest, contest.killed, side, results)
+    trained, killed = (series.outcomes(side, results) for series in contest)
     case: dict[str, Value] = {"side": side.title, "kind": "rival" if isinstance(side, Rival) else "ours"}
     case |= {"settings": side.settings if isinstance(side, Rival) else side.shown}
     case |= {"version": next((each.about for each in trained if each.about), "")}
@@ -60,11 +50,10 @@ def _reached(
     figures = _figures(trained)
     if not figures:
         return {"time": "did not run"}
-    tried = contest.tried(side)
     moved = [each.slow_link_bytes for each in trained if each.figures is not None]
     return {
-        "lr": best_of(contest.trained, tried, results).lr,
-        "rates tried": len(tried),
+        "lr": contest.trained.best(side, results).lr,
+        "rates tried": len(contest.trained.tried(side)),
         "seeds": len(trained),
         "to": f"{100 * target:g} %",
         "time": times_text([inf if (seen := each.to(target)) is None else seen.seconds for each in trained]),
@@ -121,10 +110,10 @@ def _share(answers: Sequence[bool]) -> str:
 
 def _ratio(contest: Contest, trained: list[Outcome], target: float, results: Results) -> float | None:
     """DDP's median time over this one's; None without DDP, or if a run of them never got there."""
-    base = next((side for side in contest.sides if side.title == BASE), None)
+    base = next((side for side in contest.trained.sides if side.title == BASE), None)
     if base is None:
         return None
-    both = [outcomes(contest, contest.trained, base, results), trained]
+    both = [contest.trained.outcomes(base, results), trained]
     times = [[each.to(target) for each in side] for side in both]
     if not all(side and None not in side for side in times):
         return None
@@ -133,8 +122,8 @@ def _ratio(contest: Contest, trained: list[Outcome], target: float, results: Res
 
 
 def _remark(contest: Contest, side: Side, trained: list[Outcome], killed: list[Outcome]) -> str:
-    said = [text for each in trained for text in remarks(each, contest.trained, False)]
-    tried = [job.lr for job in contest.tried(side)]
+    said = [text for each in trained for text in remarks(each, contest.trained.scene, False)]
+    tried = [job.lr for job in contest.trained.tried(side)]
     said += [
         edge for each in trained[:1] if each.figures is not None and (edge := at_edge(each.job.lr, tried))
     ]

@@ -38,6 +38,11 @@ class StrategyJob(msgspec.Struct, frozen=True):
     version: str
     """Of Paceline."""
 
+    @property
+    def title(self) -> str:
+        """Of the run, for who waits for it."""
+        return f"{self.cell}, {self.strategy} @{self.lr:g}, seed {self.seed}"
+
 
 class StrategyFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What a run came to."""

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from paceline.errors import RunError
 from paceline.testbed import why_not
+from paceline_bench.experiment import Experiment, Turn
 from paceline_bench.harness.plan import Say
+from paceline_bench.harness.record import BenchRow
 from paceline_bench.strategies.cells import Cell, Setup
 from paceline_bench.strategies.data import ImageData
 from paceline_bench.strategies.outcome import (
@@ -32,6 +35,7 @@ from paceline_bench.strategies.runs.places import Ran, run_here
 from paceline_bench.strategies.runs.request import StrategyRequest
 
 Place = Callable[[Strategy, StrategyRequest], Ran]
+StrategyTurn = Turn[StrategyJob, Strategy, StrategyOutcome]
 
 
 class StrategySeries(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,47 +119,51 @@ class Runner:
 
     def __init__(self, series: StrategySeries, data: ImageData, results: StrategyResults, say: Say) -> None:
         self._series, self._data, self._results, self._say = series, data, results, say
-        self._began, self._made, self._seen = time.monotonic(), 0, set[StrategyJob]()
 
-    def run_all(self) -> None:
-        """What is missing, cell after cell."""
+    def experiment(
+        self, rows: Callable[[], list[BenchRow]]
+    ) -> Experiment[StrategyJob, Strategy, StrategyOutcome]:
+        """All of them, cell after cell."""
+        return Experiment("strategies", self._results, lambda: self._series.total, self._turns, told, rows)
+
+    def _turns(self, folder: Path) -> Iterator[StrategyTurn]:
         series = self._series
-        with tempfile.TemporaryDirectory(prefix="paceline-bench-", ignore_cleanup_errors=True) as made:
-            trying = [each for each in series.strategies if not each.rate_of]
-            for jobs in zip(*map(series.tried, trying), strict=True):
-                for strategy, job in zip(trying, jobs, strict=True):
-                    assert series.reference is not None
-                    self._one(job, series.reference, strategy, run_here, Path(made))
-            for cell in series.cells:
-                self._cell(cell, Path(made))
+        trying = [each for each in series.strategies if not each.rate_of]
+        tried = zip(*map(series.tried, trying), strict=True)
+        if series.reference is not None:
+            rates = [pair for jobs in tried for pair in zip(jobs, trying, strict=True)]
+            yield Turn(rates, partial(self._opened, series.reference, folder))
+        for cell in series.cells:
+            if cell.link == "throttled" and (reason := why_not()) is not None:
+                self._say(f"strategies, {cell.name}: skipped, because {reason}")
+                continue
+            passes = [(seed, strategy) for seed, here in series.passes(cell) for strategy in here]
+            jobs = [
+                (series.job(cell, strategy, series.lr(strategy, self._results), seed), strategy)
+                for seed, strategy in passes
+            ]
+            yield Turn(jobs, partial(self._opened, cell, folder))
 
-    def _cell(self, cell: Cell, folder: Path) -> None:
-        series = self._series
-        with ExitStack() as opened:
-            place: Place = run_here
-            if cell.link == "throttled":
-                if (reason := why_not()) is not None:
-                    self._say(f"strategies, {cell.name}: skipped, because {reason}")
-                    return
-                bed = Bed(cell.workers, series.setup.mbit)
-                opened.callback(bed.down)
-                place = bed.run
-            for seed, here in series.passes(cell):
-                for strategy in here:
-                    job = series.job(cell, strategy, series.lr(strategy, self._results), seed)
-                    self._one(job, cell, strategy, run_here if strategy.name == "single" else place, folder)
+    @contextmanager
+    def _opened(
+        self, cell: Cell, folder: Path
+    ) -> Iterator[Callable[[StrategyJob, Strategy, str], StrategyOutcome]]:
+        """Hosts of a testbed where links are throttled; who trains alone is on this machine anyway."""
 
-    def _one(self, job: StrategyJob, cell: Cell, strategy: Strategy, place: Place, folder: Path) -> None:
-        if job in self._seen:
-            return
-        self._seen.add(job)
-        if self._results.get(job) is None:
-            outcome = self._run(
-                job, cell.alone if strategy.name == "single" else cell, strategy, place, folder
+        def run(place: Place, job: StrategyJob, strategy: Strategy, title: str) -> StrategyOutcome:
+            alone = strategy.name == "single"
+            return self._run(
+                job, cell.alone if alone else cell, strategy, run_here if alone else place, folder
             )
-            self._results.add(outcome)
-            self._made += 1
-            self._tell(outcome)
+
+        if cell.link != "throttled":
+            yield partial(run, run_here)
+            return
+        bed = Bed(cell.workers, self._series.setup.mbit)
+        try:
+            yield partial(run, bed.run)
+        finally:
+            bed.down()
 
     def _run(
         self, job: StrategyJob, cell: Cell, strategy: Strategy, place: Place, folder: Path
@@ -193,13 +201,11 @@ class Runner:
             pause=setup.pause(cell),
         )
 
-    def _tell(self, outcome: StrategyOutcome) -> None:
-        """A run in one line, and how long the others will take, by what runs took so far."""
-        job, figures, total = outcome.job, outcome.figures, self._series.total
-        left = (time.monotonic() - self._began) / self._made * max(0, total - len(self._seen)) / 60
-        what = f"did not run: {outcome.trouble}"
-        if figures is not None:
-            said = "" if figures.accuracy is None else f", accuracy {100 * figures.accuracy:.1f} %"
-            what = f"{figures.samples_per_s:.0f} samples/s{said}"
-        title = f"{job.cell}, {job.strategy} @{job.lr:g}, seed {job.seed} ({len(self._seen)} of {total})"
-        self._say(f"{title}: {what}; about {left:.0f} min left")
+
+def told(outcome: StrategyOutcome) -> str:
+    """A run in one line."""
+    figures = outcome.figures
+    if figures is None:
+        return f"did not run: {outcome.trouble}"
+    said = "" if figures.accuracy is None else f", accuracy {100 * figures.accuracy:.1f} %"
+    return f"{figures.samples_per_s:.0f} samples/s{said}"

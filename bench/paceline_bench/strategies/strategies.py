@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from paceline_bench.cluster import cifar
+from paceline_bench.experiment import carried_out
 from paceline_bench.harness.plan import BenchPlan, Say
 from paceline_bench.harness.record import BenchRow
 from paceline_bench.strategies.cells import QUICK, Setup, chosen_cells, left_out
@@ -37,25 +38,20 @@ def strategies(plan: BenchPlan, say: Say) -> list[BenchRow]:
     check(plan)
     data, results = _data(plan), StrategyResults(_file(plan))
     series = _series(plan, data)
-    if plan.results is not None:
-        say(f"strategies: {len(results)} runs are in {plan.results} already; what is missing is added to it")
     say(f"strategies: {len(series.cells)} cells; {left_out(series.cells)} more of the grid with --cells '*'")
-    try:
-        Runner(series, data, results, say).run_all()
-    except KeyboardInterrupt:
-        if plan.results is not None:
-            say(f"strategies: {len(results)} runs are in {plan.results}: the same command goes on from there")
-        raise
-    grid = ResultGrid(
-        [
-            series.measured(cell, strategy, results)
-            for cell in series.cells
-            for strategy in series.strategies
-            if strategy.takes(cell)
-        ],
-        series.setup,
-        Loads(series.setup, shape_of(data.test_x)),
-    )
+    loads = Loads(series.setup, shape_of(data.test_x))
+    experiment = Runner(series, data, results, say).experiment(lambda: _rows(series, results, loads))
+    return carried_out(experiment, plan, say)
+
+
+def _rows(series: StrategySeries, results: StrategyResults, loads: Loads) -> list[BenchRow]:
+    seen = [
+        series.measured(cell, strategy, results)
+        for cell in series.cells
+        for strategy in series.strategies
+        if strategy.takes(cell)
+    ]
+    grid = ResultGrid(seen, series.setup, loads)
     return [*findings(grid), *tables(grid), *best_rows(grid), *advice_rows(grid)]
 
 

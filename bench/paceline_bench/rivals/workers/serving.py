@@ -2,7 +2,7 @@
 
 The server has the optimizer and counts rounds for the learning rate, so that the rule is everybody's. Whoever
 pushes gets the weights of that moment. A push is a whole step, and momentum is plain: it is what such servers
-do. So without rates to try they get a lower one (`Contest`).
+do. So without rates to try they get a lower one (`Rival.rates`).
 """
 
 from __future__ import annotations
