@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parallel import DistributedDataParallel
 
 from paceline.parallel.embedding.planner import Table
 from paceline.parallel.embedding.rowwise import RowWiseAdagrad
 from paceline.parallel.embedding.tables import EmbeddingTables
 from paceline.parallel.mesh import Mesh
+from paceline_bench.wrapped.ddp import wrapped
 
 Step = Callable[[dict[str, Tensor]], None]
 LR = 0.01
@@ -126,7 +126,7 @@ def _ddp(rank: int, size: int, request: Any) -> Step:
     dense = nn.ModuleDict(
         {name: nn.EmbeddingBag(request["rows"], request["width"], mode="sum") for name in _names(request)}
     )
-    model = DistributedDataParallel(_Bags(dense), gradient_as_bucket_view=True)
+    model = wrapped(_Bags(dense))
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
 
     def step(batch: dict[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""What holds for all experiments: every run once, in order, kept, and a place only where something is missing."""
+"""What holds for all experiments: every run once, in order, kept; a place only where something is missing."""
 
 from __future__ import annotations
 

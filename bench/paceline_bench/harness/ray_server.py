@@ -1,33 +1,24 @@
-"""A warm Ray actor as parameter server: gradients and weights travel through Ray's object store.
-
-The cluster is the benchmark's own: never one that happens to run here, and with a token made for it
-alone, so that strangers stay out and Ray neither uses nor leaves one in the home folder.
-"""
+"""A warm Ray actor as parameter server, for the benchmark of the store."""
 
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
 import secrets
 import select
 import shutil
 import tempfile
 import time
-import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from paceline.errors import RunError
 from paceline_bench.harness.crew import BenchCrew
-from paceline_bench.harness.servers import Client, PushServer, count_workers
+from paceline_bench.harness.servers import MEET_TIMEOUT_S, Client, PushServer
 from paceline_bench.harness.stations import ExchangeLoad
+from paceline_bench.wrapped.ray_actor import RayClient, connected, hold, secret
 
-NAMESPACE = "paceline-bench"
 START_TIMEOUT_S = 90.0
 
 
@@ -36,51 +27,24 @@ def installed() -> bool:
     return importlib.util.find_spec("ray") is not None
 
 
-class ServerActor:
-    """The server, in Ray's terms: arrays in, arrays out."""
-
-    def __init__(self, load: ExchangeLoad, variant: str) -> None:
-        self._server = PushServer(load, variant)
-
-    def push(self, rank: int, gradient: Any) -> Any:
-        """Apply and answer."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # arrays in the object store cannot be written to; nobody does
-            tensor = torch.from_numpy(gradient)
-        return self._server.push(rank, tensor).numpy()
-
-    def count(self) -> int:
-        """Workers that pushed."""
-        return len(self._server.seen)
-
-
 class RayStation(Client):
     """Pushes by an actor's method."""
 
     def __init__(self, load: ExchangeLoad, rank: int, folder: str, token: str) -> None:
-        _authenticate(token)
-        import ray
-
+        os.environ |= secret(token)
         super().__init__(load, rank)
-        quiet: Any = {"log_to_driver": False, "logging_level": logging.ERROR}
-        ray.init(address=_wait_for_address(Path(folder)), namespace=NAMESPACE, **quiet)
-        self._ray = ray
-        self._actor: Any = ray.get_actor("server")
+        self._client = RayClient(rank, _wait_for_address(Path(folder)))
         self.prepare()
         self.exchange()
-        self.world = count_workers(self._count, load.workers)
-
-    def _count(self) -> int:
-        seen: Any = self._ray.get(self._actor.count.remote(), timeout=60)
-        return int(seen)
+        self.world = self._client.present(load.workers, MEET_TIMEOUT_S)
 
     def exchange(self) -> None:
         """Push and pull."""
-        self.received = self._ray.get(self._actor.push.remote(self.rank, self.gradient.numpy()), timeout=60)
+        self.received = self._client.push(self.gradient)
 
     def close(self) -> None:
         """Disconnect."""
-        self._ray.shutdown()
+        self._client.leave()
 
 
 def ray_crew(load: ExchangeLoad, variant: str) -> BenchCrew:
@@ -95,33 +59,22 @@ def ray_crew(load: ExchangeLoad, variant: str) -> BenchCrew:
 
 def hold_ray(load: ExchangeLoad, variant: str, folder: str, token: str, pids: Sequence[int]) -> None:
     """The process that keeps Ray running as long as there are workers."""
-    _authenticate(token)
-    import ray
-
-    context: Any = ray.init(
+    os.environ |= secret(token)
+    ray = connected(
         "local",
         _node_ip_address="127.0.0.1",
         num_cpus=1,  # the actor; its callers are no part of the cluster
         include_dashboard=False,
-        namespace=NAMESPACE,
         object_store_memory=max(200_000_000, 8 * load.workers * load.size_bytes),
-        logging_level=logging.ERROR,
-        log_to_driver=False,
         _temp_dir=folder,
     )
-    remote: Any = ray.remote(ServerActor)
-    actor = remote.options(name="server", num_cpus=1).remote(load, variant)
-    ray.get(actor.count.remote(), timeout=START_TIMEOUT_S)
+    held = hold(ray, START_TIMEOUT_S, PushServer, load, variant)
     partial_name = Path(folder) / "address.partial"
-    partial_name.write_text(context.address_info["address"])
+    partial_name.write_text(ray.get_runtime_context().gcs_address)
     partial_name.rename(Path(folder) / "address")
     _wait_until_gone(pids)
+    del held
     ray.shutdown()
-
-
-def _authenticate(token: str) -> None:
-    """Before Ray is imported: how its processes know each other."""
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def _wait_for_address(folder: Path) -> str:

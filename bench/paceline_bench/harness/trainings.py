@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from paceline.config import RunConfig
 from paceline.fabric.channel import Channel
 from paceline_bench.harness.crew import BenchCrew
 from paceline_bench.harness.stations import ExchangeLoad, paceline_crew
+from paceline_bench.wrapped.ddp import wrapped
 
 CLASSES = 10
 
@@ -116,7 +116,7 @@ class DDPTraining:
         dist.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=load.workers)
         self.world = dist.get_world_size()
         self._training = Training(task, load)
-        self._training.model = DistributedDataParallel(self._training.model, gradient_as_bucket_view=True)
+        self._training.model = wrapped(self._training.model)
 
     def prepare(self) -> None:
         """All that is done is timed."""

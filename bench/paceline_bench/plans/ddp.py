@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from paceline.config import RunConfig
 from paceline.parallel.plans.hap.emulated_device import EmulatedDevice
 from paceline_bench.plans.model import Letters, letters_data, letters_loss
+from paceline_bench.wrapped.ddp import wrapped
 
 TASK = f"{__name__}:on_rank"
 
@@ -38,7 +38,7 @@ def on_rank(rank: int, size: int, request: Any) -> list[float]:
     model = Letters(width, layers, 4)
     device = EmulatedDevice(config, rank, 1.0)
     model.blocks = nn.Sequential(*(OnDevice(block, device, 1 / layers / size) for block in model.blocks))
-    ddp = DistributedDataParallel(model)
+    ddp = wrapped(model)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-4)
     own = batch // size
     x, y = (tensor[rank * own : (rank + 1) * own] for tensor in letters_data(batch).tensors)

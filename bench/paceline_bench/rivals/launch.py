@@ -16,6 +16,7 @@ from paceline_bench.cluster.hosts import OtherProcesses
 from paceline_bench.cluster.other import trace_of
 from paceline_bench.cluster.scene import Scene
 from paceline_bench.rivals.roster import WORKERS, Found, Rival
+from paceline_bench.wrapped.ray_actor import secret
 
 SERVER = "server"
 ATTEMPTS = 4
@@ -105,9 +106,7 @@ class RivalProcesses(OtherProcesses):
             "RIVAL_ADDRESS": address,
             "RIVAL_FOLDER": str(self._folder),
             "RIVAL_SHORT": str(self._short),
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": self._token,
-            "RAY_USAGE_STATS_ENABLED": "0",
+            **secret(self._token),
             "OMP_NUM_THREADS": "1",
         }
 

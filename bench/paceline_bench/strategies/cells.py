@@ -15,6 +15,7 @@ import msgspec
 from paceline.errors import ConfigError
 from paceline_bench.strategies.runs.models import MODELS
 from paceline_bench.strategies.runs.request import Pause
+from paceline_bench.wrapped import ddp
 
 WORKERS = (1, 2, 4)
 LINKS = ("native", "throttled")
@@ -105,6 +106,7 @@ def sources(folder: Path) -> bytes:
     """What is written in the files that say how runs are made."""
     alone = [folder / name for name in ("data.py", "roster.py", "server.py")]
     paths = [*alone, *sorted(folder.glob("runs/*.py"))]
+    paths.append(Path(ddp.__file__))
     return b"".join(path.read_bytes() for path in paths)
 
 

@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from paceline.config import RunConfig
-from paceline_bench.cluster.other import NAME, OtherPace, run
+from paceline_bench.cluster.other import NAME, run
+from paceline_bench.rivals.workers.group import GroupPace
+from paceline_bench.wrapped.ddp import wrapped
 
 
-class DDPPace(OtherPace):
+class DDPPace(GroupPace):
     """The model wrapped, and a hook that waits for the emulated device."""
 
-    def __init__(self, config: RunConfig, snapshots: Path | None, told: argparse.Namespace) -> None:
-        dist.init_process_group("gloo")
-        super().__init__(NAME, config, snapshots, dist.get_rank(), dist.get_world_size())
+    name = NAME
 
     def prepare(self, model: nn.Module, optimizer: Any, loader: DataLoader[Any], scheduler: Any) -> Any:
         """Wrap the model."""
         self.module, self.optimizer, self.scheduler = model, optimizer, scheduler
-        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        # not the method itself: DDP compares annotations, and ours are strings
-        wrapped.register_comm_hook(None, lambda state, bucket: self._reduce(bucket))
-        return wrapped, optimizer, self.deal(loader), scheduler
-
-    def close(self) -> None:
-        """Leave together."""
-        super().close()
-        dist.destroy_process_group()
+        return wrapped(model, reduce=self._reduce), optimizer, self.deal(loader), scheduler
 
     def _reduce(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """The gradient is complete: wait for the device, then for the others."""

@@ -8,14 +8,11 @@ them.
 
 from __future__ import annotations
 
-import argparse
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -23,18 +20,16 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
-from paceline.config import RunConfig
-from paceline_bench.cluster.other import OtherPace, run
+from paceline_bench.cluster.other import run
+from paceline_bench.rivals.workers.group import GroupPace
 
 NAME = "fsdp2"
 
 
-class FSDPPace(OtherPace):
+class FSDPPace(GroupPace):
     """The model sharded, and an optimizer made anew over its shards."""
 
-    def __init__(self, config: RunConfig, snapshots: Path | None, told: argparse.Namespace) -> None:
-        dist.init_process_group("gloo")
-        super().__init__(NAME, config, snapshots, dist.get_rank(), dist.get_world_size())
+    name = NAME
 
     def prepare(self, model: nn.Module, optimizer: Any, loader: DataLoader[Any], scheduler: Any) -> Any:
         """Shard the model; `module` is a whole one, for copies."""
@@ -70,11 +65,6 @@ class FSDPPace(OtherPace):
             if momentum is not None:
                 shard = distribute_tensor(momentum, value.device_mesh, value.placements)
                 self.optimizer.state[value]["momentum_buffer"] = shard
-
-    def close(self) -> None:
-        """Leave together."""
-        super().close()
-        dist.destroy_process_group()
 
     @property
     def _weights(self) -> dict[str, Tensor]:

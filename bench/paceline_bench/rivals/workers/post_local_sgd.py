@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
     PostLocalSGDState,
@@ -15,11 +13,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
 )
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from paceline.config import RunConfig
-from paceline_bench.cluster.other import OtherPace, run
+from paceline_bench.cluster.other import run
+from paceline_bench.rivals.workers.group import GroupPace
+from paceline_bench.wrapped.ddp import wrapped
 
 NAME = "post_local_sgd"
 TOGETHER = 8
@@ -28,28 +26,19 @@ PERIOD = 4
 """Steps between two averages, as for our `local_sgd`; copies of weights are taken just after one."""
 
 
-class PostLocalPace(OtherPace):
+class PostLocalPace(GroupPace):
     """DDP with torch's hook and optimizer."""
 
-    def __init__(self, config: RunConfig, snapshots: Path | None, told: argparse.Namespace) -> None:
-        dist.init_process_group("gloo")
-        super().__init__(NAME, config, snapshots, dist.get_rank(), dist.get_world_size())
+    name = NAME
 
     def prepare(self, model: nn.Module, optimizer: Any, loader: DataLoader[Any], scheduler: Any) -> Any:
         """Wrap the model and the optimizer."""
         self.module, self.optimizer, self.scheduler = model, optimizer, scheduler
-        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
         local = PostLocalSGDState(None, None, TOGETHER, post_local_gradient_allreduce=False)  # type: ignore[no-untyped-call]
-        # not the method itself: DDP compares annotations, and ours are strings
-        wrapped.register_comm_hook(None, lambda state, bucket: self._reduce(local, bucket))
+        replicas = wrapped(model, reduce=partial(self._reduce, local))
         averager = PeriodicModelAverager(period=PERIOD, warmup_steps=TOGETHER - 1)
         averaged = PostLocalSGDOptimizer(optim=optimizer, averager=averager)
-        return wrapped, averaged, self.deal(loader), scheduler
-
-    def close(self) -> None:
-        """Leave together."""
-        super().close()
-        dist.destroy_process_group()
+        return replicas, averaged, self.deal(loader), scheduler
 
     def _reduce(self, local: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """The gradient is complete: wait for the device, then do as the hook does."""

@@ -8,7 +8,6 @@ do. So without rates to try they get a lower one (`Rival.rates`).
 from __future__ import annotations
 
 import argparse
-import threading
 from typing import Any
 
 import torch
@@ -17,8 +16,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 from paceline_bench.cluster.other import OtherPace
-from paceline_bench.cluster.script import warmed
+from paceline_bench.cluster.script import options, warmed
 from paceline_bench.cluster.tasks import TASKS
+from paceline_bench.wrapped.server import FlatServer
 
 
 class FlatWeights(nn.Module):
@@ -30,35 +30,32 @@ class FlatWeights(nn.Module):
         self.weights = nn.Parameter(whole)
 
 
-class ParameterServer:
+class ParameterServer(FlatServer):
     """Weights and an optimizer; a push is one step, answered with the weights and how many there were."""
 
     def __init__(self, told: argparse.Namespace, workers: int) -> None:
+        super().__init__()
         torch.set_num_threads(1)
         task = TASKS[told.task]
         self._holder = FlatWeights(task.model(told.seed))
         self._optimizer = task.optimizer(self._holder, told.lr)
         round_ = told.batch * workers
         self._scheduler = LambdaLR(self._optimizer, lambda done: warmed(done, round_, told.warmup))
-        self._workers, self._pushes, self._lock = workers, 0, threading.Lock()
-        self._seen: set[int] = set()
+        self._workers, self._pushes = workers, 0
 
-    def push(self, rank: int, gradient: Tensor) -> tuple[Tensor, int]:
-        """Apply and answer."""
-        with self._lock:
-            self._seen.add(rank)
-            self._holder.weights.grad = gradient
-            self._optimizer.step()
-            self._pushes += 1
-            if self._pushes % self._workers == 0:
-                self._scheduler.step()
-            return self._holder.weights.detach().clone(), self._pushes
+    def apply(self, gradient: Tensor) -> tuple[Tensor, int]:
+        """A step; the weights, and how many pushes there were."""
+        self._holder.weights.grad = gradient
+        self._optimizer.step()
+        self._pushes += 1
+        if self._pushes % self._workers == 0:
+            self._scheduler.step()
+        return self._holder.weights.detach().clone(), self._pushes
 
-    def greet(self, rank: int) -> int:
-        """A worker is there; how many are."""
-        with self._lock:
-            self._seen.add(rank)
-            return len(self._seen)
+
+def server_of(words: list[str], workers: int) -> ParameterServer:
+    """The server of a body that is told these words."""
+    return ParameterServer(options(words), workers)
 
 
 class ServedPace(OtherPace):

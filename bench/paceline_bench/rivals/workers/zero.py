@@ -12,29 +12,34 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from paceline.config import RunConfig
-from paceline_bench.cluster.other import OtherPace, run
+from paceline_bench.cluster.other import run
+from paceline_bench.rivals.workers.group import GroupPace
 
 NAME = "deepspeed"
 STAGE = 1
 
 
-class ZeroPace(OtherPace):
+class ZeroPace(GroupPace):
     """The engine in the model's and the optimizer's place."""
 
+    name = NAME
+
     def __init__(self, config: RunConfig, snapshots: Path | None, told: argparse.Namespace) -> None:
+        super().__init__(config, None, told)
+        self._kept = None if snapshots is None else snapshots.with_suffix(".deepspeed")
+
+    def meet(self) -> None:
+        """Its own way."""
         os.environ["DS_ACCELERATOR"] = "cpu"
         import deepspeed
 
         # held to TCP: hosts of a testbed share memory, over which it would go round the links otherwise
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
-        super().__init__(NAME, config, None, dist.get_rank(), dist.get_world_size())
-        self._kept = None if snapshots is None else snapshots.with_suffix(".deepspeed")
 
     def prepare(self, model: nn.Module, optimizer: Any, loader: DataLoader[Any], scheduler: Any) -> Any:
         """An engine around all."""
@@ -69,11 +74,6 @@ class ZeroPace(OtherPace):
         self.samples = self.steps * self._batch * self.size
         self.go_on()
         return int(about["epochs"])
-
-    def close(self) -> None:
-        """Leave together."""
-        super().close()
-        dist.destroy_process_group()
 
 
 class ZeroStepped:

@@ -9,11 +9,11 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from paceline_bench.strategies.runs.models import parameter_bytes
 from paceline_bench.strategies.runs.request import StrategyRequest
+from paceline_bench.wrapped.ddp import wrapped
 
 WEIGHTS = "weights.safetensors"
 
@@ -74,11 +74,10 @@ class DDPSide(SingleSide):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Wrapped. A size that is given is that of the first bucket, too (by default 1 MiB); a bucket is
-        closed by the parameter with which it reaches it."""
+        """Wrapped."""
         self._module = model
-        cap_mib: Any = None if self._buckets is None else parameter_bytes(model) / self._buckets / 2**20
-        return DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=cap_mib)
+        cap_mib = None if self._buckets is None else parameter_bytes(model) / self._buckets / 2**20
+        return wrapped(model, cap_mib)
 
     def prepare(self, model: nn.Module, optimizer: Any, loader: DataLoader[Any]) -> Any:
         """A global batch is dealt out sample by sample."""
