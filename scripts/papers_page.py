@@ -1,10 +1,10 @@
-"""Writes docs/papers.md and its picture from records in benchmarks/ and the list of recipes.
+"""Writes docs/papers.md and its picture from the records in benchmarks/ and the list of recipes.
 
     paceline bench papers --record && .venv/bin/python scripts/papers_page.py
 
-Every recipe is shown as the newest record has it whose set-up is still the recipe's, and judged by the rule
-that it has now; a record may hold some recipes only. What another benchmark tries is shown from that one's
-newest record. Nothing in the page is written by hand but its opening.
+Every recipe is shown as the record has it, if its set-up is still the recipe's, and judged by the rule that
+it has now; the record keeps of every recipe its newest run. What another benchmark tries is shown from that
+one's record. Nothing in the page is written by hand but its opening.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
-from paceline.bench.harness.record import BenchRecord, BenchRow
-from paceline.bench.papers.papers import NOT_TRIED, OPEN, TRIED, judged_again
-from paceline.bench.papers.plot import picture
-from paceline.bench.papers.recipe import Figure, Open, Recipe, worst
-from paceline.bench.strategies.told.findings import findings_of
+from paceline_bench.harness.record import BenchRecord, BenchRow, BenchRun, EarlierRun, read_record
+from paceline_bench.papers.papers import OPEN, TRIED, judged_again
+from paceline_bench.papers.plot import picture
+from paceline_bench.papers.recipe import Figure, Open, Recipe, worst
+from paceline_bench.strategies.told.findings import findings_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, PICTURE, RECORDS = ROOT / "docs" / "papers.md", ROOT / "docs" / "papers.svg", ROOT / "benchmarks"
@@ -28,8 +26,8 @@ OPENING = """# The papers' claims, tried here
 
 Made by `scripts/papers_page.py` from the records of `paceline bench papers`, not written by hand. The command
 tries all of them again, and with the name of a recipe behind it one of them. The rule of each verdict stands
-in its recipe (`src/paceline/bench/papers/`), and is the same for all recipes with a figure of that kind. The
-rules were made stricter on 2026-11-20, when most results were known: bands were put on gains instead of
+in its recipe (`bench/paceline_bench/papers/`), and is the same for all recipes with a figure of that kind.
+The rules were made stricter on 2026-11-20, when most results were known: bands were put on gains instead of
 ratios, the best of a sweep got an upper end, and what is computed stopped counting as reproduced. No verdict
 got better by it. Where a set-up was changed after a result, the explanation says so.
 
@@ -61,36 +59,23 @@ for the claim.
 """
 
 MISSING_TITLE, OPEN_TITLE = "Written and not run yet", "Cannot be judged here yet"
-Found = dict[str, tuple[Path, list[BenchRow]]]
-"""By recipe: the record, and its rows there."""
+Found = dict[str, list[BenchRow]]
+"""By recipe."""
 
 
-def in_order(benchmark: str = "papers") -> list[Path]:
-    """All records of a benchmark: by date, then by number."""
+def read(benchmark: str = "papers") -> BenchRecord:
+    """The record of a benchmark."""
+    return read_record(RECORDS / f"{benchmark}.json")
 
-    named = {
-        path: re.fullmatch(rf"(\d+-\d+-\d+)-{benchmark}(?:-(\d+))?", path.stem) for path in RECORDS.iterdir()
+
+def found(record: BenchRecord) -> Found:
+    """Each recipe that the record has as it is now, judged by today's rule."""
+    parts = {name: [row for row in rows if row.tried] for name, rows in record.parts().items()}
+    return {
+        name: judged_again(recipe, rows)
+        for name, recipe in TRIED.items()
+        if (rows := parts.get(name)) and fits(recipe, rows)
     }
-    dated = {
-        (name[1], int(name[2] or 1)): path for path, name in named.items() if name and path.suffix == ".json"
-    }
-    return [dated[each] for each in sorted(dated)]
-
-
-def read(path: Path) -> BenchRecord:
-    """One record."""
-    return msgspec.json.decode(path.read_bytes(), type=BenchRecord)
-
-
-def found(records: dict[Path, BenchRecord]) -> Found:
-    """Each recipe in the newest record that fits it, judged by today's rule."""
-    newest: Found = {}
-    for path, record in records.items():
-        for name, recipe in TRIED.items():
-            rows = [row for row in record.rows if row.case["recipe"] == name and row.case["how"] != NOT_TRIED]
-            if rows and fits(recipe, rows):
-                newest[name] = path, judged_again(recipe, rows)
-    return newest
 
 
 def fits(recipe: Recipe, rows: list[BenchRow]) -> bool:
@@ -104,10 +89,10 @@ class Elsewhere(NamedTuple):
     """A claim that another benchmark tries."""
 
     claim: Open
-    path: Path
-    """That benchmark's newest record with what the claim needs,"""
+    record: BenchRecord
+    """That benchmark's,"""
     findings: list[BenchRow]
-    """and its findings,"""
+    """its findings,"""
     values: dict[str, float]
     """or the values of the claim's figures."""
 
@@ -137,37 +122,39 @@ def elsewhere() -> dict[str, Elsewhere]:
 
 
 def _found_elsewhere(claim: Open) -> Elsewhere:
-    for path in reversed(in_order(claim.benchmark)):
-        rows = read(path).rows
-        values = {} if claim.values is None else claim.values(rows)
-        if values or claim.values is None:
-            return Elsewhere(claim, path, findings_of(rows), values)
-    raise LookupError(f"no record of `bench {claim.benchmark}` has what {claim.name} needs")
+    record = read(claim.benchmark)
+    values = {} if claim.values is None else claim.values(record.rows)
+    if claim.values is not None and not values:
+        raise LookupError(f"the record of `bench {claim.benchmark}` lacks what {claim.name} needs")
+    return Elsewhere(claim, record, findings_of(record.rows), values)
 
 
 def page() -> str:
     """The whole page."""
-    records = {path: read(path) for path in in_order()}
-    tried, others = found(records), elsewhere()
-    verdicts = Counter(rows[0].notes["verdict"] for _, rows in tried.values())
+    record, others = read(), elsewhere()
+    tried = found(record)
+    verdicts = Counter(rows[0].notes["verdict"] for rows in tried.values())
     verdicts += Counter(other.verdict for other in others.values())
     verdicts["not tried"] = len(OPEN) - len(others) + len(TRIED) - len(tried)
-    used = {path: records[path] for path in records if any(path == other for other, _ in tried.values())}
-    used |= {other.path: read(other.path) for other in others.values()}
     opening = OPENING.format(
         verdicts=", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items())),
         summary="\n".join(summary(tried, others)),
-        records="\n".join(told(path, record) for path, record in used.items()),
+        records="\n".join(_origins(record, others)),
     )
-    sections = [section(name, *tried[name]) for name in TRIED if name in tried]
+    sections = [section(name, record.run_of(name), tried[name]) for name in TRIED if name in tried]
     sections += [section_elsewhere(name, other) for name, other in others.items()]
     return "\n".join([opening, *sections, *_missing(tried), *_open(), ""])
 
 
 def drawn() -> str:
     """The picture of what the page shows."""
-    tried = found({path: read(path) for path in in_order()})
-    return picture([row for name in TRIED if name in tried for row in tried[name][1]], TRIED)
+    return picture([row for rows in found(read()).values() for row in rows], TRIED)
+
+
+def _origins(record: BenchRecord, others: dict[str, Elsewhere]) -> list[str]:
+    """All runs from which something is shown."""
+    runs = [told(record.name, record), *(told(record.name, run) for run in record.earlier)]
+    return [*runs, *dict.fromkeys(told(other.record.name, other.record) for other in others.values())]
 
 
 def summary(tried: Found, others: dict[str, Elsewhere]) -> list[str]:
@@ -192,7 +179,7 @@ def _line(name: str, tried: Found) -> str:
     recipe = TRIED[name]
     if name not in tried:
         return f"{recipe.paper} | {recipe.claim} | | | | | [not run yet]({_anchor(MISSING_TITLE)})"
-    _, rows = tried[name]
+    rows = tried[name]
     verdict, row = rows[0].notes["verdict"], deciding(rows)
     figure, published = row.case["claimed"], row.case["published"]
     link = f"[{verdict}]({_anchor(f'{name}: {verdict}')})"
@@ -230,16 +217,17 @@ def _anchor(title: str) -> str:
     return "#" + re.sub(r"[^a-z0-9_ -]", "", title.lower()).replace(" ", "-")
 
 
-def told(path: Path, record: BenchRecord) -> str:
-    """Where a record comes from."""
-    name, machine = path.with_suffix(".md").name, record.machine
+def told(name: str, run: BenchRun) -> str:
+    """A run, and the record that shows it."""
+    machine = run.machine
+    parts = f"; {', '.join(run.parts)} alone" if isinstance(run, EarlierRun) else ""
     return (
-        f"- [{name}](../benchmarks/{name}): `{record.command}`; {machine.cpu}, {machine.cores} cores, load "
-        f"before the run {machine.load:.1f}, {record.date}"
+        f"- [{name}](../benchmarks/{name}.md), {run.date}: `{run.command}`; {machine.cpu}, "
+        f"{machine.cores} cores, load before the run {machine.load:.1f}{parts}"
     )
 
 
-def section(name: str, path: Path, rows: list[BenchRow]) -> str:
+def section(name: str, run: BenchRun, rows: list[BenchRow]) -> str:
     """One recipe. Explanations are today's, and of the digits: what was recorded without has none."""
     first, notes, recipe = rows[0], rows[0].notes, TRIED[name]
     lines = [f"## {name}: {notes['verdict']}", "", f"{recipe.paper}. {recipe.claim}", ""]
@@ -255,7 +243,7 @@ def section(name: str, path: Path, rows: list[BenchRow]) -> str:
     lines += [f"Rule: {notes['rule']}.", ""]
     if "explained" in notes:
         lines += [recipe.explained, ""]
-    return "\n".join([*lines, f"From {path.stem}.", ""])
+    return "\n".join([*lines, f"Run of {run.date}.", ""])
 
 
 def section_elsewhere(name: str, other: Elsewhere) -> str:
@@ -274,7 +262,7 @@ def section_elsewhere(name: str, other: Elsewhere) -> str:
         rule = "; ".join(figure.rule("measured") for figure in claim.figures)
     lines += [f"Rule: {rule}.", ""]
     return "\n".join(
-        [*lines, f"{claim.reason[0].upper()}{claim.reason[1:]}.", "", f"From {other.path.stem}.", ""]
+        [*lines, f"{claim.reason[0].upper()}{claim.reason[1:]}.", "", f"Run of {other.record.date}.", ""]
     )
 
 

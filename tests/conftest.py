@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -20,6 +21,8 @@ if TYPE_CHECKING:  # tests that start no process need not import torch
     from support.testbed import Testbeds
 
 
+BENCH = Path(__file__).resolve().parents[1] / "bench"
+"""The benchmarks' package lies here, whether it is installed or not."""
 MOST_CASES = 1
 """Of a test with real processes, so many cases are run unless all are asked for."""
 
@@ -32,7 +35,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Load the profile of property tests, and make Ctrl-C and SIGQUIT work: what a shell starts in the
-    background ignores them, and so would every command of the tests."""
+    background ignores them, and so would every command of the tests. `pythonpath` tells only this process
+    where the benchmarks are; others are told here."""
+    paths = [str(BENCH), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     hypothesis_profile.load(every_case=config.getoption("--every-case"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

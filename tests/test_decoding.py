@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import paceline
-from paceline.bench.kept import read_kept
-from paceline.bench.strategies.runs.request import Pause
 from paceline.cli.running.secret import given_secret
 from paceline.config import RunConfig, config_of
 from paceline.doctor.link import _info
@@ -40,6 +38,8 @@ from paceline.trace.files import TraceWriter
 from paceline.trace.life import owner_of, this_process
 from paceline.view.report.record import read_record
 from paceline.view.report.report import render_report
+from paceline_bench.kept import read_kept
+from paceline_bench.strategies.runs.request import Pause
 from support.drive import Schedule
 from support.traces import run_of
 

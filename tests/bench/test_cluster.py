@@ -8,21 +8,21 @@ import msgspec
 import pytest
 import torch
 
-from paceline.bench.cluster import cifar, text
-from paceline.bench.cluster.cluster import check
-from paceline.bench.cluster.course import AccuracyCourse, Figures, Reached
-from paceline.bench.cluster.entries import entries, every_entry, parse_entry
-from paceline.bench.cluster.scene import SCENES, Scene
-from paceline.bench.cluster.script import copy_of, decayed, keeper, warmed
-from paceline.bench.cluster.tasks import TASKS
-from paceline.bench.harness.plan import BenchPlan
-from paceline.bench.harness.record import BenchRecord
-from paceline.bench.harness.run import chosen
 from paceline.errors import ConfigError
 from paceline.protocols import PACED, PEERS
 from paceline.testbed import why_not
 from paceline.trace import TraceWriter
 from paceline.trace.events import SCHEMA, Decided, Evaluated, Event, RunStarted
+from paceline_bench.cluster import cifar, text
+from paceline_bench.cluster.cluster import check
+from paceline_bench.cluster.course import AccuracyCourse, Figures, Reached
+from paceline_bench.cluster.entries import entries, every_entry, parse_entry
+from paceline_bench.cluster.scene import SCENES, Scene
+from paceline_bench.cluster.script import copy_of, decayed, keeper, warmed
+from paceline_bench.cluster.tasks import TASKS
+from paceline_bench.harness.plan import BenchPlan
+from paceline_bench.harness.record import BenchRecord
+from paceline_bench.harness.run import chosen
 from support.command import run_command
 
 SCENE: Scene = msgspec.structs.replace(

@@ -7,15 +7,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from paceline.bench.cluster.course import Figures, Reached
-from paceline.bench.cluster.entries import Entry, entries, parse_entry
-from paceline.bench.cluster.results import Job, Outcome, Results, job_of
-from paceline.bench.cluster.scene import SCENES, Scene
-from paceline.bench.cluster.series import Series, run_all
-from paceline.bench.cluster.table import rows_of
-from paceline.bench.harness.bar import Bar
-from paceline.bench.harness.record import BenchRow
 from paceline.errors import ConfigError
+from paceline_bench.cluster.course import Figures, Reached
+from paceline_bench.cluster.entries import Entry, entries, parse_entry
+from paceline_bench.cluster.results import Job, Outcome, Results, job_of
+from paceline_bench.cluster.scene import SCENES, Scene
+from paceline_bench.cluster.series import Series, on_hosts
+from paceline_bench.cluster.table import rows_of
+from paceline_bench.experiment import carried_out
+from paceline_bench.harness.bar import Bar
+from paceline_bench.harness.plan import BenchPlan
+from paceline_bench.harness.record import BenchRow
 
 SCENE: Scene = msgspec.structs.replace(
     SCENES["unequal"], targets=(0.3, 0.5), limit_s=10.0, device_s=1.0, batch=8
@@ -32,7 +34,7 @@ FIGURES = Figures(
 )
 
 
-def series(*names: str, scene: Scene = SCENE, rates: tuple[float, ...] = (), seeds: int = 1) -> Series:
+def series(*names: str, scene: Scene = SCENE, rates: tuple[float, ...] = (), seeds: int = 1) -> Series[Entry]:
     return Series(scene, entries(names), rates, tuple(range(seeds)), False, "1")
 
 
@@ -64,10 +66,17 @@ class Told:
         return Outcome(job=job, figures=outcome(job.lr, job.seed, *told), slow_link_bytes=5_000_000)
 
 
-def table(what: Series, hosts: Told, results: Results | None = None) -> list[BenchRow]:
+def table(what: Series[Entry], hosts: Told, results: Results | None = None) -> list[BenchRow]:
     results = Results(None) if results is None else results
-    run_all([what], lambda scene: hosts, results, lambda text: None, lambda outcome, scene: "")
-    return rows_of(what, results)
+    experiment = on_hosts(
+        "cluster",
+        [what],
+        results,
+        lambda each, folder: hosts,
+        lambda outcome, scene: "",
+        lambda: rows_of(what, results),
+    )
+    return carried_out(experiment, BenchPlan(), lambda text: None)
 
 
 def test_twice_as_soon_as_ddp_is_a_ratio_of_two_at_each_target() -> None:

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from paceline.bench.harness.crew import BenchCrew, in_turns
 from paceline.errors import RunError
+from paceline_bench.harness.crew import BenchCrew, in_turns
 from support.stations import Broken, Sleeper
 
 

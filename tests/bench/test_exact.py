@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.exact import ExactRuns, trouble
 from paceline.config import RunConfig
 from paceline.engines.control import Ended
 from paceline.errors import EngineLost
+from paceline_bench.exact import ExactRuns, trouble
 
 
 def settings(folder: Path) -> RunConfig:
@@ -49,7 +49,7 @@ def test_after_an_engine_was_lost_the_next_run_gets_another(
         def wait(self, timeout_s: float) -> Ended:
             return Ended({0: 0}, 0)
 
-    monkeypatch.setattr("paceline.bench.exact.LocalEngine", Engine)
+    monkeypatch.setattr("paceline_bench.exact.LocalEngine", Engine)
     runs, looks = ExactRuns("a.py"), []
     with pytest.raises(EngineLost):
         runs.run(settings(tmp_path))

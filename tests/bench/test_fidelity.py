@@ -10,16 +10,6 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from paceline.bench.cluster.course import AccuracyCourse, Figures
-from paceline.bench.cluster.entries import parse_entry
-from paceline.bench.cluster.results import Outcome, Results
-from paceline.bench.cluster.scene import SCENES, Scene
-from paceline.bench.cluster.series import Series
-from paceline.bench.cluster.tasks import TASKS
-from paceline.bench.fidelity.beds import BEDS, QUICK_BED
-from paceline.bench.fidelity.fidelity import check, chosen, fidelity
-from paceline.bench.harness.plan import BenchPlan
-from paceline.bench.harness.record import BenchRecord, as_tables
 from paceline.errors import ConfigError
 from paceline.protocols import PACED, PEERS
 from paceline.protocols.peer.osp import OSP
@@ -28,6 +18,16 @@ from paceline.sim import load_cluster, simulate_peers
 from paceline.testbed import why_not
 from paceline.trace import TraceWriter
 from paceline.trace.events import SCHEMA, Decided, RunStarted
+from paceline_bench.cluster.course import AccuracyCourse, Figures
+from paceline_bench.cluster.entries import parse_entry
+from paceline_bench.cluster.results import Outcome, Results
+from paceline_bench.cluster.scene import SCENES, Scene
+from paceline_bench.cluster.series import Series
+from paceline_bench.cluster.tasks import TASKS
+from paceline_bench.fidelity.beds import BEDS, QUICK_BED
+from paceline_bench.fidelity.fidelity import check, chosen, fidelity
+from paceline_bench.harness.plan import BenchPlan
+from paceline_bench.harness.record import BenchRecord, as_tables
 from support.command import run_command
 
 STARTED = RunStarted(0.0, SCHEMA, "a run", "asp", {}, 2, 0, simulated=False, started_at="")

@@ -14,15 +14,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from paceline import __version__
-from paceline.bench.harness.plan import BenchPlan
-from paceline.bench.harness.record import BenchRow
-from paceline.bench.harness.run import BENCHMARKS, apart, chosen
-from paceline.bench.kept import keep
-from paceline.bench.papers import papers as bench
-from paceline.bench.papers import recipe as rules
-from paceline.bench.papers.measured import gain
-from paceline.bench.papers.papers import NOT_TRIED, OPEN, TRIED, judged_again, papers
-from paceline.bench.papers.recipe import (
+from paceline.errors import ConfigError
+from paceline_bench.harness.plan import BenchPlan
+from paceline_bench.harness.record import BenchRow
+from paceline_bench.harness.run import BENCHMARKS, apart, chosen
+from paceline_bench.kept import keep
+from paceline_bench.papers import papers as bench
+from paceline_bench.papers import recipe as rules
+from paceline_bench.papers.measured import gain
+from paceline_bench.papers.papers import NOT_TRIED, OPEN, TRIED, judged_again, papers
+from paceline_bench.papers.recipe import (
     BEYOND,
     NEVER,
     Figure,
@@ -37,9 +38,8 @@ from paceline.bench.papers.recipe import (
     shown_only,
     up_to,
 )
-from paceline.bench.papers.training import TrialTrainer
-from paceline.bench.papers.trial import Course, Courses, Side, Trial, TrialRun
-from paceline.errors import ConfigError
+from paceline_bench.papers.training import TrialTrainer
+from paceline_bench.papers.trial import Course, Courses, Side, Trial, TrialRun
 
 VALUES = st.floats(0, 1000) | st.just(inf)
 

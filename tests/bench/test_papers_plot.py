@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.bench.harness.record import BenchRow
-from paceline.bench.papers.papers import TRIED, plots_of_papers
-from paceline.bench.papers.plot import SCALES, Scale, picture
-from paceline.bench.papers.recipe import NEVER, Recipe, close, gains, shown_only, up_to
+from paceline_bench.harness.record import BenchRow
+from paceline_bench.papers.papers import TRIED, plots_of_papers
+from paceline_bench.papers.plot import SCALES, Scale, picture
+from paceline_bench.papers.recipe import NEVER, Recipe, close, gains, shown_only, up_to
 
 RATIOS, POINTS, OTHERS = SCALES
 

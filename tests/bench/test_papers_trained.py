@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from paceline.bench.harness.plan import BenchPlan
-from paceline.bench.kept import read_kept
-from paceline.bench.papers.papers import TRIED
-from paceline.bench.papers.recipe import Figure, as_good, better, between, beyond, close, gains, level, up_to
-from paceline.bench.papers.split_body import CUTS, NETWORKS
-from paceline.bench.papers.training import Trained, TrialTrainer
-from paceline.bench.papers.trial import Course, Side, SplitSide, Trial, TrialRun, sooner
-from paceline.bench.strategies.runs.models import Residual
 from paceline.parallel.registry import make_split
 from paceline.protocols.settings import make_any
 from paceline.sim.toml import load_cluster
+from paceline_bench.harness.plan import BenchPlan
+from paceline_bench.kept import read_kept
+from paceline_bench.papers.papers import TRIED
+from paceline_bench.papers.recipe import Figure, as_good, better, between, beyond, close, gains, level, up_to
+from paceline_bench.papers.split_body import CUTS, NETWORKS
+from paceline_bench.papers.training import Trained, TrialTrainer
+from paceline_bench.papers.trial import Course, Side, SplitSide, Trial, TrialRun, sooner
+from paceline_bench.strategies.runs.models import Residual
 
 NAMES = [name for name, recipe in TRIED.items() if recipe.trial is not None]
 

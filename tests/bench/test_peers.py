@@ -14,24 +14,25 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from paceline.bench.cluster.course import Figures, Reached
-from paceline.bench.cluster.entries import Entry
-from paceline.bench.cluster.other import OtherPace, trace_of
-from paceline.bench.cluster.results import Outcome, Results
-from paceline.bench.harness.plan import BenchPlan
-from paceline.bench.harness.record import BenchRecord
-from paceline.bench.harness.run import BENCHMARKS, chosen
-from paceline.bench.rivals import digits, roster
-from paceline.bench.rivals.killed import Killed, TracedStep, applied, steps_of, stood_still_s
-from paceline.bench.rivals.peers import check_peers
-from paceline.bench.rivals.plot import plots_of_peers
-from paceline.bench.rivals.roster import OURS, RIVALS, Found, Rival, find, sides
-from paceline.bench.rivals.scene import DIGITS, KILL, VICTIM, scenes
-from paceline.bench.rivals.series import Contest
-from paceline.bench.rivals.table import rows_of, times_text
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
 from paceline.testbed import why_not
+from paceline_bench.cluster.course import Figures, Reached
+from paceline_bench.cluster.entries import Entry
+from paceline_bench.cluster.other import OtherPace, trace_of
+from paceline_bench.cluster.results import Outcome, Results
+from paceline_bench.harness.plan import BenchPlan
+from paceline_bench.harness.record import BenchRecord
+from paceline_bench.harness.run import BENCHMARKS, chosen
+from paceline_bench.rivals import digits, roster
+from paceline_bench.rivals.killed import Killed, TracedStep, applied, steps_of, stood_still_s
+from paceline_bench.rivals.peers import check_peers
+from paceline_bench.rivals.plot import plots_of_peers
+from paceline_bench.rivals.roster import OURS, RIVALS, Found, Rival, find, sides
+from paceline_bench.rivals.scene import DIGITS, KILL, VICTIM, scenes
+from paceline_bench.rivals.series import Contest
+from paceline_bench.rivals.series import contest as contest_of
+from paceline_bench.rivals.table import rows_of, times_text
 from support.command import run_command
 
 needs_hosts = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
@@ -58,17 +59,17 @@ KILLED = Killed(
 
 
 def contest(*names: str, rates: tuple[float, ...] = (), seeds: tuple[int, ...] = (0,)) -> Contest:
-    return Contest(DIGITS, KILL, sides(names), {}, rates, seeds, "1")
+    return contest_of((DIGITS, KILL), sides(names), rates, seeds, "1")
 
 
 def played(what: Contest, seconds: dict[tuple[str, float, int], float]) -> Results:
     """Everybody in the dictionary has reached the target; nobody else has run."""
     results = Results(None)
-    for side in what.sides:
+    for side in what.trained.sides:
         for (title, lr, seed), taken in seconds.items():
             if title == side.title:
                 figures = msgspec.structs.replace(FIGURES, reached=(Reached(0.93, taken, 2000),))
-                job = what.job(DIGITS, side, lr, seed)
+                job = what.trained.job(side, lr, seed)
                 results.add(Outcome(job=job, figures=figures, slow_link_bytes=4_000_000))
     return results
 
@@ -103,14 +104,14 @@ def test_every_rival_and_some_of_ours_take_part_unless_named() -> None:
 
 
 def test_everybody_tries_the_same_number_of_learning_rates() -> None:
-    assert {len(contest().tried(side)) for side in sides(())} == {1}
+    assert {len(contest().trained.tried(side)) for side in sides(())} == {1}
     three = contest(rates=(0.1, 0.2, 0.3))
-    assert {tuple(job.lr for job in three.tried(side)) for side in sides(())} == {(0.1, 0.2, 0.3)}
+    assert {tuple(job.lr for job in three.trained.tried(side)) for side in sides(())} == {(0.1, 0.2, 0.3)}
 
 
 def test_stale_gradients_that_nothing_corrects_get_half_the_rate_and_whole_steps_a_quarter_of_it() -> None:
     what = contest()
-    rates = {side.title: what.tried(side)[0].lr / DIGITS.lr for side in what.sides}
+    rates = {side.title: what.trained.tried(side)[0].lr / DIGITS.lr for side in what.trained.sides}
     assert {title for title, rate in rates.items() if rate == 0.5 / DIGITS.workers} == {"rpc", "ray"}
     assert set(rates.values()) == {0.5 / DIGITS.workers, 1.0}
 
@@ -118,10 +119,10 @@ def test_stale_gradients_that_nothing_corrects_get_half_the_rate_and_whole_steps
 def test_the_best_rate_of_the_first_seed_is_used_by_the_others_and_when_a_worker_is_killed() -> None:
     what = contest("ddp", "asp", rates=(0.1, 0.2), seeds=(0, 1))
     results = played(what, {("ddp", 0.1, 0): 9.0, ("ddp", 0.2, 0): 8.0, ("asp", 0.1, 0): 3.0})
-    ddp, asp = what.sides
-    assert [job.lr for job in what.jobs(DIGITS, ddp, 1, results)] == [0.2]
-    assert [job.lr for job in what.jobs(DIGITS, asp, 1, results)] == [0.1]
-    assert [job.lr for job in what.jobs(KILL, ddp, 0, results)] == [0.2]
+    ddp, asp = what.trained.sides
+    assert [job.lr for job in what.trained.jobs(ddp, 1, results)] == [0.2]
+    assert [job.lr for job in what.trained.jobs(asp, 1, results)] == [0.1]
+    assert [job.lr for job in what.killed.jobs(ddp, 0, results)] == [0.2]
 
 
 def test_who_never_gets_there_counts_as_infinitely_late() -> None:
@@ -133,10 +134,10 @@ def test_who_never_gets_there_counts_as_infinitely_late() -> None:
 
 def test_samples_of_a_job_that_was_cut_off_are_not_called_lost_without_saying_so() -> None:
     what = contest("hivemind")
-    [side] = what.sides
+    [side] = what.trained.sides
     for ended, text in ((True, "50.0 %"), (False, "50.0 % (cut off)")):
         results, killed = Results(None), msgspec.structs.replace(KILLED, applied=2000, ended=ended)
-        [job] = what.jobs(KILL, side, 0, results)
+        [job] = what.killed.jobs(side, 0, results)
         results.add(Outcome(job=job, figures=FIGURES, killed=killed))
         [row] = rows_of(what, results)
         assert row.case["samples lost"] == text
@@ -145,7 +146,7 @@ def test_samples_of_a_job_that_was_cut_off_are_not_called_lost_without_saying_so
 def test_a_row_says_if_its_rate_is_the_lowest_or_highest_that_was_tried() -> None:
     what = contest("ddp", "asp", "bsp", rates=(0.1, 0.2, 0.3))
     best = {"ddp": 0.1, "asp": 0.2, "bsp": 0.3}
-    times = {(name, lr, 0): 8.0 if lr == best[name] else 9.0 for name in best for lr in what.rates}
+    times = {(name, lr, 0): 8.0 if lr == best[name] else 9.0 for name in best for lr in what.trained.rates}
     said = {row.case["side"]: row.remark for row in rows_of(what, played(what, times))}
     assert said["ddp"] == "its best rate is the lowest of those tried"
     assert said["bsp"] == "its best rate is the highest of those tried"
@@ -155,9 +156,9 @@ def test_a_row_says_if_its_rate_is_the_lowest_or_highest_that_was_tried() -> Non
 def test_one_that_did_not_run_is_a_row_with_the_reason() -> None:
     what = contest("ddp", "horovod")
     results = played(what, {("ddp", DIGITS.lr, 0): 9.0})
-    _, horovod = what.sides
-    for scene in what.scenes:
-        [job] = what.jobs(scene, horovod, 0, results)
+    _, horovod = what.trained.sides
+    for series in what:
+        [job] = series.jobs(horovod, 0, results)
         results.add(Outcome(job=job, figures=None, trouble="cmake failed"))
     rows = rows_of(what, results)
     assert (rows[0].value, rows[1].value) == (1.0, None)
@@ -171,8 +172,8 @@ def test_the_table_has_medians_ranges_and_what_a_death_costs() -> None:
         ("bsp", DIGITS.lr, n): 5.0 for n in range(3)
     }
     results = played(what, times)
-    for seed in what.seeds:
-        [job] = what.jobs(KILL, what.sides[1], seed, results)
+    for seed in what.trained.seeds:
+        [job] = what.killed.jobs(what.trained.sides[1], seed, results)
         results.add(Outcome(job=job, figures=FIGURES, killed=KILLED))
     ddp, bsp = rows_of(what, results)
     assert ddp.case["time"] == "11.0 s (10.0-12.0)"
@@ -185,8 +186,8 @@ def test_the_table_has_medians_ranges_and_what_a_death_costs() -> None:
 def test_the_plot_has_every_side_and_no_bar_for_a_job_that_did_not_finish() -> None:
     what = contest("ddp", "bsp")
     results = played(what, {("ddp", DIGITS.lr, 0): 9.0, ("bsp", DIGITS.lr, 0): 5.0})
-    for side, finished in zip(what.sides, (False, True), strict=True):
-        [job] = what.jobs(KILL, side, 0, results)
+    for side, finished in zip(what.trained.sides, (False, True), strict=True):
+        [job] = what.killed.jobs(side, 0, results)
         killed = msgspec.structs.replace(KILLED, finished=finished)
         results.add(Outcome(job=job, figures=FIGURES, killed=killed))
     drawn = plots_of_peers(rows_of(what, results))["bars"]
@@ -279,7 +280,7 @@ def test_images_are_trained_on_where_they_are_and_deaths_are_those_of_digits() -
 def test_one_that_goes_round_the_slow_link_is_found_out() -> None:
     what = contest("ddp")
     results = played(what, {("ddp", DIGITS.lr, 0): 9.0})
-    [job] = what.tried(what.sides[0])
+    [job] = what.trained.tried(what.trained.sides[0])
     assert "way round" not in rows_of(what, results)[0].remark
     results.add(Outcome(job=job, figures=FIGURES, slow_link_bytes=1000))
     assert "way round" in rows_of(what, results)[0].remark

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.bench.harness.plan import BenchPlan
-from paceline.bench.layers.layers import FULL, check
-from paceline.bench.layers.script import WorkerFigures
-from paceline.bench.pipelines import accuracy
-from paceline.bench.pipelines.accuracy import (
+from paceline.errors import RunError
+from paceline.parallel.layers.costs import LayerFigures
+from paceline_bench.harness.plan import BenchPlan
+from paceline_bench.layers.layers import FULL, check
+from paceline_bench.layers.script import WorkerFigures
+from paceline_bench.pipelines import accuracy
+from paceline_bench.pipelines.accuracy import (
     EXACT,
     PipelineData,
     PipelineEntry,
@@ -20,9 +22,7 @@ from paceline.bench.pipelines.accuracy import (
     _made_up,
     to_accuracy,
 )
-from paceline.bench.pipelines.pipelines import CASES, allowed_speedup
-from paceline.errors import RunError
-from paceline.parallel.layers.costs import LayerFigures
+from paceline_bench.pipelines.pipelines import CASES, allowed_speedup
 
 
 def test_theory_gives_torchs_schedules_their_bubbles() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.bench.harness import ray_server
-from paceline.bench.harness.plan import BenchPlan
-from paceline.bench.harness.run import BENCHMARKS, chosen, run
-from paceline.bench.plans.search import searches
 from paceline.errors import ConfigError
 from paceline.protocols import PACED
+from paceline_bench.harness import ray_server
+from paceline_bench.harness.plan import BenchPlan
+from paceline_bench.harness.run import BENCHMARKS, chosen, run
+from paceline_bench.plans.search import searches
 
 pytestmark = pytest.mark.timeout(300)
 

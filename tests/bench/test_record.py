@@ -1,4 +1,4 @@
-"""Records hold what is needed to believe them, and none replaces another."""
+"""Records hold what is needed to believe them; a new one replaces that of its question, and no other."""
 
 from __future__ import annotations
 
@@ -10,11 +10,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from paceline.bench.harness import machine
-from paceline.bench.harness.machine import OthersWork, copy_bandwidth, look_around, memory_limit_s
-from paceline.bench.harness.record import BenchRecord, BenchRow, as_page, as_table, as_tables, write_record
-from paceline.bench.harness.run import shown_command
-from paceline.bench.harness.stats import Interval, paired_ratio, ratio_of_medians, spread
+from paceline.errors import ConfigError
+from paceline_bench.cluster.cluster import record_name
+from paceline_bench.harness import machine
+from paceline_bench.harness.machine import OthersWork, copy_bandwidth, look_around, memory_limit_s
+from paceline_bench.harness.plan import BenchPlan
+from paceline_bench.harness.record import (
+    BenchRecord,
+    BenchRow,
+    as_page,
+    as_table,
+    as_tables,
+    read_record,
+    write_record,
+)
+from paceline_bench.harness.run import chosen, shown_command
+from paceline_bench.harness.stats import Interval, paired_ratio, ratio_of_medians, spread
 from support.runs import wait_until
 
 
@@ -59,10 +70,56 @@ def test_the_json_beside_the_page_reads_back_as_the_same_record(tmp_path: Path) 
     assert [r.met for r in read.rows] == [True, False]
 
 
-def test_a_second_record_of_a_day_leaves_the_first_alone(tmp_path: Path) -> None:
-    first, second = write_record(tmp_path, record([row()])), write_record(tmp_path, record([row(4.0)]))
-    assert (first.name, second.name) == ("2030-01-02-exchange.md", "2030-01-02-exchange-2.md")
-    assert "6.0x" in first.read_text()
+def test_a_record_replaces_the_older_one_of_its_question_with_its_pictures_and_no_other(
+    tmp_path: Path,
+) -> None:
+    write_record(tmp_path, msgspec.structs.replace(record([row()]), plots={"speed": "<svg/>"}))
+    write_record(tmp_path, msgspec.structs.replace(record([row()]), name="store"))
+    page = write_record(tmp_path, record([row(4.0)]))
+    assert "4.0x" in page.read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("exchange.json", "exchange.md", "store.json", "store.md")
+    ]
+
+
+def recipes(date: str, values: dict[str, float | None]) -> BenchRecord:
+    """A run of some parts; None: one that was not tried."""
+    rows = [
+        msgspec.structs.replace(
+            row(value or 0.0), case={"recipe": name}, value=value, tried=value is not None
+        )
+        for name, value in values.items()
+    ]
+    return msgspec.structs.replace(record(rows), date=date, command=f"on {date}", part="recipe")
+
+
+def test_a_part_that_was_not_tried_again_stays_with_the_run_it_is_from(tmp_path: Path) -> None:
+    write_record(tmp_path, recipes("2030-01-01", {"a": 1.0, "b": 2.0, "c": 3.0, "d": None}))
+    write_record(tmp_path, recipes("2030-01-02", {"b": 20.0, "c": 30.0}))
+    page = write_record(
+        tmp_path,
+        recipes("2030-01-03", {"e": 5.0, "b": None, "c": 300.0}),
+        lambda rows: {"drawn": f"{len(rows)}"},
+    )
+    seen = read_record(page.with_suffix(".json"))
+    assert {part: rows[0].value for part, rows in seen.parts().items()} == {
+        "a": 1.0,
+        "b": 20.0,
+        "c": 300.0,
+        "d": None,
+        "e": 5.0,
+    }
+    assert {part: seen.run_of(part).date[-1] for part in seen.parts()} == {
+        "a": "1",
+        "b": "2",
+        "c": "3",
+        "d": "1",
+        "e": "3",
+    }
+    assert [run.parts for run in seen.earlier] == [["a", "d"], ["b"]]
+    for told in ("exchange, 2030-01-03", "Not tried again since 2030-01-01: a, d.", "`on 2030-01-02`"):
+        assert told in page.read_text()
+    assert (tmp_path / "exchange-drawn.svg").read_text() == "5", "pictures show all parts"
 
 
 @pytest.mark.parametrize(
@@ -184,8 +241,26 @@ def test_a_loaded_machine_is_marked(load: float, marked: bool) -> None:
 
 def test_pictures_are_files_beside_the_page_that_shows_them(tmp_path: Path) -> None:
     page = write_record(tmp_path, msgspec.structs.replace(record([row()]), plots={"speed": "<svg/>"}))
-    assert "![speed](2030-01-02-exchange-speed.svg)" in page.read_text()
-    assert (tmp_path / "2030-01-02-exchange-speed.svg").read_text() == "<svg/>"
+    assert "![speed](exchange-speed.svg)" in page.read_text()
+    assert (tmp_path / "exchange-speed.svg").read_text() == "<svg/>"
+
+
+@pytest.mark.parametrize(
+    ("scenes", "simulated", "name"),
+    [
+        ((), False, "cluster"),
+        (("equal",), False, "cluster-equal"),
+        (("unequal",), True, "cluster-simulated-unequal"),
+        (("workers-4", "workers-8"), True, "cluster-simulated-workers"),
+    ],
+)
+def test_other_hosts_are_another_question(scenes: tuple[str, ...], simulated: bool, name: str) -> None:
+    assert record_name("cluster", BenchPlan(scenes=scenes, simulated=simulated)) == name
+
+
+def test_one_name_is_for_one_record() -> None:
+    with pytest.raises(ConfigError, match="--as names one record"):
+        chosen(["store", "death"], BenchPlan(record="mine"))
 
 
 def test_a_command_on_record_names_no_folder_of_this_machine() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.bench.sequence import check_bytes
-from paceline.bench.sequence_worker import SequenceTask, WaySeen
 from paceline.errors import RunError
+from paceline_bench.sequence import check_bytes
+from paceline_bench.sequence_worker import SequenceTask, WaySeen
 
 TASK = SequenceTask(workers=4, shape=(1, 8, 16, 4), heads=4, layers=2, blocks=1, rounds=1)
 ONE = 8 * 16 * 4 * 4 // 16 * 3

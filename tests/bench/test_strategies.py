@@ -11,28 +11,29 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.bench.harness.plan import BenchPlan
-from paceline.bench.harness.run import run
-from paceline.bench.harness.stats import spread
-from paceline.bench.kept import read_kept
-from paceline.bench.strategies import outcome
-from paceline.bench.strategies import series as series_module
-from paceline.bench.strategies.cells import QUICK, Cell, Setup, chosen_cells, every_cell, left_out
-from paceline.bench.strategies.data import digits
-from paceline.bench.strategies.outcome import StrategyFigures, StrategyOutcome, gaps, rate
-from paceline.bench.strategies.roster import STRATEGIES, Strategy, chosen_strategies
-from paceline.bench.strategies.runs.models import MODELS, activation_bytes, make, parameter_bytes
-from paceline.bench.strategies.runs.places import Ran, check_world
-from paceline.bench.strategies.runs.request import Answer, StrategyRequest
-from paceline.bench.strategies.series import Runner, StrategySeries
-from paceline.bench.strategies.strategies import check
-from paceline.bench.strategies.told.formulas import Loads, state_bytes
-from paceline.bench.strategies.told.tables import ResultGrid, tables
-from paceline.bench.strategies.waits import waits_of
 from paceline.errors import ConfigError, RunError
 from paceline.protocols.paced.bounded_ps import BoundedPS
 from paceline.protocols.settings import make_any
 from paceline.trace.events import AnyEvent, Decided, WorkerJoined, WorkerLeft
+from paceline_bench.experiment import run_all
+from paceline_bench.harness.plan import BenchPlan
+from paceline_bench.harness.run import run
+from paceline_bench.harness.stats import spread
+from paceline_bench.kept import read_kept
+from paceline_bench.strategies import outcome
+from paceline_bench.strategies import series as series_module
+from paceline_bench.strategies.cells import QUICK, Cell, Setup, chosen_cells, every_cell, left_out
+from paceline_bench.strategies.data import digits
+from paceline_bench.strategies.outcome import StrategyFigures, StrategyOutcome, gaps, rate
+from paceline_bench.strategies.roster import STRATEGIES, Strategy, chosen_strategies
+from paceline_bench.strategies.runs.models import MODELS, activation_bytes, make, parameter_bytes
+from paceline_bench.strategies.runs.places import Ran, check_world
+from paceline_bench.strategies.runs.request import Answer, StrategyRequest
+from paceline_bench.strategies.series import Runner, StrategySeries
+from paceline_bench.strategies.strategies import check
+from paceline_bench.strategies.told.formulas import Loads, state_bytes
+from paceline_bench.strategies.told.tables import ResultGrid, tables
+from paceline_bench.strategies.waits import waits_of
 from support.drive import Schedule, drive
 from support.schedules import schedules
 
@@ -263,7 +264,7 @@ def test_what_is_known_is_not_run_again_but_what_failed_is(
     for expected in (["single", "ddp", "ps-sync"], ["ddp"]):
         asked.clear()
         results = outcome.StrategyResults(tmp_path / "kept.jsonl")
-        Runner(whole, digits(), results, said.append).run_all()
+        run_all(Runner(whole, digits(), results, said.append).experiment(list), said.append)
         assert asked == expected
     assert "did not run: gone" in said[-1]
     assert whole.measured(whole.cells[0], STRATEGIES["ddp"], results).trouble == "gone"

@@ -13,18 +13,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.bench.strategies import cells as cells_module
-from paceline.bench.strategies import series as series_module
-from paceline.bench.strategies.cells import QUICK, Cell, Setup, chosen_cells
-from paceline.bench.strategies.data import digits
-from paceline.bench.strategies.outcome import StrategyResults, figures_of
-from paceline.bench.strategies.roster import STRATEGIES, Strategy, chosen_strategies
-from paceline.bench.strategies.runs.models import MODELS, make, parameter_bytes
-from paceline.bench.strategies.runs.places import Ran, run_here
-from paceline.bench.strategies.runs.request import Answer, StrategyRequest, read_answers, write_answer
-from paceline.bench.strategies.runs.sides import DDPSide
-from paceline.bench.strategies.series import Runner, StrategySeries
 from paceline.errors import RunError
+from paceline_bench.experiment import run_all
+from paceline_bench.strategies import cells as cells_module
+from paceline_bench.strategies import series as series_module
+from paceline_bench.strategies.cells import QUICK, Cell, Setup, chosen_cells
+from paceline_bench.strategies.data import digits
+from paceline_bench.strategies.outcome import StrategyResults, figures_of
+from paceline_bench.strategies.roster import STRATEGIES, Strategy, chosen_strategies
+from paceline_bench.strategies.runs.models import MODELS, make, parameter_bytes
+from paceline_bench.strategies.runs.places import Ran, run_here
+from paceline_bench.strategies.runs.request import Answer, StrategyRequest, read_answers, write_answer
+from paceline_bench.strategies.runs.sides import DDPSide
+from paceline_bench.strategies.series import Runner, StrategySeries
 
 SHAPE = (1, 8, 8)
 
@@ -124,7 +125,9 @@ def test_ddp_has_buckets_on_throttled_links_and_torchs_own_elsewhere(monkeypatch
     monkeypatch.setattr(series_module, "why_not", lambda: None)
     monkeypatch.setattr(series_module, "run_here", lambda strategy, told: run("here", told))
     whole = series("vgg-2-native-none", "vgg-2-throttled-none", "vgg-2-memory")
-    Runner(whole, digits(), StrategyResults(None), lambda text: None).run_all()
+    run_all(
+        Runner(whole, digits(), StrategyResults(None), lambda text: None).experiment(list), lambda text: None
+    )
     assert asked == {"here": {None}, "bed": {QUICK.ddp_buckets}}
 
 
@@ -167,7 +170,7 @@ def test_runs_that_diverge_are_counted_and_others_that_fail_are_not(
     monkeypatch.setattr(series_module, "run_here", runs)
     monkeypatch.setattr(type(digits()), "accuracy", lambda *_: 0.8)
     whole, results = series("vgg-2-native-none"), StrategyResults(None)
-    Runner(whole, digits(), results, lambda text: None).run_all()
+    run_all(Runner(whole, digits(), results, lambda text: None).experiment(list), lambda text: None)
     seen = whole.measured(whole.cells[0], STRATEGIES["ps-sync"], results)
     assert (len(seen.figures), seen.diverged, sorted(seen.accuracies)) == (1, 1, [0.1, 0.8])
 

@@ -7,20 +7,20 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from paceline.bench.harness.record import BenchRow
-from paceline.bench.harness.stats import spread
-from paceline.bench.strategies.cells import Cell, Setup
-from paceline.bench.strategies.outcome import MeasuredStrategy, StrategyFigures
-from paceline.bench.strategies.roster import STRATEGIES
-from paceline.bench.strategies.told import formulas
-from paceline.bench.strategies.told.best import best_rows
-from paceline.bench.strategies.told.findings import FINDINGS, findings, findings_of
-from paceline.bench.strategies.told.formulas import Loads
-from paceline.bench.strategies.told.plots import plots
-from paceline.bench.strategies.told.scoring import accurate, advice_rows, strategy_of
-from paceline.bench.strategies.told.tables import T1, T2, T3, T4, ResultGrid, tables
 from paceline.plan.profile.cluster import KINDS
 from paceline.plan.strategy import Constraints, advise
+from paceline_bench.harness.record import BenchRow
+from paceline_bench.harness.stats import spread
+from paceline_bench.strategies.cells import Cell, Setup
+from paceline_bench.strategies.outcome import MeasuredStrategy, StrategyFigures
+from paceline_bench.strategies.roster import STRATEGIES
+from paceline_bench.strategies.told import formulas
+from paceline_bench.strategies.told.best import best_rows
+from paceline_bench.strategies.told.findings import FINDINGS, findings, findings_of
+from paceline_bench.strategies.told.formulas import Loads
+from paceline_bench.strategies.told.plots import plots
+from paceline_bench.strategies.told.scoring import accurate, advice_rows, strategy_of
+from paceline_bench.strategies.told.tables import T1, T2, T3, T4, ResultGrid, tables
 
 SHAPE = (1, 8, 8)
 CELL = Cell("vgg", 4)

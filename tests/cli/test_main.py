@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 import paceline
+from paceline.cli.bench import bench
 from support.command import run_command
 
 
@@ -102,4 +105,21 @@ def test_a_name_that_is_not_utf8_is_refused_in_one_sentence(tmp_path: Path) -> N
     assert done.returncode == 2
     assert done.stderr == (
         "error: the name 'caf\\udce9' is not UTF-8, in which a run is recorded. Rename the file or folder.\n"
+    )
+
+
+def test_benchmarks_that_are_not_installed_are_one_clear_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "paceline_bench"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(
+        sys, "path", [each for each in sys.path if not (Path(each) / "paceline_bench").exists()]
+    )
+    with pytest.raises(typer.Exit) as exit_:
+        bench(["death"])
+    assert exit_.value.exit_code == 2
+    assert (
+        "the benchmarks are not installed: they are in the folder bench/ of a checkout"
+        in capsys.readouterr().err
     )

@@ -202,11 +202,12 @@ def test_every_call_of_a_pace_is_in_the_reference() -> None:
 
 
 def test_every_file_that_the_design_names_is_there() -> None:
-    """A name is a path below `src/paceline`, or the end of one."""
+    """A name is a path below `src/paceline` or `bench`, or the end of one."""
     text = (ROOT / "docs" / "design.md").read_text()
-    files = [path.relative_to(ROOT).as_posix() for path in (ROOT / "src" / "paceline").rglob("*")]
+    packages = [ROOT / "src" / "paceline", ROOT / "bench" / "paceline_bench"]
+    files = [path.relative_to(ROOT).as_posix() for package in packages for path in package.rglob("*")]
     for name in re.findall(r"`([\w/]+(?:\.py|/))`", text):
         assert any(
             f"/{file}/".endswith(f"/{name.rstrip('/')}/")
-            for file in [*files, "src/paceline", "tests/contract"]
+            for file in [*files, "src/paceline", "bench/paceline_bench", "tests/contract"]
         ), name

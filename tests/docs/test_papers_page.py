@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.bench.papers.recipe import BEYOND, NEVER
+from paceline_bench.papers.recipe import BEYOND, NEVER
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -21,7 +21,7 @@ def test_the_page_is_what_records_and_recipes_give() -> None:
     assert papers_page.drawn() == papers_page.PICTURE.read_text()
 
 
-def test_what_another_benchmark_tries_is_judged_by_its_newest_record() -> None:
+def test_what_another_benchmark_tries_is_judged_by_its_record() -> None:
     other = papers_page.elsewhere()["ps_ddp_fsdp_eval"]
     row = other.findings[0]
     inside, outside = (
@@ -37,8 +37,7 @@ def test_what_another_benchmark_tries_is_judged_by_its_newest_record() -> None:
 
 
 def test_a_record_of_another_set_up_or_without_a_figure_is_not_shown_as_the_recipes() -> None:
-    records = {path: papers_page.read(path) for path in papers_page.in_order()}
-    _, rows = papers_page.found(records)["ssp"]
+    rows = papers_page.found(papers_page.read())["ssp"]
     other = msgspec.structs.replace(rows[0], notes=rows[0].notes | {"set-up": "another"})
     assert papers_page.fits(papers_page.TRIED["ssp"], rows)
     assert not papers_page.fits(papers_page.TRIED["ssp"], [other, *rows[1:]])
@@ -46,11 +45,11 @@ def test_a_record_of_another_set_up_or_without_a_figure_is_not_shown_as_the_reci
 
 
 def test_a_record_is_judged_by_the_rule_of_today() -> None:
-    for path, rows in papers_page.found({p: papers_page.read(p) for p in papers_page.in_order()}).values():
-        recipe = papers_page.TRIED[str(rows[0].case["recipe"])]
-        assert rows[0].notes["rule"] == recipe.rule, path
+    for name, rows in papers_page.found(papers_page.read()).items():
+        recipe = papers_page.TRIED[name]
+        assert rows[0].notes["rule"] == recipe.rule, name
         values = {str(row.case["claimed"]): [float(inf if row.value is None else row.value)] for row in rows}
-        assert rows[0].notes["verdict"] == recipe.verdict(values), path
+        assert rows[0].notes["verdict"] == recipe.verdict(values), name
 
 
 def test_a_claim_that_another_benchmark_measures_is_judged_by_its_figures() -> None:
@@ -75,12 +74,13 @@ def test_the_page_counts_no_claim_as_reproduced_that_is_computed() -> None:
 
 
 def test_what_was_never_reached_and_results_on_images_are_shown_as_what_they_are() -> None:
-    path, (first, *rest) = papers_page.found({p: papers_page.read(p) for p in papers_page.in_order()})["sdde"]
+    record = papers_page.read()
+    first, *rest = papers_page.found(record)["sdde"]
     notes = {key: note for key, note in first.notes.items() if key != "explained"}
     never = msgspec.structs.replace(first, value=None, remark=NEVER)
-    kept = papers_page.found({path: msgspec.structs.replace(papers_page.read(path), rows=[never, *rest])})
-    assert f"| {NEVER} |" in papers_page.section("sdde", *kept["sdde"])
+    kept = papers_page.found(msgspec.structs.replace(record, rows=[never, *rest]))
+    assert f"| {NEVER} |" in papers_page.section("sdde", record, kept["sdde"])
     explained = papers_page.TRIED["sdde"].explained
     images = msgspec.structs.replace(first, notes=notes)
-    assert explained in papers_page.section("sdde", path, [first, *rest])
-    assert explained not in papers_page.section("sdde", path, [images, *rest])
+    assert explained in papers_page.section("sdde", record, [first, *rest])
+    assert explained not in papers_page.section("sdde", record, [images, *rest])

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.bench.papers.planned import batch_s
 from paceline.sim import Cluster, Fixed
+from paceline_bench.papers.planned import batch_s
 
 AGAIN = {"layerwise": 4 / 3, "fdg": 1.0, "adl": 1.0}
 """Of a forward and a backward: who keeps inputs only computes a batch's forward twice."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 import sys
 from pathlib import Path
@@ -28,9 +29,18 @@ def bench(
         bool, typer.Option("--quick", help="Tiny sizes: shows that everything works, measures nothing.")
     ] = False,
     record: Annotated[
-        bool, typer.Option("--record", help="Keep each result as a dated page in --folder.")
+        bool, typer.Option("--record", help="Keep each result in --folder, in the place of an older one.")
     ] = False,
     folder: Annotated[Path, typer.Option(help="Where records are kept.")] = Path("benchmarks"),
+    record_as: Annotated[
+        str,
+        typer.Option(
+            "--as",
+            metavar="NAME",
+            help="Name of the record, for a run that answers a question of its own. Default: the benchmark's "
+            "own, whose older record is replaced.",
+        ),
+    ] = "",
     seed: o.Seed = 0,
     data: Annotated[
         Path | None,
@@ -117,10 +127,11 @@ def bench(
     Example: paceline bench exchange store --record
     """
     with errors_for_people():
-        from paceline.bench.harness.plan import BenchPlan
-        from paceline.bench.harness.record import as_tables, write_record
-        from paceline.bench.harness.run import apart, chosen, run
+        _check_checkout()
         from paceline.errors import ConfigError
+        from paceline_bench.harness.plan import BenchPlan
+        from paceline_bench.harness.record import as_tables, write_record
+        from paceline_bench.harness.run import BENCHMARKS, apart, chosen, run
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything started is ended
         if quick and record:
@@ -128,6 +139,7 @@ def bench(
         benchmarks, recipes = apart(names or [])
         plan = BenchPlan(
             recipes=recipes,
+            record=record_as,
             quick=quick,
             seed=seed,
             data=None if data is None else str(data),
@@ -146,11 +158,22 @@ def bench(
         for name in chosen(benchmarks, plan):
             records.append(run(name, plan, _say))
             if record:
-                _say(f"wrote {write_record(folder, records[-1])}")
+                _say(f"wrote {write_record(folder, records[-1], BENCHMARKS[name].plots)}")
             if not json:
                 print(f"{name}\n\n" + "\n".join(as_tables(records[-1].rows)) + "\n", flush=True)
         if json:
             print_json(records)
+
+
+def _check_checkout() -> None:
+    """The benchmarks are a package of their own, which no wheel holds."""
+    from paceline.errors import ConfigError
+
+    if importlib.util.find_spec("paceline_bench") is None:
+        raise ConfigError(
+            "the benchmarks are not installed: they are in the folder bench/ of a checkout, not in the "
+            "wheel. Clone the repository and install it with pip install -e '.[bench]'."
+        )
 
 
 def _words(text: str) -> tuple[str, ...]:

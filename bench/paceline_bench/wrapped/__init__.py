@@ -1,0 +1,1 @@
+"""Other systems, each wrapped once: what every benchmark that compares with one of them calls."""
