@@ -137,8 +137,9 @@ def test_a_script_that_never_joins_is_a_mistake(shell: Shell, in_scripts: Write,
     assert "never called paceline.join" in done.error
 
 
-def test_a_script_that_never_prepares_is_a_mistake(shell: Shell, in_scripts: Write) -> None:
-    done = train(shell, in_scripts("import paceline\npaceline.join()\n"))
+@pytest.mark.parametrize("trains", ["", "for epoch in pace.epochs(1): pass\n"], ids=["nothing", "epochs"])
+def test_a_script_that_never_prepares_is_a_mistake(shell: Shell, in_scripts: Write, trains: str) -> None:
+    done = train(shell, in_scripts("import paceline\npace = paceline.join()\n" + trains))
     assert done.code == 2
     assert "pace.prepare" in done.error
 

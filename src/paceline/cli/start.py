@@ -52,6 +52,10 @@ def example(
             raise ConfigError(
                 f"{file} exists already. Name another file: paceline example my_{file.name}."
             ) from None
+        except FileNotFoundError:
+            raise ConfigError(
+                f"cannot write {file}: there is no folder {file.parent}. Make it first: mkdir -p {file.parent}"
+            ) from None
     print(f"wrote {file}. Train it on two workers: paceline train {file} --workers 2", file=sys.stderr)
     if not _has_digits():
         print("it needs scikit-learn: pip install 'paceline[demo]'", file=sys.stderr)
