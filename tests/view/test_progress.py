@@ -26,7 +26,7 @@ from paceline.trace.events import (
     WorkerLeft,
 )
 from paceline.view.terminal.beside import watch
-from paceline.view.terminal.progress import RunProgress, live
+from paceline.view.terminal.progress import STARTING, RunProgress, live
 from view.synthetic import SyntheticRun
 
 START = RunStarted(0.0, SCHEMA, "a1", "ssp", {"staleness": 3}, 3, 0, False, "2025-01-01T00:00:00")
@@ -251,7 +251,7 @@ def test_standard_output_is_left_to_the_command(capsys: pytest.CaptureFixture[st
 
 
 def test_a_line_tells_what_is_known_and_nothing_else() -> None:
-    assert Screen().progress.line() == "starting"
-    assert Screen().feed(START).progress.line() == "starting"
+    assert Screen().progress.line() == STARTING
+    assert Screen().feed(START).progress.line() == STARTING
     begun = Screen().feed(START, WorkerJoined(0.0, 0))
     assert begun.progress.line() == "0:00 · 0 samples · 1 computing"

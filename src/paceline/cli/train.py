@@ -184,6 +184,7 @@ def _run(asked: dict[str, Any], runs: Path, json: bool, secret_file: Path | None
         from paceline.view.terminal.table import summary
 
         Console(stderr=True).print(summary(result))
+        print(f"draw it: paceline report {config.folder}", file=sys.stderr)
         print(f"{config.folder}")
     check_ranks(config, result)
 
@@ -315,11 +316,26 @@ def find_checkpoint(run: Path) -> Path:
         return run
     folder = _newest_sound(run)
     if folder is None:
+        if _has_finished(run):
+            raise ConfigError(
+                f"{run} finished, so there is nothing to resume. Leave --resume out to train anew."
+            )
         raise ConfigError(
             f"no checkpoint in {run}. Only a run that was stopped or failed leaves one, or one that was "
             "killed and had --checkpoint-every."
         )
     return folder
+
+
+def _has_finished(run: Path) -> bool:
+    from paceline.errors import TraceError
+    from paceline.trace import read_trace, tally
+
+    try:
+        end = tally(read_trace(run)).end
+    except TraceError:
+        return False
+    return end is not None and end.status == "finished"
 
 
 def _newest_sound(run: Path) -> Path | None:
