@@ -177,6 +177,8 @@ def test_total_is_what_the_run_plans_unless_it_was_given() -> None:
     model = ModelReady(0.0, 1, 4, 4, samples_per_epoch=50)
     planned = Screen().feed(START, model, Planned(0.0, 2), WorkerJoined(0.0, 0), pushed(1.0, 0, 1, (0,)))
     assert "10 % of 100" in planned.text()
+    resumed = Screen().feed(START, model, Planned(0.0, 2, before=30))
+    assert resumed.progress.total_samples == 70, "what the run that is resumed has done is not done again"
     assert Screen(total=7).feed(START, model, Planned(0.0, 2)).progress.total_samples == 7
 
 

@@ -52,7 +52,7 @@ def train(
             "--protocol",
             "-p",
             help="How the workers keep step: a name, or a class of your own, my_rules.py:HalfWay. Default: "
-            "what the script names.",
+            "what the script names, else bsp.",
             rich_help_panel=o.PROTOCOL,
         ),
     ] = None,
@@ -99,7 +99,9 @@ def train(
     The script is an ordinary one: it calls paceline.join() and pace.prepare(model, optimizer, loader).
     Results go to a new folder under runs/: config, trace, result, weights as safetensors.
 
-    Example: paceline train examples/digits.py --protocol ssp --workers 4 --slow 3:2.5
+    A TOML file may stand for SCRIPT and flags, which are its keys: paceline train run.toml.
+
+    Example: paceline train digits.py --protocol ssp --workers 4 --slow 3:2.5
     """
     from paceline.engines.torchrun import telling
 

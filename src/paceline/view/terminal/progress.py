@@ -65,6 +65,7 @@ class RunProgress:
         self._lock = RLock()
         self._given = total_samples is not None
         self._epochs: int | None = None
+        self._before = 0
         self._summary: Progress | None = None
         self._silent: dict[int, Silent] = {}
         self._arrived = clock()
@@ -145,10 +146,10 @@ class RunProgress:
         elif isinstance(event, Progress):
             self._summary = event
         elif isinstance(event, Planned):
-            self._epochs = event.epochs
+            self._epochs, self._before = event.epochs, event.before
         per_epoch = self.tally.model.samples_per_epoch if self.tally.model else None
         if isinstance(event, Planned | ModelReady) and self._epochs and per_epoch and not self._given:
-            self.total_samples = self._epochs * per_epoch
+            self.total_samples = max(0, self._epochs * per_epoch - self._before)
 
     def _head(self) -> Text:
         start = self.tally.start
