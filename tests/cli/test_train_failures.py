@@ -144,6 +144,13 @@ def test_a_script_that_never_prepares_is_a_mistake(shell: Shell, in_scripts: Wri
     assert "pace.prepare" in done.error
 
 
+def test_evaluating_before_there_is_a_model_is_a_mistake(shell: Shell, in_scripts: Write) -> None:
+    text = "import paceline\npace = paceline.join()\npace.evaluate(lambda model: 0.5)\n"
+    done = train(shell, in_scripts(text))
+    assert done.code == 2
+    assert "pace.evaluate() before pace.prepare()" in done.err
+
+
 DIFFERENT = {
     "model": ("model = nn.Linear(6, 3 + pace.rank).double()\n", "different models: weight [3, 6] against"),
     "depth": (
