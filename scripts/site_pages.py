@@ -135,7 +135,7 @@ def drawn(entry: About) -> str:
     states = "".join(f'<span><i class="pl-{s}"></i>{s}</span>' for s in STATES)
     svg = str(timeline(record, window))
     scene = "Four stages on four workers, one batch after another." if entry.family == "split" else SCENE
-    figure = f'<figure class="pl-timeline"><figcaption>{scene} {states}</figcaption>{svg}</figure>'
+    figure = f'<figure class="pl-timeline"><figcaption>{scene}<br>{states}</figcaption>{svg}</figure>'
     return f"```{{raw}} html\n{figure}\n```"
 
 
@@ -244,7 +244,7 @@ def command_page(name: str, command: Any) -> str:
     arguments = [each for each in command.params if each.param_type_name == "argument"]
     options = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
     usage = " ".join([f"paceline {name}", "[FLAGS]", *(_placeholder(each) for each in arguments)])
-    parts = [f"# paceline {name}", dedent(command.help or "").strip(), f"```text\n{usage}\n```"]
+    parts = [f"# paceline {name}", _told(command.help or ""), f"```text\n{usage}\n```"]
     if arguments:
         parts.append(
             "## Arguments\n\n"
@@ -253,6 +253,12 @@ def command_page(name: str, command: Any) -> str:
     for title, flags in _grouped(options).items():
         parts.append(f"## {title}\n\n" + "\n\n".join(_flag(each, ctx) for each in flags))
     return "\n\n".join(parts) + "\n"
+
+
+def _told(help_text: str) -> str:
+    """A command's help; its example is code."""
+    text, found, example = dedent(help_text).strip().partition("Example: ")
+    return f"{text}Example:\n\n```text\n{' '.join(example.split())}\n```" if found else text
 
 
 def _placeholder(argument: Any) -> str:

@@ -101,3 +101,13 @@ def test_a_run_from_a_file_is_the_run_of_its_flags_and_typed_ones_win(tmp_path: 
     result = msgspec.json.decode(done.stdout)
     told = {key: result[key] for key in ("protocol", "workers", "seed", "settings")}
     assert told == {"protocol": "ssp", "workers": 2, "seed": 6, "settings": {"staleness": 7}}
+
+
+def test_a_value_of_the_wrong_kind_is_refused_with_the_file_and_the_value(tmp_path: Path) -> None:
+    done = run_command("train", written(tmp_path, 'script = "a.py"\nworkers = "two"'), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "run.toml says 'two'" in done.stderr
+    done = run_command(
+        "train", written(tmp_path, 'script = "a.py"\nworkers = 2'), "--workers", "two", cwd=tmp_path
+    )
+    assert "says" not in done.stderr, "it was typed"

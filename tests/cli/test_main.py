@@ -76,6 +76,20 @@ def test_the_example_is_a_script_that_trains(tmp_path: Path) -> None:
     assert "accuracy" in done.stderr
 
 
+def test_the_example_names_a_folder_that_is_missing(tmp_path: Path) -> None:
+    done = run_command("example", "no/digits.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "there is no folder no. Make it first: mkdir -p no" in done.stderr
+
+
+def test_a_simulation_says_how_to_draw_it_and_that_nobody_is_at_work(tmp_path: Path) -> None:
+    done = run_command("simulate", "--workers", 2, "--iterations", 5, cwd=tmp_path)
+    assert f"draw it: paceline report {done.stdout.strip()}" in done.stderr
+    done = run_command("why", "runs/latest", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "is a simulation without a script: no worker is at work" in done.stderr
+
+
 def test_the_example_overwrites_nothing(tmp_path: Path) -> None:
     (tmp_path / "digits.py").write_text("mine")
     done = run_command("example", cwd=tmp_path)

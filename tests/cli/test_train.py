@@ -15,13 +15,14 @@ from safetensors.torch import load_file
 from paceline.cli.train import find_checkpoint
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
-from paceline.trace import Result, read_trace, tally
-from paceline.trace.events import Decided
+from paceline.trace import Result, TraceWriter, read_trace, tally
+from paceline.trace.events import Decided, Planned, RunEnded
 from support.command import error_lines, run_command, start_command
 from support.runs import SCRIPTS, Lab, children, wait_until
 from support.shell import Shell
 from support.stops import stop_arrived
 from support.tensors import assert_equal
+from support.traces import started
 
 Write = Callable[[str], Path]
 SCRIPT = SCRIPTS / "train.py"
@@ -80,6 +81,15 @@ def test_compare_prints_one_list_with_a_result_per_protocol(shell: Shell) -> Non
     ]
     assert {r["samples"] for r in done.json} == {64}
     assert (shell.runs / "report.html").is_file()
+
+
+def test_a_run_that_finished_says_that_there_is_nothing_to_resume(tmp_path: Path) -> None:
+    trace = TraceWriter(tmp_path / "trace.jsonl")
+    trace.write(started(2))
+    trace.write(RunEnded(1.0, "finished"))
+    trace.close()
+    with pytest.raises(ConfigError, match="finished, so there is nothing to resume"):
+        find_checkpoint(tmp_path)
 
 
 def test_what_was_killed_as_a_whole_goes_on_from_its_last_checkpoint(
@@ -178,6 +188,8 @@ def test_ctrl_c_saves_the_run_and_the_command_it_names_finishes_it(
     assert resumed.returncode == 0, resumed.stderr
     result = msgspec.json.decode(resumed.stdout, type=Result)
     before = tally(read_trace(stopped)).result()
+    planned = next(x for x in read_trace(tmp_path / "runs" / "latest") if isinstance(x, Planned))
+    assert planned.before == before.samples, "progress counts only what is left to do"
     assert (before.status, result.status) == ("stopped", "finished")
     assert (result.protocol, result.workers) == ("bsp", 2)
     assert before.samples + result.samples == 6 * 64

@@ -137,10 +137,18 @@ def test_a_script_that_never_joins_is_a_mistake(shell: Shell, in_scripts: Write,
     assert "never called paceline.join" in done.error
 
 
-def test_a_script_that_never_prepares_is_a_mistake(shell: Shell, in_scripts: Write) -> None:
-    done = train(shell, in_scripts("import paceline\npaceline.join()\n"))
+@pytest.mark.parametrize("trains", ["", "for epoch in pace.epochs(1): pass\n"], ids=["nothing", "epochs"])
+def test_a_script_that_never_prepares_is_a_mistake(shell: Shell, in_scripts: Write, trains: str) -> None:
+    done = train(shell, in_scripts("import paceline\npace = paceline.join()\n" + trains))
     assert done.code == 2
     assert "pace.prepare" in done.error
+
+
+def test_evaluating_before_there_is_a_model_is_a_mistake(shell: Shell, in_scripts: Write) -> None:
+    text = "import paceline\npace = paceline.join()\npace.evaluate(lambda model: 0.5)\n"
+    done = train(shell, in_scripts(text))
+    assert done.code == 2
+    assert "pace.evaluate() before pace.prepare()" in done.err
 
 
 DIFFERENT = {

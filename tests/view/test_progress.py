@@ -26,7 +26,7 @@ from paceline.trace.events import (
     WorkerLeft,
 )
 from paceline.view.terminal.beside import watch
-from paceline.view.terminal.progress import RunProgress, live
+from paceline.view.terminal.progress import STARTING, RunProgress, live
 from view.synthetic import SyntheticRun
 
 START = RunStarted(0.0, SCHEMA, "a1", "ssp", {"staleness": 3}, 3, 0, False, "2025-01-01T00:00:00")
@@ -177,6 +177,8 @@ def test_total_is_what_the_run_plans_unless_it_was_given() -> None:
     model = ModelReady(0.0, 1, 4, 4, samples_per_epoch=50)
     planned = Screen().feed(START, model, Planned(0.0, 2), WorkerJoined(0.0, 0), pushed(1.0, 0, 1, (0,)))
     assert "10 % of 100" in planned.text()
+    resumed = Screen().feed(START, model, Planned(0.0, 2, before=30))
+    assert resumed.progress.total_samples == 70, "what the run that is resumed has done is not done again"
     assert Screen(total=7).feed(START, model, Planned(0.0, 2)).progress.total_samples == 7
 
 
@@ -251,7 +253,7 @@ def test_standard_output_is_left_to_the_command(capsys: pytest.CaptureFixture[st
 
 
 def test_a_line_tells_what_is_known_and_nothing_else() -> None:
-    assert Screen().progress.line() == "starting"
-    assert Screen().feed(START).progress.line() == "starting"
+    assert Screen().progress.line() == STARTING
+    assert Screen().feed(START).progress.line() == STARTING
     begun = Screen().feed(START, WorkerJoined(0.0, 0))
     assert begun.progress.line() == "0:00 · 0 samples · 1 computing"

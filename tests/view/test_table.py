@@ -163,6 +163,21 @@ def test_summary_says_why_there_is_no_loss_and_how_many_of_the_due_samples_were_
     assert "720 at" in text(summary(result(samples=720)))
 
 
+def test_summary_says_whose_time_was_spent_waiting_and_between_whom_the_gap_is() -> None:
+    shown = text(summary(result(waiting_share=[0.52, None, 0.0, 0.01], max_clock_gap=5)))
+    assert "52 %, —, 0 %, 1 % of the time of ranks 0 to 3" in shown
+    assert "5 iterations between the fastest and the slowest worker" in shown
+    assert "3 % of its time" in text(summary(result(workers=1, waiting_share=[0.03])))
+
+
+def test_summary_says_why_there_is_no_accuracy_and_leaves_out_what_a_simulation_does_not_know() -> None:
+    assert "accuracy   — (the script reports none, see pace.evaluate)" in text(summary(result()))
+    shown = text(summary(result(simulated=True, updates=9)))
+    assert "finished after 10.0 s (simulated)" in shown
+    assert "accuracy" not in shown
+    assert "loss" not in shown
+
+
 def test_summary_tells_the_share_of_local_steps_where_there_is_one() -> None:
     shown = text(summary(result("selsync", lssr=0.9)))
     assert "local steps" in shown

@@ -64,7 +64,7 @@ def compare(
     Prints a table and writes a self-contained HTML report. A run that fails does not keep the others from
     their turn, and when it is stopped, what has finished is shown.
 
-    Example: paceline compare examples/digits.py --workers 4 --slow 3:2.5 --device-time 0.05 --target 0.95
+    Example: paceline compare digits.py --workers 4 --slow 3:2.5 --device-time 0.05 --target 0.95
     """
     with errors_for_people():
         check_script(script)

@@ -66,8 +66,9 @@ class Scripted(GroupedCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As usual, but flags may come from a TOML file, and an unknown one may be the script's."""
-        from paceline.cli.flags.from_file import expand
+        from paceline.cli.flags.from_file import SUFFIX, expand
 
+        given = args
         with errors_for_people():
             args, ctx.default_map = expand(args, self.params)
         try:
@@ -76,6 +77,11 @@ class Scripted(GroupedCommand):
             # of click, or of the click that typer brings along
             if type(error).__name__ == "NoSuchOption" and not getattr(error, "possibilities", None):
                 error.message += ". What is meant for the script comes after --"  # type: ignore[attr-defined]
+            name = getattr(getattr(error, "param", None), "name", None)
+            source = None if name is None else ctx.get_parameter_source(name)
+            if source is not None and source.name == "DEFAULT_MAP":
+                file = next(word for word in given if word.endswith(SUFFIX))
+                error.message += f". {file} says {ctx.default_map[name]!r}"  # type: ignore[attr-defined]
             raise
 
 

@@ -353,5 +353,6 @@ def _answer(done: list[tuple[Result, Path]], report: Path | None, json: bool) ->
         print_comparison(results, console)
     else:
         console.print(summary(results[0]))
+        print(f"draw it: paceline report {done[0][1]}", file=sys.stderr)
     for _, path in done:
         print(path)

@@ -19,7 +19,9 @@ First steps:
   paceline train digits.py --workers 2          train it on two workers of this machine
   paceline compare digits.py --workers 4 --slow 3:2 --device-time 0.02
                                                 one worker is slow: compare protocols, draw a report
-  paceline simulate --workers 8 --slow 1:3      see who waits for whom, without training
+  paceline report runs/latest                   draw that run: open report.html in a browser
+  paceline simulate --workers 8 --slow 1:3 --protocol bsp,ssp,asp
+                                                see who waits for whom, without training
 
 In a script of your own three lines are Paceline's: import paceline, join(), prepare().
 """
@@ -51,6 +53,11 @@ def example(
         except FileExistsError:
             raise ConfigError(
                 f"{file} exists already. Name another file: paceline example my_{file.name}."
+            ) from None
+        except FileNotFoundError:
+            raise ConfigError(
+                f"cannot write {file}: there is no folder {file.parent}. "
+                f"Make it first: mkdir -p {file.parent}"
             ) from None
     print(f"wrote {file}. Train it on two workers: paceline train {file} --workers 2", file=sys.stderr)
     if not _has_digits():

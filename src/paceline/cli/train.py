@@ -52,7 +52,7 @@ def train(
             "--protocol",
             "-p",
             help="How the workers keep step: a name, or a class of your own, my_rules.py:HalfWay. Default: "
-            "what the script names.",
+            "what the script names, else bsp.",
             rich_help_panel=o.PROTOCOL,
         ),
     ] = None,
@@ -99,7 +99,9 @@ def train(
     The script is an ordinary one: it calls paceline.join() and pace.prepare(model, optimizer, loader).
     Results go to a new folder under runs/: config, trace, result, weights as safetensors.
 
-    Example: paceline train examples/digits.py --protocol ssp --workers 4 --slow 3:2.5
+    A TOML file may stand for SCRIPT and flags, which are its keys: paceline train run.toml.
+
+    Example: paceline train digits.py --protocol ssp --workers 4 --slow 3:2.5
     """
     from paceline.engines.torchrun import telling
 
@@ -184,6 +186,7 @@ def _run(asked: dict[str, Any], runs: Path, json: bool, secret_file: Path | None
         from paceline.view.terminal.table import summary
 
         Console(stderr=True).print(summary(result))
+        print(f"draw it: paceline report {config.folder}", file=sys.stderr)
         print(f"{config.folder}")
     check_ranks(config, result)
 
@@ -315,11 +318,26 @@ def find_checkpoint(run: Path) -> Path:
         return run
     folder = _newest_sound(run)
     if folder is None:
+        if _has_finished(run):
+            raise ConfigError(
+                f"{run} finished, so there is nothing to resume. Leave --resume out to train anew."
+            )
         raise ConfigError(
             f"no checkpoint in {run}. Only a run that was stopped or failed leaves one, or one that was "
             "killed and had --checkpoint-every."
         )
     return folder
+
+
+def _has_finished(run: Path) -> bool:
+    from paceline.errors import TraceError
+    from paceline.trace import read_trace, tally
+
+    try:
+        end = tally(read_trace(run)).end
+    except TraceError:
+        return False
+    return end is not None and end.status == "finished"
 
 
 def _newest_sound(run: Path) -> Path | None:

@@ -27,6 +27,11 @@ def why(
         from paceline.view.why import lines
         from paceline.view.why import why as look
 
+        if not (run / "config.json").is_file() and (run / "trace.jsonl").is_file():
+            raise NoTrace(
+                f"{run} is a simulation without a script: no worker is at work. Look at it with: "
+                f"paceline report {run}"
+            )
         if not (run / "config.json").is_file():
             raise NoTrace(
                 f"no run at {run}: there is no config.json. Name a run's folder, such as runs/latest."

@@ -397,6 +397,11 @@ class Ledger:
         self.pacer.resume(version, samples, pushes)
 
     @property
+    def samples_before(self) -> int:
+        """Samples that the run which is resumed has done."""
+        return self._behind[0]
+
+    @property
     def units(self) -> int:
         """Units of work finished, for a checkpoint."""
         return self._units

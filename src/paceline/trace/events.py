@@ -195,6 +195,8 @@ class Planned(Event, frozen=True, gc=False, tag="planned"):
     """How many epochs the script means to run; without it nobody knows the time left."""
 
     epochs: int
+    before: int = 0
+    """Samples of these epochs that the run which is resumed has done."""
 
 
 class WorkEnded(Event, frozen=True, gc=False, tag="work_ended"):

@@ -29,6 +29,7 @@ from paceline.trace.events import (
     Reported,
     Rested,
     RunEnded,
+    RunStarted,
     Totals,
 )
 from paceline.trace.files import TraceWriter, decode, read_trace
@@ -123,6 +124,8 @@ class LastingTrace(TraceWriter):
         """`limit_bytes`: how long it may get before single iterations are left out."""
         super().__init__(path)
         self._path = path
+        self._early: list[Event] | None = [] if path.stat().st_size == 0 else None
+        """What came before the run began, such as a plan of epochs; a trace begins with run_started."""
         self._books = None if limit_bytes is None else Books()
         self._ended = False
         self._limit_bytes = limit_bytes
@@ -133,7 +136,14 @@ class LastingTrace(TraceWriter):
         self._since = self._again_at = self._now = 0.0
 
     def write(self, event: Event) -> None:
-        """Add an event, or only count it."""
+        """Add an event, or only count it. Those before run_started follow it."""
+        if self._early is not None:
+            self._early.append(event)
+            if isinstance(event, RunStarted):
+                early, self._early = [event, *self._early[:-1]], None
+                for each in early:
+                    self.write(each)
+            return
         if self._books is not None:
             self._books.add(event)  # type: ignore[arg-type]
         self._now = max(self._now, event.t)

@@ -13,10 +13,10 @@ from typer.core import TyperCommand, TyperGroup
 from paceline.cli.flags.host_options import GROUPS
 
 EVERYDAY = (
+    "workers",
     "protocol",
     "protocols",
     "set_",
-    "workers",
     "cluster",
     "iterations",
     "slow",

@@ -52,7 +52,8 @@ def _about_files(error: OSError) -> str:
     file = f" {error.filename}" if error.filename else ""
     return (
         f"cannot read or write{file}: {error.strerror or error}. "
-        "Make room or mend its permissions, or choose another folder with --runs; --debug shows where."
+        "Check that it exists, that you may write there and that the disk has room, or choose another folder "
+        "with --runs. --debug shows where it happened."
     )
 
 

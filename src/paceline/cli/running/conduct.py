@@ -18,7 +18,7 @@ from paceline.errors import EngineLost
 from paceline.store.disk.folders import go_on
 from paceline.store.disk.reserve import Reserve, free_bytes
 from paceline.trace import Result, TraceTail
-from paceline.trace.events import LeadPassed, Planned, leads_now
+from paceline.trace.events import LeadPassed, leads_now
 from paceline.trace.files import LineTail
 from paceline.trace.life import write_result
 from paceline.trace.waits import NOTICES
@@ -151,9 +151,6 @@ def _show(progress: RunProgress, trace: TraceTail, output: LeadOutput) -> None:
             output.follow(event.worker)
             for line in output.new_text():
                 progress.print(line)
-        if isinstance(event, Planned) and progress.tally.model is not None:
-            epoch = progress.tally.model.samples_per_epoch
-            progress.total_samples = None if epoch is None else epoch * event.epochs
 
 
 def _new_text(tail: LineTail) -> list[str]:

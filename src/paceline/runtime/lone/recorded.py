@@ -276,7 +276,7 @@ class RecordedSolo(Pace):
         self._write_down()
         per_epoch = _length(self._loader)[0]
         self._ledger.pacer.plan(None if per_epoch is None else epochs * per_epoch)
-        self._trace.write(events.Planned(self.now(), epochs))
+        self._trace.write(events.Planned(self.now(), epochs, self._ledger.samples_before))
 
     def _end_work(self, why: str) -> None:
         self._write_down()

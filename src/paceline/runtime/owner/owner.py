@@ -200,7 +200,8 @@ class Owner:
                 if self._run is not None:
                     self._run.ledger.plan(message.epochs)
                     self._work.planned_epochs = message.epochs
-                self.trace.write(events.Planned(self.now(), message.epochs))
+                before = 0 if self._run is None else self._run.ledger.samples_before
+                self.trace.write(events.Planned(self.now(), message.epochs, before))
             case m.Enough():
                 self._started.ledger.end_work(member.rank, self.now(), message.why)
                 self._work.answer()

@@ -374,6 +374,10 @@ class Pace(ABC):
         try:
             with torch.no_grad():
                 wants_model = bool(inspect.signature(fn).parameters)
+                if wants_model and not self._models:
+                    raise ConfigError(
+                        "pace.evaluate() before pace.prepare(): there is no model yet. Prepare first."
+                    )
                 result = fn(*self._models) if wants_model else fn()
         finally:
             for part, training in modes:

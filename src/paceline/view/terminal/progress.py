@@ -43,6 +43,7 @@ from paceline.view.terminal.workers_table import MANY_WORKERS, SLOWEST_SHOWN, st
 REFRESH_PER_S = 8
 PLAIN_LINE_EVERY_S = 5.0
 RATE_OVER_S = 10.0
+STARTING = "starting: every worker imports PyTorch and the script"
 _NOTE_STYLES = {"info": "dim", "warning": "yellow", "error": "bold red"}
 
 
@@ -64,6 +65,7 @@ class RunProgress:
         self._lock = RLock()
         self._given = total_samples is not None
         self._epochs: int | None = None
+        self._before = 0
         self._summary: Progress | None = None
         self._silent: dict[int, Silent] = {}
         self._arrived = clock()
@@ -108,7 +110,7 @@ class RunProgress:
         """The view as one plain line."""
         with self._lock:
             if not (self.samples or self.workers.by_rank or self._summary):
-                return "starting"
+                return STARTING
             known = [words for words in self._figure_words() if figures.DASH not in words]
             parts = [figures.stopwatch(self.elapsed_s), self._done_words(), *known]
             left = self.left_s
@@ -144,15 +146,15 @@ class RunProgress:
         elif isinstance(event, Progress):
             self._summary = event
         elif isinstance(event, Planned):
-            self._epochs = event.epochs
+            self._epochs, self._before = event.epochs, event.before
         per_epoch = self.tally.model.samples_per_epoch if self.tally.model else None
         if isinstance(event, Planned | ModelReady) and self._epochs and per_epoch and not self._given:
-            self.total_samples = self._epochs * per_epoch
+            self.total_samples = max(0, self._epochs * per_epoch - self._before)
 
     def _head(self) -> Text:
         start = self.tally.start
         if start is None:
-            return Text("starting", style="dim")
+            return Text(STARTING, style="dim")
         title = Text(figures.title(start, start.settings))
         title.stylize(f"bold {terminal_colour(start.protocol)}", 0, len(start.protocol))
         more = [figures.plural(start.workers, "worker"), start.run]

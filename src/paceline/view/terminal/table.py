@@ -71,7 +71,7 @@ def summary(result: Result) -> RenderableType:
         _label(result.protocol, title),
         f" · {figures.plural(result.workers, 'worker')} · ",
         (result.status, "green" if result.status == "finished" else "bold red"),
-        f" after {figures.seconds(result.seconds)}",
+        f" after {figures.seconds(result.seconds)}{' (simulated)' if result.simulated else ''}",
     )
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
@@ -106,9 +106,11 @@ def _facts(result: Result) -> list[tuple[str, str]]:
         ("accuracy", _accuracy(result) + _target(result)),
         ("waiting", _waiting(result)),
         ("staleness", _staleness(result)),
-        ("max gap", known(result.max_clock_gap, lambda gap: figures.plural(gap, "iteration"))),
+        ("max gap", known(result.max_clock_gap, _gap)),
         ("moved", _moved(result)),
     ]
+    if result.simulated:  # of times alone, a dash is no news
+        facts = [(name, told) for name, told in facts if told != figures.DASH]
     if result.lssr is not None:
         facts.append(("local steps", f"{figures.percent(result.lssr)} (LSSR)"))
     if result.sent_ahead is not None:
@@ -137,6 +139,8 @@ def _kind(text: str) -> tuple[str, str]:
 
 
 def _accuracy(result: Result) -> str:
+    if result.accuracy is None and result.status == "finished" and not result.simulated:
+        return f"{figures.DASH} (the script reports none, see pace.evaluate)"
     return figures.known(result.accuracy, figures.accuracy) + figures.moment(result, result.accuracy_at)
 
 
@@ -158,17 +162,23 @@ def _target(result: Result) -> str:
     return f" (target {goal} after {figures.seconds(result.time_to_target_s)})"
 
 
+def _gap(gap: int) -> str:
+    return f"{figures.plural(gap, 'iteration')} between the fastest and the slowest worker"
+
+
 def _waiting(result: Result) -> str:
-    shares = figures.waiting(result.waiting_share)
-    few = len(result.waiting_share) <= figures.MANY_WORKERS and shares != figures.DASH
-    return f"{shares} of their time, rank 0 first" if few else shares
+    shares, told = result.waiting_share, figures.waiting(result.waiting_share)
+    if len(shares) > figures.MANY_WORKERS or told == figures.DASH:
+        return told
+    each = ", ".join(figures.known(share, figures.percent) for share in shares)
+    return f"{each} of the time of ranks 0 to {len(shares) - 1}" if len(shares) > 1 else f"{each} of its time"
 
 
 def _staleness(result: Result) -> str:
     if result.staleness is None:
         return figures.DASH
     known = result.staleness
-    return f"mean {known.mean:.1f}, 95th percentile {known.p95}, max {known.max}"
+    return f"mean {known.mean:.1f} updates, 95th percentile {known.p95}, max {known.max}"
 
 
 def _moved(result: Result) -> str:

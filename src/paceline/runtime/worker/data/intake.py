@@ -261,9 +261,10 @@ class Intake:
                 "worker a part. An optimizer made after prepare trains one worker's model: give it to prepare"
             )
         elif self.used and batches != length:
+            left = "1 batch" if len(self.used) == 1 else f"{len(self.used)} batches"
             self._link.say(
-                f"rank {self._link.rank} ended a pass with gradients of {len(self.used)} batches that it has "
-                f"not stepped with. It had {batches} batches, and len(loader) is {length}: under this "
+                f"rank {self._link.rank} ended a pass with gradients of {left} that it has not "
+                f"stepped with. It had {batches} batches, and len(loader) is {length}: under this "
                 "protocol that is an average, so `i + 1 == len(loader)` misses the end. Step after the loop, "
                 "too"
             )
