@@ -316,4 +316,4 @@ def test_a_loss_that_still_needs_its_gradient_is_reported_without_a_warning(
 def test_data_that_prepare_cannot_share_is_mentioned_once(shell: Shell, in_scripts: Write) -> None:
     done = train(shell, in_scripts(HEAD + "loader = list(loader)\n" + LOOP))
     assert done.code == 0
-    assert done.err.count("prepare left a list as it is: every worker sees the whole of it") == 1
+    assert done.err.count("prepare did not change a list: every worker sees all of it") == 1
