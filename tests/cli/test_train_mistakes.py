@@ -64,7 +64,7 @@ SCRIPT = SCRIPTS / "train.py"
             "over 'gloo' nobody proves who connects",
         ),
         ("--tls", "this run does not listen. Add --listen HOST:PORT"),
-        ("--listen 127.0.0.1:0 --tls --tls-cert a.pem", "takes --tls-cert and --tls-key, and one is missing"),
+        ("--listen 127.0.0.1:0 --tls --tls-cert a.pem", "needs both --tls-cert and --tls-key, and one is missing"),
         ("--listen 127.0.0.1:0 --tls --tls-cert a.pem --tls-key a.key", "cannot use the certificate"),
         (
             "--protocol allreduce --fabric gloo --listen 127.0.0.1:0 --tls",
