@@ -116,7 +116,7 @@ def test_over_gloo_a_worker_that_dies_ends_the_run_with_its_rank_named(
     script = in_scripts(HEAD + LOOP + "    if pace.rank == 1:\n        os.kill(os.getpid(), 9)\n")
     done = shell("train", script, "--protocol", "allreduce", "--fabric", "gloo", "--workers", 3)
     assert done.code == 1
-    assert "rank 1 was lost, and over gloo nobody can go on without it" in done.error
+    assert "rank 1 was lost, and over gloo the others cannot continue without it" in done.error
     assert "Rank 1 ended by SIGKILL" in done.error
 
 

@@ -61,10 +61,13 @@ SCRIPT = SCRIPTS / "train.py"
         ("--engine ray --here 1 --listen 127.0.0.1:0", "--engine ray places all of them"),
         (
             "-p local_sgd --fabric gloo --here 1 --listen 127.0.0.1:0",
-            "over 'gloo' nobody proves who connects",
+            "'gloo' does not authenticate connections",
         ),
         ("--tls", "this run does not listen. Add --listen HOST:PORT"),
-        ("--listen 127.0.0.1:0 --tls --tls-cert a.pem", "needs both --tls-cert and --tls-key, and one is missing"),
+        (
+            "--listen 127.0.0.1:0 --tls --tls-cert a.pem",
+            "needs both --tls-cert and --tls-key, and one is missing",
+        ),
         ("--listen 127.0.0.1:0 --tls --tls-cert a.pem --tls-key a.key", "cannot use the certificate"),
         (
             "--protocol allreduce --fabric gloo --listen 127.0.0.1:0 --tls",

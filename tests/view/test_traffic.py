@@ -71,4 +71,4 @@ def test_nothing_sent_is_a_zero_and_nothing_known_is_said(tmp_path: Path) -> Non
     unknown = page(tmp_path, run(tmp_path / "b", "bsp", family="paced"))
     assert "not known" in unknown
     summed = page(tmp_path, run(tmp_path / "c", "bsp", family="paced", summarised=True))
-    assert "The trace is summarised: what single workers sent was not kept." in summed
+    assert "The trace is summarised: it has no figures of single workers." in summed

@@ -1,7 +1,9 @@
-"""What a peer protocol is: one worker's iteration, written as operations that the caller carries out. There
-is no store. Every worker has its own model (its *replica*) and its own optimizer, and names what the workers
-do together: `gradient = yield Compute()`, `mean = yield Average(gradient)`. The protocol moves no bytes and
-reads no clock, so that real workers, the tests' driver and the simulator run the very same object.
+"""What a peer protocol is: one worker's iteration, written as operations that the caller carries out.
+
+There is no store. Every worker has its own model (its *replica*) and its own optimizer, and names what
+the workers do together: `gradient = yield Compute()`, `mean = yield Average(gradient)`. The protocol
+moves no bytes and reads no clock, so that real workers, the tests' driver and the simulator run the very
+same object.
 
 One generator is one iteration, with exactly one `Compute` in it. Keep what must outlive it in `me.agreed`
 (the same on every worker, passed to a worker that joins) or `me.private`, never in local variables. A vector

@@ -116,8 +116,7 @@ def check_graph(edges: Iterable[tuple[int, int, float | None]], workers: int) ->
     apart = set(range(workers)) - parts(rows)[0]
     if apart:
         raise ConfigError(
-            f"the graph is not connected: nothing that rank 0 learns ever reaches rank {min(apart)}. "
-            "Add an edge."
+            f"the graph is not connected: updates of rank 0 never reach rank {min(apart)}. Add an edge."
         )
 
 

@@ -245,7 +245,7 @@ class SyncSwitch:
         self.warned = clocks.slowest > 0
         if not self.warned or self._end(clocks) < float("inf"):
             return verdict
-        text = f"nobody says how much work there is, so {self._named(self.at)} does not end. "
+        text = f"the amount of work is unknown, so {self._named(self.at)} does not end. "
         return replace(verdict, note=text + "Loop over pace.epochs(...), or use --set total=SAMPLES.")
 
     # -- momentum -------------------------------------------------------------------------------

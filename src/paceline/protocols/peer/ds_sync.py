@@ -177,6 +177,6 @@ def _check_mixing(cycle: list[Grouping], workers: int) -> None:
     apart = set(range(workers)) - reached
     if apart:
         raise ConfigError(
-            f"the pattern never mixes all workers: nothing of rank 0 ever reaches rank {min(apart)}, "
-            "so groups would train models of their own. Let a further grouping join them."
+            f"the pattern never mixes all workers: updates of rank 0 never reach rank {min(apart)}, so "
+            "groups would train separate models. Add a grouping that joins them."
         )

@@ -266,7 +266,7 @@ class OSP(Peer):
         total, count = (yield Agree(sum(losses), How.SUM)), (yield Agree(len(losses), How.SUM))
         if not count:
             raise ConfigError(
-                "OSP with ramp=loss needs to know the loss, and nobody has reported one. Call "
+                "OSP with ramp=loss needs the loss, and the script has not reported one. Call "
                 "pace.report(loss=...) in every iteration, or use ramp=linear."
             )
         if me.agreed.first_loss is None:

@@ -133,7 +133,7 @@ def check_family(text: str, name: str, protocol: object) -> None:
     if isinstance(protocol, Peer) and protocol.free:
         raise ConfigError(
             f"--compress {text} is for averages, and {name!r} as it is set exchanges one-sidedly, with a "
-            "copy that nobody else has in common with it. Use another peer protocol: local_sgd, say."
+            "copy that no other worker shares. Use another peer protocol: local_sgd, say."
         )
     if isinstance(protocol, Peer) and protocol.in_parts and parse_compression(text).name == "powersgd":
         raise ConfigError(

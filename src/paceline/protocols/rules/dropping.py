@@ -8,6 +8,6 @@ def told(limit: int | None, name: str, lockstep: bool) -> str:
     if limit is None:
         return ""
     if lockstep:
-        why = f"under {name!r} nobody computes while weights change, so no gradient is stale"
+        why = f"under {name!r} no worker computes while weights change, so no gradient is stale"
         return f"--drop-staler {limit} changes nothing: {why}"
     return f"gradients that missed more than {limit} updates are dropped; their samples count as seen"

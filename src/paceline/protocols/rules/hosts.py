@@ -41,7 +41,7 @@ def parse_hosts(text: str) -> list[HostGroup]:
         if not hosts[-1].uplink > 0:
             raise ConfigError(
                 f"the pattern never mixes all workers: the uplink of the host with ranks {ranks} has speed "
-                f"{speed}, so nothing that its workers learn ever leaves it. Give a speed > 0."
+                f"{speed}, so updates of its workers never leave it. Give a speed > 0."
             )
     return hosts
 
