@@ -66,7 +66,7 @@ def test_what_is_no_protocol_is_refused_with_what_is_missing(cls: str, words: st
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("class HalfWay(:\n", "line 1: invalid syntax. Mend the file."),
+        ("class HalfWay(:\n", "line 1: invalid syntax. Fix the file."),
         ("import no_such_module\n", "raised ModuleNotFoundError when it was loaded: No module named"),
         ("x = 1 / 0\n", "raised ZeroDivisionError when it was loaded: division by zero"),
         ("import sys\nsys.exit(3)\n", "raised SystemExit when it was loaded: 3"),
