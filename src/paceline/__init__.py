@@ -27,12 +27,12 @@ def join(
     environment: bool = True,
     **settings: Any,
 ) -> Pace:
-    """Take part in the run this process was started for; alone when nobody started it.
+    """Join the run that started this process; without a run, train alone.
 
-    The protocol named here, `join("ssp", staleness=5)` or an object such as `join(HalfWay(near=2))`, is the
-    script's default: the command's flags win. `correct` is what is done about stale gradients, as
-    `--correct` takes it. `environment=False` takes RANK, WORLD_SIZE and their like away from this process,
-    for libraries that would set up workers of their own with them.
+    The protocol given here, `join("ssp", staleness=5)` or an object such as `join(HalfWay(near=2))`, is the
+    script's default; the command's flags override it. `correct` says how stale gradients are corrected, like
+    the flag `--correct`. `environment=False` removes RANK, WORLD_SIZE and similar variables from this
+    process, for libraries that would use them to set up their own workers.
     """
     from paceline.protocols.own import check_not_loading
 
@@ -56,7 +56,7 @@ def run(**recipe: Any) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """The version, which is looked up when it is asked for: the look-up takes longer than this import."""
+    """The version. It is looked up on first use, because that takes longer than importing this package."""
     if name == "__version__":
         from importlib.metadata import version
 

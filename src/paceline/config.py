@@ -1,4 +1,4 @@
-"""One run, resolved: what the command, the recipe and the defaults came to. Saved as config.json."""
+"""The settings of one run, after flags, recipe and defaults were combined. Saved as config.json."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_WORKERS = 10_000
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Every dial of a run that is not the protocol's own."""
+    """Every setting of a run, except those of its protocol."""
 
     run: str
     folder: str
@@ -31,29 +31,29 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     args: tuple[str, ...] = ()
     workers: int = 1
     listen: str | None = None
-    """Address at which workers of other hosts may join; None: all are here."""
+    """Address at which workers of other hosts may join. None: all workers are on this machine."""
     here: int | None = None
-    """How many of the workers are started on this machine, ranks 0 and up; None: all."""
+    """How many workers are started on this machine (ranks from 0). None: all."""
     host_patience_s: float = 30.0
-    """How long a host may be out of reach, silent or reset, before its workers count as lost; one that closes
-    its connection in good order has 3 s to come back, and one whose relay has died is not waited for."""
+    """How long a host may be unreachable before its workers count as lost. A host that closes its connection
+    properly has 3 s to come back; the run does not wait for a host whose relay has died."""
     tls: bool = False
-    """Whether what travels between hosts is encrypted (TLS 1.3)."""
+    """Whether traffic between hosts is encrypted (TLS 1.3)."""
     plain: bool = False
-    """Whether it is to stay unencrypted even beyond loopback."""
+    """Whether traffic stays unencrypted even beyond loopback."""
     tls_cert: str | None = None
     """File with the certificate to show; None: one is made for the run."""
     tls_key: str | None = None
     """File with its key."""
     store_hosts: int = 1
-    """How many hosts hold the store, this one included: the weights are cut into so many portions."""
+    """How many hosts hold the store, this one included. Each holds one portion of the weights."""
     mesh: dict[str, int] | None = None
     """The axes of the grid that the workers form, if the model is split over them; None: it is not."""
     protocol: str | None = None
-    """None: what the script names in `join`, else bsp. One of your own is `my_rules.py:HalfWay`, seen from
-    the folder in which the run was started."""
+    """None: the protocol the script names in `join`, or else bsp. Your own protocol is written as
+    `my_rules.py:HalfWay`, relative to the folder in which the run was started."""
     protocol_sha256: str = ""
-    """Of the file of a protocol of one's own, as it was when the run was started."""
+    """SHA-256 of your own protocol's file when the run was started; empty for built-in protocols."""
     settings: dict[str, Any] = {}
     engine: str = "local"
     """Who starts the workers: one of `paceline.engines.ENGINES`."""
@@ -63,7 +63,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where Spark is reached; None: it is started on this machine."""
     seed: int = 0
     target: float | None = None
-    """Accuracy whose first reaching is *time to target*."""
+    """Target accuracy. *Time to target* is when it is first reached."""
     weighting: Weighting = "mean"
     """How far one push moves the weights. `mean`: an epoch moves them equally far under every protocol
     (a push applied alone counts 1/active of a step, a flush of all counts as one step, a flush of
@@ -75,9 +75,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     1/staleness, 1/sqrt(staleness), or exp(-staleness/active workers). What is applied at once takes a
     smaller step; in a flush its part of the sum or the mean is smaller, and the others' are not larger."""
     drop_staler: int | None = None
-    """Drop a gradient that missed more updates than this between its read and its push, whatever the paced
-    protocol would do with it; None: none is dropped for its staleness. Its samples count as seen, as those of
-    any dropped gradient, and its worker goes on as it would have."""
+    """Drop a gradient if there were more updates than this between its read and its push, whatever the paced
+    protocol would do with it. Its samples count as seen, and its worker continues as usual. None: no gradient
+    is dropped for its staleness."""
     lr_cap: float | None = None
     """The largest learning rate the store steps with, whatever the script or its scheduler says: of every
     parameter group, before `weighting` takes its share. None: no cap."""
@@ -86,37 +86,38 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     batch's, and adds what it keeps to the next one (see `runtime/worker/optimizer/trigger.py` for the exact
     rule); None: it pushes every gradient, unless its script names a share."""
     trigger_most: int = 8
-    """With `trigger`: after so many gradients it pushes in any case."""
+    """With `trigger`: a worker pushes after this number of gradients in any case."""
     park: tuple[int, ...] = ()
     """Ranks that take no part: their processes end at once, and the others do all the work."""
     apply: Literal["optimizer", "increments"] = "optimizer"
-    """What a push is. `optimizer`: a gradient, with which the store steps; `increments`: what a step of the
-    worker's own optimizer changes, which the store adds, each in full (SSP's original form)."""
+    """What workers push. `optimizer`: gradients, with which the store steps. `increments`: the changes that
+    the worker's own optimizer makes, each of which the store adds in full (the original form of SSP)."""
     park_slow: float | None = None
-    """The largest curvature of the loss (Hessian eigenvalue): the slowest workers are parked while the run
-    goes on, until the staleness of the others is what the learning rate stands; None: nobody is."""
+    """The largest curvature of the loss (Hessian eigenvalue). The slowest workers are parked during the run
+    until the learning rate is stable at the staleness of the others. None: no worker is parked."""
     correct: str = "none"
-    """What is done about stale gradients: auto (what the script names, else dana outside of lockstep where
-    the optimizer has a momentum, else none), none, dana, gap, dc, dca, or two as in dana+gap. The command's
-    default is auto; runs recorded before there was a choice had none."""
+    """How stale gradients are corrected: auto, none, dana, gap, dc, dca, or two of them as in dana+gap. auto
+    means the correction the script names; otherwise dana, if the protocol has no lockstep and the optimizer
+    has momentum; otherwise none. The command's default is auto; old runs without this setting had none."""
     schedule: Literal["samples", "updates"] = "samples"
     """What a prepared LR scheduler counts. `samples`: one step per batch x workers samples processed,
     whatever the protocol; `updates`: one per optimizer update, as the published systems did."""
     clip_norm: float | None = None
     """Clip the norm of every update's gradient to this, in the store, after averaging."""
     compress: str = "none"
-    """How peers compress what they give to an average: none, fp16, bf16, int8, topk:SHARE, powersgd:RANK."""
+    """How peers compress the vectors they average: none, fp16, bf16, int8, topk:SHARE, powersgd:RANK."""
     bad_gradient: Literal["stop", "skip"] = "stop"
     """What to do about NaN or infinity: stop the run, or skip the gradient and count it."""
     on_failure: Literal["continue", "stop"] = "continue"
     """What to do when a worker dies: go on with the others, or stop the run."""
     shards: Literal["shared", "equal", "own", "rotating"] = "shared"
-    """`shared`: whoever is ready takes the next batch; `equal`: every worker has an equal share of every
-    epoch; `own`: one chunk of an order that is drawn once, for good; `rotating`: the same chunks, but every
-    worker goes on to the next one with every epoch."""
+    """How workers share the data. `shared`: the next worker that is ready takes the next batch. `equal`:
+    every worker gets an equal share of every epoch. `own`: every worker keeps one chunk of an order that is
+    drawn once. `rotating`: the same chunks, but every worker moves to the next chunk each epoch."""
     inject: str = ""
-    """DONORS:SHARE, for chunks of unlike data: at every step this share of the workers shares this share
-    of its batch with all others; batches are made smaller, so that with it they are the loader's size."""
+    """DONORS:SHARE, for chunks of different kinds of data. At every step this share of the workers gives this
+    share of its batch to all others. Batches are drawn smaller so that they have the loader's batch size
+    after sharing."""
     balance: bool = False
     """Give every worker a batch in proportion to its measured speed, whatever the protocol; the sizes
     add up to workers x the loader's batch size. Gradients count by their samples, which is right for a
@@ -129,32 +130,32 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     between machines over the run's own connection; or between the workers of one machine by
     torch.distributed's gloo, over the loopback interface (for a model on a GPU: by its NCCL, untested)."""
     slow: dict[int, float] = {}
-    """Rank -> factor by which its compute is stretched (emulated)."""
+    """Rank -> factor by which its compute is slowed (emulated)."""
     device_time_s: float | None = None
-    """Pad every worker's compute to this, times its `slow` factor (emulated)."""
+    """Stretch every worker's compute to this time, times its `slow` factor (emulated)."""
     jitter: float = 0.0
     """Relative spread of the padded compute time, seeded."""
     resume: str | None = None
-    """Folder of a checkpoint to go on from."""
+    """Folder of the checkpoint to resume from."""
     checkpoint_every: str | None = None
     """How often a checkpoint is taken while the run goes on: 500 (updates), 60s, 10m or 1h; None: never."""
     keep: int = 2
     """How many checkpoints are kept: the newest, and those before it in case it is damaged."""
     stuck_after: str | None = None
-    """How long a worker may be silent, and what then: 5m:warn, 5m:drop (go on without it) or 5m:stop. None:
-    it is named after 10 s, or several times what it usually takes."""
+    """How long a worker may be silent, and what happens then: 5m:warn, 5m:drop (continue without it) or
+    5m:stop. None: warn after 10 s, or after several times its usual iteration time."""
     trace_limit: str | None = "256MB"
-    """How long the trace may get before single iterations are left out of it: 50MB, 2GB; none, or None as in
+    """Size of the trace above which single iterations are no longer written: 50MB, 2GB. none, or None as in
     older runs: no limit."""
     plan: str | None = None
     """File of a sharding plan that takes the place of a protocol."""
     cluster: dict[str, Any] | None = None
-    """In an exact simulation: the cluster in whose virtual time the run takes place."""
+    """In an exact simulation: the cluster that is simulated."""
 
     replay: str | None = None
-    """Folder of a recorded run to be carried out again, verdict by verdict."""
+    """Folder of a recorded run to replay, verdict by verdict."""
     until: int | None = None
-    """In a replay: the verdict after which to stop."""
+    """In a replay: stop after this verdict."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -167,11 +168,13 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         if abs(self.seed) >= 2**62:
             raise ConfigError(f"seed must have less than 62 bits, got {self.seed}. Use --seed 0, say.")
         if self.here is not None and not 0 <= self.here <= self.workers:
-            raise ConfigError(f"{self.here} of {self.workers} workers cannot be here.")
+            raise ConfigError(
+                f"--here {self.here} does not fit a run of {self.workers} workers. Use 0 to {self.workers}."
+            )
         if self.here is not None and self.here < self.workers and self.listen is None:
             raise ConfigError(
-                f"{self.workers - self.here} of {self.workers} workers are to come from elsewhere, but the "
-                "run does not listen. Name an address with --listen HOST:PORT."
+                f"{self.workers - self.here} of {self.workers} workers must join from other hosts, but the "
+                "run does not listen. Add --listen HOST:PORT."
             )
         self._check_tls()
         if self.mesh is not None:
@@ -194,7 +197,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         self._check_park_slow()
         if self.lr_cap is not None and self.workers == 1 and self.cluster is None and self.listen is None:
             raise ConfigError(
-                "--lr-cap is for steps of the store, and 1 worker steps by itself. Leave it out."
+                "--lr-cap limits the steps of the store, but a single worker steps without a store. Leave "
+                "--lr-cap out."
             )
         if self.apply == "increments":
             increments.check_dials(msgspec.structs.asdict(self))
@@ -202,9 +206,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--drop-staler takes a number of updates, 0 or more, got {self.drop_staler}.")
         if self.balance and self.shards != "shared":
             raise ConfigError(
-                f"balance gives a slow worker less to do, but shards {self.shards!r} gives everybody the "
-                "same. "
-                "Use shards 'shared', or leave --balance out."
+                f"--balance gives a slow worker less work, but --shards {self.shards} gives every worker "
+                "the same. Use --shards shared, or leave --balance out."
             )
         parse_compression(self.compress)
         parse_correction(self.correct)
@@ -216,10 +219,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.inject:
             self._check_injection()
         if self.store_hosts < 1:
-            raise ConfigError(f"the store lies on at least 1 host, got {self.store_hosts}.")
+            raise ConfigError(f"--store-hosts must be at least 1, got {self.store_hosts}.")
         parse_size(self.trace_limit or "none")
         if self.keep < 1:
-            raise ConfigError(f"at least 1 checkpoint is kept, got --keep {self.keep}.")
+            raise ConfigError(f"--keep must be at least 1, got {self.keep}.")
         if self.checkpoint_every is not None:
             self._check_checkpoints(self.checkpoint_every)
         if self.stuck_after is not None:
@@ -232,12 +235,16 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     def _check_checkpoints(self, every: str) -> None:
         parse_every(every)
         for asked, why, other in (
-            (self.connects, f"over {self.fabric!r} nobody has all replicas", "--fabric"),
-            (self.compress != "none", "what compression keeps back is not saved yet", "--compress"),
+            (self.connects, f"over {self.fabric!r} no process has all replicas", "--fabric"),
+            (
+                self.compress != "none",
+                "a checkpoint does not include what compression has left out",
+                "--compress",
+            ),
         ):
             if asked:
                 raise ConfigError(
-                    f"--checkpoint-every {every} needs all of the run's state in one place, but {why}. "
+                    f"--checkpoint-every {every} needs the whole state of the run in one place, but {why}. "
                     f"Leave --checkpoint-every or {other} out."
                 )
 
@@ -245,8 +252,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         check_parked(self.park, self.workers, self.shards)
         if self.listen is not None or self.engine != "local" or self.mesh is not None or self.balance:
             raise ConfigError(
-                "--park is for workers that this machine starts, without --mesh and --balance. Where others "
-                "start them (--listen, --engine, torchrun), start fewer."
+                "--park works only for workers that this command starts, without --mesh and --balance. "
+                "With --listen, --engine or torchrun, start fewer workers instead."
             )
 
     def _check_trigger(self) -> None:
@@ -255,8 +262,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--trigger-most is a number of gradients, 1 or more, got {self.trigger_most}.")
         alone = self.workers == 1 and self.cluster is None and self.listen is None
         for asked, why in (
-            (alone, "is for pushes to a store, and 1 worker steps by itself"),
-            (self.balance, "adds gradients up, and --balance counts each by its samples"),
+            (alone, "needs a store, and a single worker steps without one"),
+            (self.balance, "adds up gradients, but --balance counts each by its samples"),
         ):
             if asked and self.trigger is not None:
                 raise ConfigError(f"--trigger {why}. Leave it out.")
@@ -265,10 +272,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_positive("park slow, a curvature,", self.park_slow)
         alone = self.workers == 1 and self.cluster is None and self.listen is None
         for asked, why in (
-            (alone, "is for the slowest of several workers, and there is 1"),
-            (self.balance, "lets slow workers rest, and --balance gives them less"),
-            (self.shards != "shared", f"lets workers rest, and shards {self.shards!r} gives each a share"),
-            (self.mesh is not None, "does not go with --mesh: all workers of a copy are needed"),
+            (alone, "needs several workers, and this run has 1"),
+            (self.balance, "sets slow workers aside, but --balance gives them less work"),
+            (self.shards != "shared", f"sets workers aside, but --shards {self.shards} gives each a share"),
+            (self.mesh is not None, "does not work with --mesh, because a copy needs all of its workers"),
         ):
             if asked and self.park_slow is not None:
                 raise ConfigError(f"--park-slow {why}. Leave one of them out.")
@@ -277,16 +284,17 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         action = parse_stuck(text)[1]
         if action != "warn" and self.workers == 1 and self.listen is None:
             raise ConfigError(
-                f"--stuck-after {text} is for a worker that others go on without; here is only 1."
+                f"--stuck-after {text} continues or stops the run without the silent worker, but this run "
+                f"has only 1 worker. Use {text.split(':')[0]}:warn."
             )
 
     def _check_tls(self) -> None:
         if self.tls and self.plain:
-            raise ConfigError("--tls encrypts what --plain leaves plain. Give one of them.")
+            raise ConfigError("--tls encrypts and --plain does not. Give only one of them.")
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ConfigError("a certificate of your own takes --tls-cert and --tls-key, and one is missing.")
+            raise ConfigError("your own certificate needs both --tls-cert and --tls-key, and one is missing.")
         if self.tls_cert is not None and not self.tls:
-            raise ConfigError(f"the certificate {self.tls_cert} is for TLS, which is off. Add --tls.")
+            raise ConfigError(f"--tls-cert {self.tls_cert} needs TLS, which is off. Add --tls.")
         if self.tls and self.connects:
             raise ConfigError(
                 f"with fabric {self.fabric!r} workers connect to each other by torch.distributed, which does "
@@ -294,7 +302,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def _check_mesh(self) -> None:
-        """What the splitting of a model has no use for, or cannot do."""
+        """Refuse settings that do not work when the model is split over a mesh."""
         for asked, flag, why in (
             (
                 self.listen is not None,
@@ -358,7 +366,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def emulated(self) -> dict[str, Any] | None:
-        """What was injected, for the record; None when nothing was."""
+        """The slow-downs and device times that were injected, for the record. None: nothing was."""
         if self.cluster is not None:
             return self.cluster
         injected: dict[str, Any] = {}
@@ -371,7 +379,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         return injected or None
 
     def damped(self, staleness: int, active: int) -> float:
-        """The share of its step that a gradient of this staleness keeps (see `damping`)."""
+        """Share of its step that a gradient of this staleness keeps (see `damping`)."""
         if self.damping == "none" or staleness <= 1:
             return 1.0
         if self.damping == "exponential":
@@ -379,8 +387,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         return 1.0 / (staleness if self.damping == "inverse" else math.sqrt(staleness))
 
     def step_share(self, batches: float, active: int, flush: str | None = None) -> float:
-        """How much of a full step an update counts: of one gradient, or of the mean of several. A sum counts
-        as one gradient does, since it has all of its own in it."""
+        """How much of a full step an update counts, for one gradient or the mean of several. A sum counts as
+        one gradient does, because it already contains all of its gradients in full."""
         batches = 1.0 if flush == "sum" else batches
         if self.weighting == "mean":
             return 1.0 if flush == "mean" else batches / max(active, 1)

@@ -14,12 +14,12 @@ from paceline.errors import ConfigError
 
 AUTO, NONE, DANA = "auto", "none", "dana"
 STRENGTHS: dict[str, float | None] = {"gap": None, "dc": 0.04, "dca": 2.0}
-"""Rules for the gradient, and how strong each is unless told otherwise; None: there is nothing to set."""
+"""Rules for the gradient, with the default strength of each; None: it has no strength."""
 EXAMPLES = "Use auto, none, dana, gap, dc, dca, dana+gap, or dc:0.1 for another strength"
 
 
 class Named(NamedTuple):
-    """What a name stands for."""
+    """The corrections that a name means."""
 
     dana: bool = False
     rule: str | None = None
@@ -27,7 +27,8 @@ class Named(NamedTuple):
 
 
 def parse_correction(text: str) -> Named:
-    """`dana+gap` is two corrections at once; `auto` and `none` are none, as long as nobody has decided."""
+    """Parse a name. `dana+gap` is two corrections at once; `auto` and `none` mean no correction until a run
+    chooses one."""
     if text in (AUTO, NONE):
         return Named()
     named = Named()
@@ -41,9 +42,9 @@ def _with(named: Named, part: str, text: str) -> Named:
     if part == DANA and not named.dana:
         return named._replace(dana=True)
     if name not in STRENGTHS or named.rule is not None:
-        raise ConfigError(f"no correction of stale gradients is called {text!r}. {EXAMPLES}.")
+        raise ConfigError(f"unknown correction of stale gradients {text!r}. {EXAMPLES}.")
     if colon and STRENGTHS[name] is None:
-        raise ConfigError(f"{name} has no strength to set, got {text!r}. {EXAMPLES}.")
+        raise ConfigError(f"correction {name} has no strength, got {text!r}. {EXAMPLES}.")
     return named._replace(rule=name, strength=_strength(strength, text) if colon else STRENGTHS[name])
 
 
@@ -53,5 +54,5 @@ def _strength(number: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise ConfigError(f"a correction's strength is a number >= 0, got {text!r}. {EXAMPLES}.")
+        raise ConfigError(f"the strength of a correction must be a number >= 0, got {text!r}. {EXAMPLES}.")
     return value

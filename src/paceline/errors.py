@@ -1,6 +1,6 @@
 """Every exception of the project::
 
-    PacelineError                 anything we raise on purpose
+    PacelineError                 any error that Paceline raises on purpose
     ├── ConfigError (ValueError)  the user asked for something impossible; exit status 2
     ├── RunError                  a run could not go on; exit status 1
     │   ├── WorkerFailed          a worker raised, died or was lost
@@ -8,8 +8,8 @@
     │   ├── EngineLost            the process that starts workers is gone
     │   └── RunStopped            the run was told to stop (Ctrl-C); what was done is saved
     ├── TraceError                a trace or result that cannot be read
-    │   └── NoTrace               there is none where the user said (a ConfigError too); exit status 2
-    └── Undecodable               a file, or what another program says, is not in its form
+    │   └── NoTrace               no trace in the given folder (a ConfigError too); exit status 2
+    └── Undecodable               a file or message is not in the expected format
 
 All fields are passed to `super().__init__`, so that they cross process boundaries.
 """
@@ -21,15 +21,15 @@ from collections.abc import Iterable
 
 
 class PacelineError(Exception):
-    """Anything Paceline raises on purpose."""
+    """Base class of all errors that Paceline raises on purpose."""
 
 
 class ConfigError(PacelineError, ValueError):
-    """The request itself is wrong; running it again changes nothing."""
+    """The user asked for something impossible. Running it again will fail again."""
 
 
 class RunError(PacelineError, RuntimeError):
-    """The request was fine, the run was not."""
+    """The request was valid, but the run failed."""
 
 
 class WorkerFailed(RunError):
@@ -37,19 +37,19 @@ class WorkerFailed(RunError):
 
 
 class BadGradient(RunError):
-    """A gradient held NaN or infinity."""
+    """A gradient contained NaN or infinity."""
 
 
 class EngineLost(RunError):
-    """The process that starts workers is gone, and they with it."""
+    """The process that starts the workers is gone, and so are they."""
 
 
 class NobodyThere(RunError):
-    """Where a process listened, none does any more: it has ended."""
+    """The process that listened at an address has ended."""
 
 
 class RunStopped(RunError):
-    """Somebody stopped the run. Its state is saved and can be resumed."""
+    """The run was told to stop. Its state is saved and can be resumed."""
 
 
 class TraceError(PacelineError, ValueError):
@@ -57,15 +57,16 @@ class TraceError(PacelineError, ValueError):
 
 
 class NoTrace(TraceError, ConfigError):
-    """There is no run at the place that was named."""
+    """There is no run in the given folder."""
 
 
 class Undecodable(PacelineError, ValueError):
-    """Bytes that are not in the form they should be in. Whoever reads a file says which, and what to do."""
+    """Bytes that are not in the expected format. The caller that reads a file says which file, and what to
+    do."""
 
 
 def unknown(kind: str, name: str, available: Iterable[str]) -> ConfigError:
-    """One sentence for every misspelt name: what it was, what it may have meant, what there is."""
+    """The error for an unknown name: the name, what it may have meant, and the known names."""
     names = sorted(available)
     swapped = [each for each in names if sorted(each) == sorted(name) and each[:1] == name[:1]]
     close = swapped or difflib.get_close_matches(name, names, n=1, cutoff=0.5)

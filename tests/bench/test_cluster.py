@@ -102,7 +102,7 @@ def test_ddp_is_always_among_those_that_were_chosen() -> None:
         ("asp@fast", "a learning rate is a number > 0, got 'fast'"),
         ("ssp:staleness", "a setting is NAME=VALUE"),
         ("ddp+balance", "ddp has neither settings nor balance"),
-        ("asp+dna", "no correction of stale gradients is called 'dna'"),
+        ("asp+dna", "unknown correction of stale gradients 'dna'"),
         ("allreduce+store_hosts=2", "goes with protocols that have one"),
         ("asp+store_hosts=no", "For instance asp\\+store_hosts=4"),
     ],

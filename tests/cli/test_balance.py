@@ -98,7 +98,7 @@ def test_the_timing_of_a_simulation_is_that_of_the_exact_one(shell: Shell) -> No
 def test_equal_shards_are_refused(shell: Shell, command: tuple[Any, ...]) -> None:
     done = shell(*command, "--balance", "--shards", "equal")
     assert done.code == 2
-    assert "shards 'equal' gives everybody the same" in done.error
+    assert "equal gives every worker the same" in done.error
     assert "leave --balance out" in done.error
 
 

@@ -65,7 +65,7 @@ def test_who_has_no_store_ignores_a_correction_and_says_so(
 def test_a_name_that_means_nothing_is_a_mistake(shell: Shell, command: str) -> None:
     done = shell(command, SCRIPT, "--correct", "dna", *ARGS)
     assert done.code == 2
-    assert "no correction of stale gradients is called 'dna'" in done.err
+    assert "unknown correction of stale gradients 'dna'" in done.err
 
 
 def test_runs_from_before_there_was_a_choice_are_plain() -> None:

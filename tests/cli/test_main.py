@@ -49,7 +49,7 @@ def test_help_explains_the_flags_of_every_day_and_names_the_others(tmp_path: Pat
     shown = run_command("train", "--help", cwd=tmp_path).stdout
     assert "Worker processes to start." in shown
     assert "--damping" in shown
-    assert "Shrink what a stale gradient counts" not in shown
+    assert "Give a stale gradient less weight" not in shown
     assert len(shown.splitlines()) < 75
 
 

@@ -116,7 +116,7 @@ def test_over_gloo_a_worker_that_dies_ends_the_run_with_its_rank_named(
     script = in_scripts(HEAD + LOOP + "    if pace.rank == 1:\n        os.kill(os.getpid(), 9)\n")
     done = shell("train", script, "--protocol", "allreduce", "--fabric", "gloo", "--workers", 3)
     assert done.code == 1
-    assert "rank 1 was lost, and over gloo nobody can go on without it" in done.error
+    assert "rank 1 was lost, and over gloo the others cannot continue without it" in done.error
     assert "Rank 1 ended by SIGKILL" in done.error
 
 
@@ -324,4 +324,4 @@ def test_a_loss_that_still_needs_its_gradient_is_reported_without_a_warning(
 def test_data_that_prepare_cannot_share_is_mentioned_once(shell: Shell, in_scripts: Write) -> None:
     done = train(shell, in_scripts(HEAD + "loader = list(loader)\n" + LOOP))
     assert done.code == 0
-    assert done.err.count("prepare left a list as it is: every worker sees the whole of it") == 1
+    assert done.err.count("prepare did not change a list: every worker sees all of it") == 1

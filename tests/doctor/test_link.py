@@ -102,7 +102,7 @@ def test_a_server_that_does_not_know_the_secret_is_not_believed() -> None:
 def test_what_is_no_doctor_is_told_apart() -> None:
     with (
         answering(b"HTTP/1.1 400\r\n" * 8, b"") as address,
-        pytest.raises(ConfigError, match="does not speak"),
+        pytest.raises(ConfigError, match="is not this version of Paceline"),
     ):
         measure(address, SECRET)
 

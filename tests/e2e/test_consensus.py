@@ -94,7 +94,7 @@ def test_where_there_is_one_model_it_is_zero(lab: Lab, workers: int, protocol: s
 def test_before_prepare_it_is_a_mistake(lab: Lab, protocol: str) -> None:
     run = lab.run("apart.py", "momentum", "--early", workers=2, protocol=protocol)
     assert run.end.user_mistake
-    assert "pace.consensus() before pace.prepare()" in run.end.detail
+    assert "pace.consensus() was called before pace.prepare()" in run.end.detail
 
 
 def test_after_leave_it_says_so(lab: Lab) -> None:

@@ -92,7 +92,7 @@ def test_whoever_is_killed_before_all_have_joined_the_others_do_all_of_the_work(
     ("flags", "told"),
     [
         (("--on-failure", "stop"), "rank 1 died before training began"),
-        (("--protocol", "allreduce", "--fabric", "gloo"), "Over gloo nobody can go on without it."),
+        (("--protocol", "allreduce", "--fabric", "gloo"), "Over gloo the others cannot continue without it."),
     ],
 )
 def test_where_nobody_may_or_can_go_on_one_sentence_says_so(

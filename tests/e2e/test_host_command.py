@@ -27,7 +27,7 @@ def relay_among(processes: set[int]) -> int:
 @pytest.mark.parametrize(
     ("what", "told"),
     [
-        ("store killed", "the run is lost: nobody listens at {address} any more (its connection "),
+        ("store killed", "the run is lost: nothing listens at {address} any more (its connection "),
         ("run stopped", "the run was stopped where its store is: interrupted. "),
         ("relay killed", "the relay of this host was ended by SIGKILL. "),
     ],

@@ -200,7 +200,7 @@ def test_epochs_counts_and_tells_the_plan(lab: Lab, in_scripts: Write) -> None:
         (HEAD + "paceline.join()\n", "join was called twice"),
         (PREPARED + "pace.prepare(model, optimizer)\n", "prepare was called twice"),
         (HEAD + "pace.prepare(model)\n", "at least one optimizer"),
-        (HEAD + "pace.prepare(optimizer, optimizer, model)\n", "have a parameter in common"),
+        (HEAD + "pace.prepare(optimizer, optimizer, model)\n", "share a parameter"),
         ("import paceline\npaceline.join(staleness=3)\n", "without a protocol"),
         ("import paceline\npaceline.join('spp')\n", "Did you mean 'ssp'?"),
         ("import paceline\npaceline.join('ssp', stalenes=3)\n", "Did you mean 'staleness'?"),

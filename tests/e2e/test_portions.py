@@ -417,10 +417,10 @@ def test_a_peer_protocol_has_no_store_to_spread(lab: Lab, others: list[LocalEngi
 @pytest.mark.parametrize(
     ("dials", "text"),
     [
-        ({"protocol": "bsp"}, "; --store-hosts 3 shares that"),
+        ({"protocol": "bsp"}, "; --store-hosts 3 shares it"),
         (
             {"protocol": "allreduce"},
-            "; --protocol bsp --store-hosts 3 shares that among the links of all with",
+            "; --protocol bsp --store-hosts 3 shares it among the links of all hosts with",
         ),
         ({"protocol": "bsp", "store_hosts": 3}, None),
         ({"protocol": "local_sgd"}, None),

@@ -140,7 +140,7 @@ def test_evaluations_and_a_gather_at_the_end_find_everybody(lab: Lab, curvature:
     [
         (("train", SCRIPTS / "train.py", "-n", 2, "-p", "bsp"), "which protocol 'bsp' does not allow"),
         (("train", SCRIPTS / "train.py", "-n", 2, "-p", "dpsgd"), "which protocol 'dpsgd' does not allow"),
-        (("train", SCRIPTS / "train.py", "-n", 1), "there is 1"),
+        (("train", SCRIPTS / "train.py", "-n", 1), "this run has 1"),
         (("train", SCRIPTS / "train.py", "-n", 2, "--balance"), "--balance gives them less"),
         (("train", SCRIPTS / "train.py", "-n", 2, "--shards", "equal"), "gives each a share"),
         (("simulate", "-p", "asp"), "a simulation of times has none"),

@@ -408,7 +408,7 @@ for epoch in pace.epochs(2):
         ("clips", "with --trigger that may not be pushed"),
         ("several", "--trigger does not go with several optimizers"),
         ("bsp", "under 'bsp' all wait for every gradient"),
-        ("local_sgd", "under 'local_sgd' workers meet, and nobody pushes to a store"),
+        ("local_sgd", "under 'local_sgd' workers average among themselves, and there is no store"),
     ],
 )
 def test_what_cannot_work_is_refused_in_a_sentence(lab: Lab, case: str, why: str) -> None:

@@ -34,7 +34,7 @@ def test_what_a_worker_prints_stands_in_its_log(book: LogBook, tmp_path: Path) -
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_that_has_come_before_or_does_not_exist_is_turned_away(book: LogBook, rank: int) -> None:
-    with call_home(book.address, SECRET, 0), pytest.raises(RunError, match="does not want it"):
+    with call_home(book.address, SECRET, 0), pytest.raises(RunError, match="did not accept"):
         call_home(book.address, SECRET, rank)
 
 

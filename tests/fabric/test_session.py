@@ -112,7 +112,7 @@ def test_who_finds_nobody_gives_up_and_says_where() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = free.getsockname()[:2]
     dialer = Dialer(address, SECRET, Enter("x", "y"), Notebook(8), print, 0.3)
-    with pytest.raises(RunError, match=f"nobody answered at 127.0.0.1:{address[1]}"):
+    with pytest.raises(RunError, match=f"no answer from 127.0.0.1:{address[1]}"):
         dialer.open()
 
 

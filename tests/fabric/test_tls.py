@@ -142,7 +142,7 @@ def test_somebody_in_between_who_does_not_know_the_secret_gets_nothing(ends: End
     """He ends TLS with a certificate of his own, and passes on every word between the two."""
     between = Between(ends.door.address)
     dialer = caller(between.address, Trust())
-    with pytest.raises(ConfigError, match="somebody stands in between"):
+    with pytest.raises(ConfigError, match="something in between"):
         dialer.open()
     dialer.close()
     between.join()

@@ -106,8 +106,8 @@ def test_moments_of_a_lone_run_go_on_where_they_were(lab: Lab) -> None:
         (("--budget", 300), "the 2 workers of a group have 0.0 MB together"),
         (("--fault", "ids"), "table 'a': id 19 is out of range, it has 19 rows. Use ids from 0 to 18"),
         pytest.param(("--optimizer", "Adam"), "cannot be trained by Adam", marks=pytest.mark.long),
-        pytest.param(("--fault", "untrained"), "nobody trains the embedding", marks=pytest.mark.long),
-        (("--fault", "unstepped"), "own optimizer was not stepped"),
+        pytest.param(("--fault", "untrained"), "no optimizer trains the embedding", marks=pytest.mark.long),
+        (("--fault", "unstepped"), "embedding tables was not stepped"),
     ],
 )
 def test_mistakes_are_one_line_that_says_what_to_do_and_status_2(

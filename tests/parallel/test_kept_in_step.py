@@ -125,7 +125,7 @@ def test_it_is_stepped_so_on_a_grid_too(lab: Lab) -> None:
         ("unfrozen", "requires a gradient now: 'b.weight'. Prepare it unfrozen"),
         ("beside", "a parameter of shape (1,) that is not in the model"),
         ("scaled", "a GradScaler on a mesh: it skips steps by what one worker has seen"),
-        ("grouped", "the optimizer got further parameters after prepare. Add them before."),
+        ("grouped", "the optimizer got new parameters after pace.prepare(). Add them before."),
     ],
 )
 def test_what_would_part_the_copies_is_refused(lab: Lab, what: str, said: str) -> None:

@@ -42,5 +42,5 @@ def test_one_of_them_under_another_name_is_taken_too() -> None:
 @pytest.mark.parametrize("kind", [ByNorms, torch.optim.Adafactor])
 def test_what_may_look_at_whole_tensors_is_refused(kind: Any) -> None:
     optimizer = kind(nn.Linear(2, 2).parameters(), lr=0.1)
-    with pytest.raises(ConfigError, match=f"optimizer {kind.__name__} .* looks at whole tensors"):
+    with pytest.raises(ConfigError, match=f"optimizer {kind.__name__} .* uses whole tensors"):
         check_elementwise(optimizer)

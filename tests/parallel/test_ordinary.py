@@ -81,7 +81,7 @@ def test_what_workers_gather_is_everybodys_and_not_ones_own(lab: Lab) -> None:
             {"stage": 2},
             "nothing is split along it before pace.prepare(). Use paceline.parallel.pipeline",
         ),
-        (("--shuffle", "apart"), {"data": 2}, "generator does not stand at the same place on ranks 0 and 1"),
+        (("--shuffle", "apart"), {"data": 2}, "generator has different states on ranks 0 and 1"),
         (("--shares",), {"data": 2}, "the loader has a DistributedSampler"),
         (("--optimizer", "LBFGS"), {"data": 2}, "optimizer LBFGS cannot run on several workers"),
     ],

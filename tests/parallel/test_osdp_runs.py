@@ -76,7 +76,7 @@ def test_every_mix_of_modes_and_slices_gives_the_weights_of_one_process() -> Non
             assert answer["apart"] < 2e-6, f"plan {place}, rank {rank}"
     for rank in range(RANKS):
         assert answers[rank]["gathered"] == [0.0, 1.0, 2.0], "a plan's workers have each other's rows"
-        assert "pace.leave() under a plan" in answers[rank]["left"]
+        assert "pace.leave() does not work under a plan" in answers[rank]["left"]
     held = [[answers[rank]["answers"][place]["held"] for rank in range(RANKS)] for place in range(len(plans))]
     assert held[0] == [whole] * RANKS
     assert sum(held[1]) == whole, "nothing is held twice when all is sharded"

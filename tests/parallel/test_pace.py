@@ -64,7 +64,7 @@ def test_a_worker_that_hears_no_reason_shows_what_broke_off_and_says_so(
     conductor.pace.end(BROKEN, str(BROKEN))
     shown = capsys.readouterr().err
     assert "Connection closed by peer" in shown
-    assert "rank 1: an exchange broke off, and the conductor of the run has not said why" in shown
+    assert "rank 1: an exchange failed, and the run has not reported a reason" in shown
     conductor.heard()
     assert conductor.heard() == m.ExchangeTorn("Connection closed by peer")
 

@@ -69,7 +69,7 @@ def test_loops_train_as_in_one_process_or_are_refused() -> None:
         for name, told in answer.items():
             assert told["closure"] < 1e-6, name
             assert told["scaler"] == [pytest.approx(0.0, abs=1e-6), 4.0], name
-            assert "generator does not stand at the same place on ranks 0 and 1" in told["order"]
+            assert "generator has different states on ranks 0 and 1" in told["order"]
             assert told["figures"] == [{"loss": 2.0}, pytest.approx(0.01)], "the lead's, for all"
             assert max(told["later"]) < 1e-6, name
             assert "evaluates the loss several times per step" in told["closures"]
@@ -79,7 +79,7 @@ def test_loops_train_as_in_one_process_or_are_refused() -> None:
 def test_parameters_that_are_not_the_model_s_are_refused() -> None:
     plan = osdp_plan(plan_ranks.Straight, torch.randn(2, 4), torch.randn(2, 1), mode="zdp")
     for later, before in run("strangers", plan):
-        assert "the optimizer got parameters after prepare that are not the model's" in later
+        assert "the optimizer got parameters after pace.prepare() that are not the prepared model's" in later
         assert "trains parameters that are not the model's, so no plan has them" in before
 
 

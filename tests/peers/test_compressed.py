@@ -106,7 +106,9 @@ def test_a_vector_without_weight_sends_nothing_and_keeps_what_was_left_out() -> 
 
 def test_what_is_too_large_for_the_type_is_said() -> None:
     pack, _ = packing("fp16", rank=3)
-    with pytest.raises(BadGradient, match=r"rank 3 was to send 1e\+05, too large for --compress fp16"):
+    with pytest.raises(
+        BadGradient, match=r"rank 3 has to send 1e\+05, which is too large for --compress fp16"
+    ):
         pack.pack(Average(FlatVector([torch.tensor([1.0, -1e5])])))
 
 

@@ -258,7 +258,7 @@ def test_the_others_go_on_when_a_worker_dies(kind: Any, order: Any) -> None:
 @pytest.mark.parametrize(
     ("graph", "workers", "words"),
     [
-        ("0-1,2-3", 4, "not connected: nothing that rank 0 learns ever reaches rank 2"),
+        ("0-1,2-3", 4, "not connected: updates of rank 0 never reach rank 2"),
         ("0-1,1-2", 4, "rank 3"),
         ("0-1,1-4", 3, "edge 1-4"),
         ("0-0", 2, "edge 0-0"),

@@ -155,7 +155,7 @@ def test_groups_go_on_without_a_dead_member() -> None:
         (
             {"pattern": "given", "groups": "0,1|2,3"},
             4,
-            "never mixes all workers: nothing of rank 0 ever reaches rank 2",
+            "never mixes all workers: updates of rank 0 never reach rank 2",
         ),
         ({"pattern": "given", "groups": "0,1|2,3;1,0|3,2"}, 4, "never mixes"),
         ({"pattern": "given", "groups": "0,1|2"}, 4, "no partition of the 4 workers"),

@@ -198,5 +198,5 @@ def test_a_script_that_changed_is_another_one(tmp_path: Path) -> None:
 def test_a_file_that_is_something_else_is_refused_with_its_name(tmp_path: Path) -> None:
     path = tmp_path / "tuned.json"
     path.write_text('{"a": 1}')
-    with pytest.raises(ConfigError, match=r"tuned\.json does not hold tuned answers"):
+    with pytest.raises(ConfigError, match=r"tuned\.json is not a file of tuning results"):
         recall(path, KEY)

@@ -51,7 +51,7 @@ def test_it_tells_of_itself_what_its_class_says() -> None:
         ("NotDerived", "has iteration(self, me), but does not derive from paceline.protocols.Peer"),
         ("NoDataclass", "is not a dataclass. Write @dataclass(frozen=True)"),
         ("Unfrozen", "its dataclass is not frozen, and it remembers nothing"),
-        ("UnfrozenPeer", "its dataclass is not frozen, and a peer keeps what it remembers in `me`"),
+        ("UnfrozenPeer", "its dataclass is not frozen, and a peer protocol keeps its state in `me`"),
         ("OddSetting", "setting thing of class"),
         ("Demanding", "needs its setting near. Add --set near=VALUE"),
     ],
@@ -66,7 +66,7 @@ def test_what_is_no_protocol_is_refused_with_what_is_missing(cls: str, words: st
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("class HalfWay(:\n", "line 1: invalid syntax. Mend the file."),
+        ("class HalfWay(:\n", "line 1: invalid syntax. Fix the file."),
         ("import no_such_module\n", "raised ModuleNotFoundError when it was loaded: No module named"),
         ("x = 1 / 0\n", "raised ZeroDivisionError when it was loaded: division by zero"),
         ("import sys\nsys.exit(3)\n", "raised SystemExit when it was loaded: 3"),
@@ -139,7 +139,7 @@ def test_an_object_is_spelled_out_so_that_others_can_build_it() -> None:
         spelled_out(42)
     with pytest.raises(ConfigError, match="is not a protocol: it has decide"):
         spelled_out(own_rules.NoLockstep())
-    with pytest.raises(ConfigError, match=r"cannot find the class .*it has to stand by itself in a file"):
+    with pytest.raises(ConfigError, match=r"cannot find the class .*it must be at the top level of a file"):
         spelled_out(type("Made", (own_rules.Belt,), {"__qualname__": "test.Made"})())
 
 

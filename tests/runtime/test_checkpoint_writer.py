@@ -127,7 +127,7 @@ def test_a_failure_is_told_once_and_says_what_remains(desks: Desks, tmp_path: Pa
     first, warning, last = desk.told()
     assert (first, last) == (1, 4)
     assert "the checkpoint after 2 updates could not be written: " in str(warning)
-    assert "The one after 1 updates remains; training goes on" in str(warning)
+    assert "The one after 1 updates remains; training continues" in str(warning)
 
 
 def test_a_copy_that_cannot_be_taken_is_a_warning_too(desks: Desks) -> None:

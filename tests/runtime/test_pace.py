@@ -91,7 +91,7 @@ def test_an_optimizer_that_cannot_step_with_a_flat_gradient_is_refused(kind: typ
 def test_a_parameter_of_two_optimizers_is_refused_with_what_to_do() -> None:
     model = torch.nn.Linear(1, 1)
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
-    with pytest.raises(ConfigError, match="optimizers 0 and 1 have a parameter in common"):
+    with pytest.raises(ConfigError, match="optimizers 0 and 1 share a parameter"):
         Solo().prepare(model, *optimizers)
 
 

@@ -173,7 +173,7 @@ def test_a_loaders_own_generator_gives_the_same_order_for_any_number_of_workers(
 def test_generators_that_differ_between_workers_are_refused(lab: Lab) -> None:
     run = lab.run(lab.script(IN_ORDER.replace("manual_seed(7)", "manual_seed(pace.rank)")), 1, 5, workers=2)
     assert run.end.user_mistake
-    assert "Seed it alike on all" in run.end.detail
+    assert "Use the same seed on all" in run.end.detail
 
 
 def test_a_script_that_never_joins_is_told_when_its_first_worker_ends(lab: Lab) -> None:

@@ -24,7 +24,7 @@ def test_one_inside_the_model_is_refused_since_no_step_carries_it(lab: Lab, stor
     run = lab.run(SCRIPT, workers=2, **store)
     assert run.result.status == "failed"
     assert "wrote to 'k." in run.end.detail
-    assert "is not trained, so no step carries it" in run.end.detail
+    assert "is not trained, so no step would keep the change" in run.end.detail
 
 
 def test_one_beside_the_model_stays_the_worker_s_own_and_moves(lab: Lab) -> None:

@@ -138,4 +138,4 @@ def test_weights_that_the_script_replaces_elsewhere_are_refused_by_name(lab: Lab
 def test_parameters_that_an_optimizer_gets_after_prepare_are_refused(lab: Lab, protocol: str) -> None:
     run = lab.run(SCRIPT, "--case", "group", workers=2, protocol=protocol)
     assert run.result.status == "failed"
-    assert "further parameters after prepare" in run.end.detail
+    assert "new parameters after pace.prepare()" in run.end.detail

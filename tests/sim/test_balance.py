@@ -96,7 +96,7 @@ def test_after_a_death_the_others_keep_their_proportion() -> None:
 
 @pytest.mark.parametrize(
     ("batch", "equal", "words"),
-    [(1, False, "batch must be > 1, got 1"), (8, True, "shards 'equal' gives everybody the same")],
+    [(1, False, "batch must be > 1, got 1"), (8, True, "--shards equal gives every worker the same")],
 )
 def test_what_cannot_be_balanced_is_refused(batch: int, equal: bool, words: str) -> None:
     cluster = Cluster.from_flags(workers=2, batch=batch)

@@ -202,7 +202,7 @@ def test_ds_sync_spares_the_uplink_of_two_racks_every_other_iteration() -> None:
         ("[[host]]\nworkers = 0", "a host has workers >= 1, got 0"),
         ('[[host]]\nrack = "x"', r"hosts stand in racks without an uplink, got \['x'\]"),
         ("[[host]]\n[racks.y]\nlatency_s = 1", r"racks without a host, got \['y'\]"),
-        ("[[host]]\n[link]\nlatency_s = 1", "links of workers beside hosts"),
+        ("[[host]]\n[link]\nlatency_s = 1", "links of workers do not work together with hosts"),
         ("[[host]]\nbandwidth_bytes_per_s = 1e6", "the model's size is unknown"),
         ('fabric = "mesh"\n[[host]]', "fabric in the file has a wrong value"),
         ('workers = 2\nfabric = "ring"', "a fabric is for hosts"),

@@ -130,7 +130,7 @@ def test_what_a_loader_cannot_do_is_refused(source: Source | None, dials: dict[s
         ({"inject": "0.5:0.5", "workers": 1, "shards": "own"}, "1 workers"),
         ({"inject": "0.5", "workers": 4, "shards": "own"}, "DONORS:SHARE"),
         ({"inject": "0.5:2", "workers": 4, "shards": "own"}, "got '0.5:2'"),
-        ({"balance": True, "shards": "rotating"}, "shards 'rotating' gives everybody the same"),
+        ({"balance": True, "shards": "rotating"}, "--shards rotating gives every worker the same"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(dials: dict[str, Any], words: str) -> None:

@@ -69,6 +69,6 @@ def test_nothing_sent_is_a_zero_and_nothing_known_is_said(tmp_path: Path) -> Non
     silent = page(tmp_path, run(tmp_path / "a", "local_sgd", workers=2))
     assert silent.count(": 0 B sent") == 2
     unknown = page(tmp_path, run(tmp_path / "b", "bsp", family="paced"))
-    assert "not known" in unknown
+    assert "traffic is unknown" in unknown
     summed = page(tmp_path, run(tmp_path / "c", "bsp", family="paced", summarised=True))
-    assert "The trace is summarised: what single workers sent was not kept." in summed
+    assert "The trace is summarised: it has no figures of single workers." in summed

@@ -88,7 +88,7 @@ class LocalEngine:
         status = self._process.wait()
         if status < 0:
             return f"was ended by {signal.Signals(-status).name}."
-        return f"ended unexpectedly with status {status}. Its message stands above."
+        return f"ended unexpectedly with status {status}. Its message is above."
 
     def _receive(self) -> c.FromZygote:
         received = self._channel.receive(c.launcher_decoder)

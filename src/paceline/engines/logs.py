@@ -81,7 +81,7 @@ def call_home(address: tuple[str, int], secret: str, rank: int, trust: Trust | N
             home.sendall(rank.to_bytes(4, "little"))
             receive_exactly(home, len(WELCOME), time.monotonic() + HANDSHAKE_S)
         except (OSError, RunError) as error:
-            raise RunError(f"the run that rank {rank} was started for does not want it: {error}") from None
+            raise RunError(f"the run did not accept rank {rank}: {error}") from None
         undone.pop_all()
     home.settimeout(None)
     return home

@@ -115,7 +115,7 @@ def launch_service(kind: str, order: bytes) -> tuple[subprocess.Popen[bytes], st
     word, _, rest = line.partition(" ")
     if word != "ready":
         mistaken = process.wait() == 2
-        text = f"the {kind} of this run could not start: {rest or 'it ended without a word'}"
+        text = f"the {kind} of this run could not start: {rest or 'it ended without a message'}"
         raise ConfigError(text) if mistaken else RunError(text)
     return process, rest
 

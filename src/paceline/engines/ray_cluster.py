@@ -123,7 +123,7 @@ def _knock(address: str) -> None:
     try:
         with socket.create_connection(parse_address(address), REACH_S) as sock:
             answered = _speaks_http2(sock) or os.environ.get("RAY_USE_TLS", "0") != "0"
-        why = "" if answered else "somebody else listens there"
+        why = "" if answered else "another program listens there"
     except OSError as error:
         why = error.strerror or str(error)
     if why:

@@ -280,7 +280,7 @@ def _result(folder: Path, ended: Ended) -> Result:
     total = tally(read_trace(folder))
     if total.end is not None and total.end.status == "finished":
         return total.result()
-    detail = "the store ended without a word" if total.end is None else total.end.detail
+    detail = "the store ended without a message" if total.end is None else total.end.detail
     failed = [f"Rank {r} was on host {ended.hosts[r]}." for r, code in sorted(ended.statuses.items()) if code]
     said = [f"{ended.detail}."] if ended.detail else []
     raise RunError(f"{detail.rstrip('.')}. {' '.join([*said, *failed, f'Read {folder}/logs/.'])}")
@@ -302,8 +302,8 @@ def check_slots(spark: SparkContext, workers: int, settled_s: float = SETTLED_S)
 def _too_few(workers: int, slots: int, master: str) -> ConfigError:
     if not slots:
         return ConfigError(
-            f"Spark at {master} had no executor for {EXECUTORS_S:g} s. Look whether it has workers with "
-            "free cores and memory."
+            f"Spark at {master} had no executor for {EXECUTORS_S:g} s. Check that it has workers with free "
+            "cores and memory."
         )
     return ConfigError(
         f"{workers} workers need {workers} slots at the same time, but Spark has {slots} "

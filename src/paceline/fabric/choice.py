@@ -48,8 +48,9 @@ def check_hosts(fabric: str, elsewhere: bool) -> None:
     """Refuse a fabric between peers that does not lead to other hosts, if some are there."""
     if elsewhere and fabric != "shared":
         raise ConfigError(
-            f"workers of other hosts take part, and over {fabric!r} nobody proves who connects. Use --fabric "
-            "shared: between hosts vectors then travel over the run's own connection, where everybody does."
+            f"workers of other hosts take part, but {fabric!r} does not authenticate connections. Use "
+            "--fabric shared: vectors then travel between hosts over the run's own authenticated "
+            "connection."
         )
 
 
@@ -73,8 +74,8 @@ def check_fabric(fabric: str, name: str, protocol: object, compress: str = "none
         )
     if protocol.free:
         raise ConfigError(
-            f"protocol {name!r} as it is set exchanges one-sidedly, with copies that lie in shared memory; "
-            f"fabric {fabric!r} has none. Use --fabric shared."
+            f"protocol {name!r} with these settings exchanges one-sidedly through shared memory, which "
+            f"fabric {fabric!r} does not have. Use --fabric shared."
         )
     if compress != "none":
         raise ConfigError(

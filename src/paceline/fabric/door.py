@@ -122,11 +122,11 @@ def call_patiently(
             if not isinstance(error, ConnectionRefusedError):
                 refusals = Allowance(REFUSED_S)
             elif known and refusals.over:
-                raise NobodyThere(f"nobody listens at {where} any more") from None
+                raise NobodyThere(f"nothing listens at {where} any more") from None
             if patience.left_s < pause or over.wait(pause):
                 if refused:
                     raise ConfigError(f"{error} This host has waited for {patience_s:g} s.") from None
-                raise RunError(f"nobody answered at {where} for {patience_s:g} s: {error}") from None
+                raise RunError(f"no answer from {where} for {patience_s:g} s: {error}") from None
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
 

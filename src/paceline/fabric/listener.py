@@ -109,6 +109,6 @@ def _listen(address: tuple[str, int]) -> socket.socket:
         return socket.create_server(address, family=family, backlog=STRANGERS)
     except OSError as error:
         raise ConfigError(
-            f"cannot listen at {show_address(*address)}: {error.strerror or error}. "
-            "Name an address of this machine and a port that nobody uses; port 0 takes a free one."
+            f"cannot listen at {show_address(*address)}: {error.strerror or error}. Give an address of this "
+            "machine and a free port; port 0 chooses one."
         ) from None

@@ -47,7 +47,9 @@ def find_neighbour(name: str) -> socket.socket | None:
         return None
     if _who(sock)[1] != os.getuid():
         sock.close()
-        raise RunError(f"another user of this host listens as {name!r}; the run does not trust it.")
+        raise RunError(
+            f"another user of this host listens under the name {name!r}; the run does not trust it."
+        )
     return sock
 
 

@@ -210,9 +210,9 @@ def go_in(sock: socket.socket, secret: bytes, host: str, trust: Trust | None) ->
         enter(sock, secret, greeting=greeting)
         return sock
     if greeting == MAGIC:
-        raise ConfigError("the run there does not use TLS. Start it with --tls, or give --plain here, too.")
+        raise ConfigError("the run there does not use TLS. Start it with --tls, or add --plain here, too.")
     if greeting != TLS_MAGIC:
-        raise ConfigError("whoever listens there does not speak this Paceline's language.")
+        raise ConfigError("the program that listens there is not this version of Paceline.")
     sealed = SealedSocket(sock, _context_of_guest(trust), host)
     try:
         sealed.shake_hands(deadline)

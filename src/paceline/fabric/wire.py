@@ -156,15 +156,15 @@ def enter(
     if greeting == TLS_MAGIC != magic:
         raise ConfigError("the run there speaks TLS only. Add --tls, or leave --plain out.")
     if greeting != magic:
-        raise ConfigError("whoever listens there does not speak this Paceline's language.")
+        raise ConfigError("the program that listens there is not this version of Paceline.")
     theirs, mine = receive_exactly(sock, NONCE, deadline), os.urandom(NONCE)
     sock.sendall(mine + _proof(secret, magic + b"guest", theirs, mine + binding))
     proof = receive_exactly(sock, PROOF, deadline)
     if proof == REFUSED:
-        between = ", or somebody stands in between and shows another certificate" if binding else ""
+        between = ", or something in between shows another certificate" if binding else ""
         raise ConfigError(f"we were refused: the secret is wrong{between}. Both ends have to know the same.")
     if not hmac.compare_digest(proof, _proof(secret, magic + b"house", theirs, mine + binding)):
-        raise ConfigError("the other end does not know our secret: it is not the one we mean.")
+        raise ConfigError("the other end does not know our secret, so it is not our run.")
 
 
 def receive_exactly(sock: Connection, size: int, deadline: float) -> bytes:

@@ -114,7 +114,7 @@ class Along:
                 "decayed."
             )
         if _group_sizes(self._optimizer) != self._sizes:
-            raise ConfigError("the optimizer got further parameters after prepare. Add them before.")
+            raise ConfigError("the optimizer got new parameters after pace.prepare(). Add them before.")
 
     @property
     def agrees(self) -> bool:

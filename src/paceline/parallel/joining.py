@@ -67,7 +67,7 @@ def _chosen(
         check_along(name, merged)
     elif name is not None:
         raise ConfigError(
-            f"protocol {name!r} has a store in the middle, and a mesh has none. Use one of: "
+            f"protocol {name!r} needs a store, and a mesh has none. Use one of: "
             f"{', '.join(sorted(SPLITS))}; or along the axis data: {', '.join(ALONG)}."
         )
     return name, merged

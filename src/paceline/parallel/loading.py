@@ -180,9 +180,9 @@ class MeshLoader:
         if 0 < self.rounds < self._turns and not self._told_broken_off:
             self._told_broken_off = True
             self.say(
-                f"the script broke off a pass over the loader after {self.rounds} of {self._turns} batches, "
-                "and begins another. It goes on with what is left of the epoch, where plain PyTorch would "
-                "begin it anew; --resume counts whole epochs only"
+                f"the script broke off a pass over the loader after {self.rounds} of {self._turns} batches "
+                "and started another. The new pass continues with the rest of the epoch, whereas plain "
+                "PyTorch would start the epoch again; --resume counts only whole epochs"
             )
 
     def _check_alone(self, number: int) -> None:

@@ -27,8 +27,8 @@ def check_known(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     if strange is not None:
         raise ConfigError(
             f"the optimizer has a parameter of shape {tuple(strange.shape)} that is not in the model: on a "
-            "mesh every worker would train its own, and nobody would save it. Make it a parameter of one of "
-            "the model's modules, or leave it out."
+            "mesh every worker would train its own copy, which would not be saved. Make it a parameter of "
+            "one of the model's modules, or leave it out."
         )
 
 
@@ -37,9 +37,9 @@ def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
     if not steps_elementwise(optimizer):
         kind = type(optimizer)
         raise ConfigError(
-            f"optimizer {kind.__name__} ({kind.__module__}) looks at whole tensors, or nobody knows that it "
-            "does not, and this model's lie in pieces on several workers: it would train otherwise. Use one "
-            f"of torch.optim that steps every number by itself: {', '.join(sorted(ELEMENTWISE))}."
+            f"optimizer {kind.__name__} ({kind.__module__}) uses whole tensors, or may do so, but this "
+            "model's tensors are split over several workers, so results would differ. Use an optimizer of "
+            f"torch.optim that steps each number by itself: {', '.join(sorted(ELEMENTWISE))}."
         )
 
 

@@ -142,7 +142,7 @@ class MeshPace(Pace):
     def attach(self, split: Split) -> None:
         """Whatever splits the model says so, once."""
         if self._split is not None:
-            raise ConfigError("the model is split already. Split it once, with everything it consists of.")
+            raise ConfigError("the model is already split. Split it once, with all of its parts.")
         self._split = split
 
     def ready(
@@ -221,7 +221,9 @@ class MeshPace(Pace):
         that they can do the same with them: lower a learning rate, or end.
         """
         if self._split is None:
-            raise ConfigError("pace.evaluate() before the model was split: there is nothing to evaluate.")
+            raise ConfigError(
+                "pace.evaluate() was called before the model was split: there is nothing to evaluate."
+            )
         if self._split.idle or self._left:
             return None
         self._split.settle()
@@ -278,8 +280,8 @@ class MeshPace(Pace):
             traceback.print_exception(self._withheld)
         if blamed is None:
             print(
-                f"error: rank {self.rank}: an exchange broke off, and the conductor of the run has not said "
-                f"why within {WHY_S:g} s. What broke off is above; the logs of other ranks may tell more.",
+                f"error: rank {self.rank}: an exchange failed, and the run has not reported a reason within "
+                f"{WHY_S:g} s. The failed exchange is above; see also the logs of the other ranks.",
                 file=sys.stderr,
             )
         sys.stdout.flush()
@@ -328,7 +330,9 @@ class MeshPace(Pace):
                 return
 
     def _leave(self) -> None:
-        raise ConfigError("pace.leave() on a mesh: the other workers cannot go on without this one's part.")
+        raise ConfigError(
+            "pace.leave() does not work on a mesh: the other workers cannot continue without this one's part."
+        )
 
     # -- what others do -----------------------------------------------------------------------
 
@@ -355,19 +359,20 @@ class MeshPace(Pace):
 
     def _apart(self) -> float:
         raise ConfigError(
-            "pace.consensus() on a mesh: this worker has only a part of the model. Leave it out."
+            "pace.consensus() does not work on a mesh: this worker has only a part of the model. Leave it "
+            "out."
         )
 
     def save(self, path: str | Path, **values: Any) -> None:
         """Refused: this worker has a part of the model."""
         raise ConfigError(
-            "pace.save() on a mesh: no worker has the whole model. Use --checkpoint-every; the run's folder "
-            "has the whole model in weights.safetensors when it ends."
+            "pace.save() does not work on a mesh: no worker has the whole model. Use --checkpoint-every; "
+            "the run's folder has the whole model in weights.safetensors when it ends."
         )
 
     def load(self, path: str | Path) -> dict[str, Any]:
         """Refused: what was saved is whole."""
-        raise ConfigError("pace.load() on a mesh is not there. Go on from a checkpoint with --resume.")
+        raise ConfigError("pace.load() does not work on a mesh. Continue from a checkpoint with --resume.")
 
     def _idle(self) -> bool:
         return self._split is not None and self._split.idle

@@ -29,6 +29,6 @@ def _check_same_order(loader: Any, size: int) -> None:
     other = next((rank for rank, order in enumerate(told) if order != told[0]), None)
     if other is not None:
         raise ConfigError(
-            f"the loader's generator does not stand at the same place on ranks 0 and {other}, so "
-            "their epochs would have different orders. Seed it alike on all, or give the loader none."
+            f"the loader's generator has different states on ranks 0 and {other}, so their epochs would "
+            "have different orders. Use the same seed on all, or give the loader no generator."
         )

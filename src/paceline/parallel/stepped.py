@@ -65,7 +65,7 @@ def prepare(
         )
     _check_optimizer(model, optimizer, pieces)
     if loader is None:
-        raise ConfigError("a mesh deals the batches out: give pace.prepare() the training loader as well.")
+        raise ConfigError("a mesh distributes the batches: give pace.prepare() the training loader, too.")
     feeding = Feeding(mesh)
     if isinstance(getattr(loader, "dataset", None), Partition):
         dealt: MeshLoader = DealtRows(
@@ -163,7 +163,8 @@ class Stepped:
         refuse_scaler(self._optimizer)
         if closure is not None:
             raise ConfigError(
-                "optimizer.step(closure) on a mesh: compute the gradients before, step without."
+                "optimizer.step(closure) does not work on a mesh. Compute the gradients first, and call "
+                "optimizer.step() without a closure."
             )
         if self._updates & (self._updates + 1) == 0:  # in the first steps, and then more rarely
             refuse_sharded(self._model)

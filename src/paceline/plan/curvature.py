@@ -133,7 +133,7 @@ class _Surface:
             progress("curvature", number / iterations)
             change = span.improve()
             if not isfinite(span.value):
-                raise ConfigError(f"the curvature of {self._recipe.path} is not finite. Mend its loss.")
+                raise ConfigError(f"the curvature of {self._recipe.path} is not finite. Fix its loss.")
             if change < TOLERANCE:
                 break
         return max(span.value, 0.0), change, span.direction

@@ -183,4 +183,6 @@ def _read(path: Path) -> dict[str, KeptAnswer]:
     try:
         return decode_json(path.read_bytes(), kind=dict[str, KeptAnswer])
     except Undecodable as error:
-        raise ConfigError(f"{path} does not hold tuned answers: {error}. Remove it to start anew.") from None
+        raise ConfigError(
+            f"{path} is not a file of tuning results: {error}. Remove it to start again."
+        ) from None

@@ -1,6 +1,6 @@
 """One paper, one file. A protocol is registered by one line here and checked by the contract tests.
 
-`PACED` are the paced ones, which decide for a store in the middle; `PEERS` have no middle.
+`PACED` protocols use a parameter store and decide when its workers run. `PEERS` protocols have no store.
 """
 
 from __future__ import annotations

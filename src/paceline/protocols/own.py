@@ -1,4 +1,4 @@
-"""Protocols of one's own: a class in a file (`my_rules.py:HalfWay`), or one that an installed package offers.
+"""A user's own protocols: a class in a file (`my_rules.py:HalfWay`), or one from an installed package.
 
 A file is the user's own code, as the training script is: it is named on the command line or by the script,
 found on this machine, and run. Nothing that came over a network is ever run. A package offers a protocol by
@@ -32,7 +32,7 @@ Kind = type[Pacing] | type[Peer]
 
 
 class Own(NamedTuple):
-    """A protocol that is not part of the package."""
+    """A protocol that is not built in."""
 
     cls: Kind
     digest: str
@@ -113,8 +113,9 @@ def check_not_loading() -> None:
     """Refuse to begin a training while a file is merely run to find a protocol in it."""
     if _loading:
         raise ConfigError(
-            f"{_loading[-1]} calls paceline.join() when it is loaded, so its protocol cannot be had without "
-            "training. Put the class in a file of its own, or the training under `if __name__ == '__main__'`."
+            f"{_loading[-1]} calls paceline.join() when it is loaded, so its protocol cannot be loaded "
+            "without training. Put the class in a file of its own, or the training under `if __name__ == "
+            "'__main__'`."
         )
 
 
@@ -166,7 +167,7 @@ def _read(path: Path, shown: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"cannot read {shown}: {error.strerror}. Mend its permissions.") from None
+        raise ConfigError(f"cannot read {shown}: {error.strerror}. Fix its permissions.") from None
 
 
 def _run(path: Path, shown: str) -> ModuleType:
@@ -250,13 +251,13 @@ def _blamed_on(shown: str) -> Iterator[None]:
         raise
     except SyntaxError as error:
         raise ConfigError(
-            f"{error.filename or shown}, line {error.lineno}: {error.msg}. Mend the file."
+            f"{error.filename or shown}, line {error.lineno}: {error.msg}. Fix the file."
         ) from None
     except (Exception, SystemExit) as error:
         text = " ".join(str(error).split()).rstrip(".")
         raise ConfigError(
-            f"{shown} raised {type(error).__name__} when it was loaded: {text}. Mend it; what is to be done "
-            "only when it runs as a script belongs under `if __name__ == '__main__'`."
+            f"{shown} raised {type(error).__name__} when it was loaded: {text}. Fix it. Code that should "
+            "run only as a script belongs under `if __name__ == '__main__'`."
         ) from error
 
 
@@ -293,8 +294,9 @@ def _adopt(cls: Kind) -> str:
     path = _file_of(sys.modules.get(cls.__module__))
     if not path or "." in cls.__qualname__:
         raise ConfigError(
-            f"the other processes of a run cannot find the class {cls.__qualname__}: it has to stand by "
-            "itself in a file, not in a function, another class or a notebook. Move it to my_rules.py, say."
+            f"the other processes of a run cannot find the class {cls.__qualname__}: it must be at the top "
+            "level of a file, not in a function, another class or a notebook. Move it to a file such as "
+            "my_rules.py."
         )
     name = canonical(f"{path}:{cls.__qualname__}")
     _known[name] = Own(check_protocol(name, cls), _digest_of(cls))

@@ -65,7 +65,7 @@ def _check_dataclass(name: str, cls: Any) -> None:
     frozen, is_peer = vars(cls)["__dataclass_params__"].frozen, issubclass(cls, Peer)  # type: ignore[arg-type]
     if frozen or (remembers and not is_peer):
         return
-    why = "and a peer keeps what it remembers in `me`" if is_peer else "and it remembers nothing"
+    why = "and a peer protocol keeps its state in `me`" if is_peer else "and it remembers nothing"
     raise ConfigError(
         f"the settings of class {name!r} could change in a run: its dataclass is not frozen, {why}. Write "
         "@dataclass(frozen=True)."

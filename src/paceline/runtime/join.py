@@ -65,8 +65,8 @@ def _check_free() -> None:
         return
     if _joined.left:
         raise ConfigError(
-            "paceline.join() was called again after pace.leave(): a worker that has left a run cannot come "
-            "back to it. Train before pace.leave(), or start another run."
+            "paceline.join() was called again after pace.leave(): a worker that has left a run cannot join "
+            "it again. Train before pace.leave(), or start another run."
         )
     raise ConfigError(
         "join was called twice in one process, and a worker has one place in its run. Keep what the first "
@@ -97,7 +97,8 @@ def _of_object(protocol: Pacing | Peer, settings: dict[str, Any]) -> tuple[str, 
     name, its = spelled_out(protocol)
     if settings:
         raise ConfigError(
-            f"join got a protocol's object and settings {sorted(settings)} besides. Give them to the object."
+            f"join got both a protocol object and settings {sorted(settings)}. Give the settings to the "
+            "object."
         )
     built = make_any(name, its)
     if resolved(built) != resolved(protocol):

@@ -1,7 +1,7 @@
-"""`paceline.run`: a training loop from a few functions, for those who have no script yet.
+"""`paceline.run`: a training loop made from a few functions, for users without a training script.
 
-A recipe is a Python file that names its model, data, loss and optimizer as functions and hands them
-over; it runs alone, under every engine and in exact simulation like any other script.
+A recipe is a Python file that defines model, data, loss and optimizer as functions and passes them to
+`paceline.run`. It runs alone, under every engine and in exact simulation like any other script.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def run(
     protocol: str | None = None,
     **settings: Any,
 ) -> nn.Module:
-    """Train what the functions make, and return the model. `protocol` and settings as for `join`, which is
-    `paceline.join`: under torchrun it takes the seat."""
+    """Train with what the functions return, and return the model. `protocol` and settings are passed to
+    `join`, which is `paceline.join`."""
     pace = join(protocol, **settings)
     network: nn.Module = model()
     steps = optimizer(network.parameters())

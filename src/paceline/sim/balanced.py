@@ -14,11 +14,11 @@ def check_balance(batch: int, equal_shards: bool) -> None:
     """Refuse what cannot be balanced."""
     if equal_shards:
         raise ConfigError(
-            "balance gives a slow worker less to do, but shards 'equal' gives everybody the same. "
-            "Use shards 'shared', or leave --balance out."
+            "--balance gives a slow worker less work, but --shards equal gives every worker the same. Use "
+            "--shards shared, or leave --balance out."
         )
     remedy = "Use --batch 32, say: the samples behind one push."
-    require(batch > 1, "balance splits batches by speed, so batch must be > 1", batch, remedy)
+    require(batch > 1, "--balance splits batches by speed, so batch must be > 1", batch, remedy)
 
 
 class BalancedWork:

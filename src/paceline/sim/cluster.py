@@ -25,7 +25,7 @@ from paceline.trace import read_trace
 from paceline.trace.events import Decided, ModelReady, RunStarted
 
 MOST_WORKERS = 10_000_000
-"""So many still fit into memory."""
+"""This many fit into memory."""
 
 
 class Transient(msgspec.Struct, frozen=True):
@@ -45,10 +45,10 @@ class Transient(msgspec.Struct, frozen=True):
 
 
 class Stall(msgspec.Struct, frozen=True):
-    """One rank at a time stands still: all but the first take turns."""
+    """One rank at a time stalls: all but the first take turns."""
 
     every_s: float
-    """From the beginning of one to the beginning of the next; the first begins after so long."""
+    """Time from the start of one stall to the next, and until the first one."""
     length_s: float
 
     def __post_init__(self) -> None:
@@ -57,12 +57,12 @@ class Stall(msgspec.Struct, frozen=True):
         require(ok, "a stall needs 0 < length_s <= every_s", given, "every_s = 8, length_s = 2, say.")
 
     def of(self, rank: int, workers: int, number: int) -> tuple[float, float]:
-        """From when to when a rank's stall with this number lasts, of so many workers."""
+        """Start and end of a rank's stall with this number."""
         begins = self.every_s * (number * (workers - 1) + rank)
         return begins, begins + self.length_s
 
     def who(self, t: float, workers: int) -> int | None:
-        """Who stands still at a time."""
+        """The rank that is stalled at a given time."""
         number, since = divmod(t, self.every_s)
         if workers < 2 or number < 1 or since >= self.length_s:
             return None

@@ -269,8 +269,8 @@ class Loop:
         self._idle_timers = self._idle_timers + 1 if all_wait else 0
         if self._idle_timers > _MOST_IDLE_TIMERS:
             self._fail(
-                f"protocol {name_of(self._pacer.protocol)!r} asked to be asked again {_MOST_IDLE_TIMERS} "
-                "times while all workers wait. It has to release one of them in the end."
+                f"protocol {name_of(self._pacer.protocol)!r} asked for {_MOST_IDLE_TIMERS} timers in a row "
+                "while all workers wait. It must release one of them in the end."
             )
         decision = self._pacer.timer(time)
         self._record.asked(time, decision)
@@ -341,8 +341,8 @@ class Loop:
         clocks, work = self._pacer.clocks, self._work
         if clocks.active or clocks.benched:
             self._fail(
-                f"protocol {name_of(self._pacer.protocol)!r} lets nobody run: all {clocks.waiting_count} "
-                "workers wait and nothing is under way. Its decide() has to release one of them."
+                f"protocol {name_of(self._pacer.protocol)!r} releases no worker: all {clocks.waiting_count} "
+                "workers wait and nothing is under way. Its decide() must release one of them."
             )
         if work.undone:
             self._fail(

@@ -39,7 +39,7 @@ class ClusterRequest(msgspec.Struct, frozen=True, kw_only=True):
         ignored = [name for name in FLAGS_ONLY if getattr(self, name) != getattr(ClusterRequest(), name)]
         if ignored:
             raise ConfigError(
-                f"{', '.join(ignored)} cannot be given beside a cluster file or run. Write it there."
+                f"{', '.join(ignored)} cannot be combined with a cluster file or run. Write it there."
             )
         return base.with_workers(base.workers if self.workers is None else self.workers).with_slow(self.slow)
 

@@ -49,13 +49,12 @@ def simulate(
 ) -> Tally:
     """Run `iterations` per worker, on average, and add up what happened.
 
-    The budget of workers x iterations is shared, so that fast workers do more, unless
-    `equal_shards`. With `balance` every worker's batch follows its speed, and its compute time its
-    batch. With `drop_staler` gradients that missed more updates than that are dropped. Who is to
-    `park` takes no part, and `parking` parks slow ones on the way. With
-    `until_s` the run stops at that time even if there is work left, and tells how far each worker
-    got by then. `trace` takes every event (`TraceWriter.write`), `progress` the share
-    done. The protocol given is not touched: the run works on a copy with a memory of its own.
+    The budget of workers x iterations is shared, so that fast workers do more, unless `equal_shards`. With
+    `balance` every worker's batch follows its speed, and its compute time its batch. With `drop_staler`
+    gradients that missed more updates than that are dropped. Ranks in `park` take no part, and `parking`
+    parks slow ones during the run. With `until_s` the run stops at that time even if there is work left, and
+    tells how far each worker got by then. `trace` takes every event (`TraceWriter.write`), `progress` the
+    share done. The protocol given is not touched: the run works on a copy with a memory of its own.
     """
     require(iterations >= 1, "iterations must be >= 1", iterations, "Use --iterations 100, say.")
     ok = until_s is None or 0 < until_s < inf

@@ -82,7 +82,7 @@ def _phases(profiles: list[Profile], seed: int) -> dict[int, _Phases]:
 
 
 def stalled(stall: Stall, rank: int, workers: int, work: float, now: float) -> float:
-    """How long work takes from now on that stands still in the rank's stalls."""
+    """How long work takes from now on, including the rank's stalls."""
     if rank == 0:
         return work
     number, end = max(0, int((now / stall.every_s - rank) / (workers - 1))), now + work

@@ -187,4 +187,4 @@ def _convert(value: Any, kind: Any, what: str) -> Any:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{what} has a wrong value: {error}, got {value!r}. Mend it.") from None
+        raise ConfigError(f"{what} has a wrong value: {error}, got {value!r}. Fix it.") from None

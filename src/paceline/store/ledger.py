@@ -276,9 +276,9 @@ class Ledger:
             return ""
         period = f" (period={settings['period']})" if "period" in settings else ""
         return (
-            f"the workers never met: all together they made {pushes} iterations, and {name} brings replicas "
-            f"together more rarely{period}. What is saved is made of replicas that trained apart. Let them "
-            f"meet more often{', with --set period=...' if period else ''}, or train for longer"
+            f"the workers never exchanged anything: together they made {pushes} iterations, and {name} "
+            f"averages less often{period}. The saved model comes from replicas that trained separately. Let "
+            f"them average more often{', with --set period=...' if period else ''}, or train for longer"
         )
 
     def timer(self, now: float) -> Decision:

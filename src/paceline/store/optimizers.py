@@ -51,7 +51,9 @@ def check_suited(optimizer: torch.optim.Optimizer) -> None:
             check_suited(part)
     name = type(optimizer).__name__
     if name in UNSUITED:
-        raise ConfigError(f"optimizer {name} cannot run on several workers: {UNSUITED[name]}. Use another.")
+        raise ConfigError(
+            f"optimizer {name} cannot run on several workers: {UNSUITED[name]}. Use another optimizer."
+        )
 
 
 def describe_optimizer(optimizer: torch.optim.Optimizer, index: dict[int, int]) -> OptimizerSpec:

@@ -112,6 +112,6 @@ def _check_apart(optimizers: Sequence[torch.optim.Optimizer]) -> None:
         for p in (p for group in optimizer.param_groups for p in group["params"]):
             if owner.setdefault(id(p), number) != number:
                 raise ConfigError(
-                    f"optimizers {owner[id(p)]} and {number} have a parameter in common (of shape "
-                    f"{list(p.shape)}). Give every parameter to one of them."
+                    f"optimizers {owner[id(p)]} and {number} share a parameter (of shape {list(p.shape)}). "
+                    "Give every parameter to one of them."
                 )

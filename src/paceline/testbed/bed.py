@@ -136,7 +136,7 @@ class Testbed(Mapping[str, BedHost]):
         record = records.read(name)
         if record is None:
             raise ConfigError(
-                f"testbed {name!r} was never finished. Remove it: paceline testbed down {name}."
+                f"testbed {name!r} was not set up completely. Remove it: paceline testbed down {name}."
             )
         return cls(record)
 

@@ -1,4 +1,4 @@
-"""What a testbed is made of: TOML in, a checked `Spec` out.
+"""The description of a testbed: TOML in, a checked `Spec` out.
 
 [testbed]
 name = "lab"            # default: the file's own name
@@ -123,7 +123,7 @@ def _check_range(key: str, value: Any, least: float, most: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         raise ConfigError(f"{key} must be a number, got {value!r}. Write {key} = {max(least, 1):g}, say.")
     if not least <= value <= most:
-        raise ConfigError(f"{key} must be from {least:g} to {most:g}, got {value:g}. Mend it.")
+        raise ConfigError(f"{key} must be from {least:g} to {most:g}, got {value:g}. Fix it.")
 
 
 def _check_name(kind: str, name: str, longest: int) -> None:

@@ -1,15 +1,15 @@
-"""What a run tells about itself: one schema for real and simulated runs.
+"""The events of a run's trace: one schema for real and simulated runs.
 
 A trace is a file of JSON lines, one event each, in the order of time. `t` is seconds since the run
 began, on the run's own clock (virtual in a simulation). Progress bars, tables, reports, the advisor
 and the tests read only this.
 
-The life of one iteration of worker w, as a reader reconstructs it:
+How to reconstruct one iteration of worker w:
   compute   from `t - compute_s` to `t` of the `Decided` with `pushed == w`
   wait      from there to the `t` of the first later `Decided` (or the same one) that releases w
   exchange  from there, for `exchange_s`: the store applies, reduces, copies, and answers
-A peer may wait more often: `more_wait_s` of its next `Decided` or `WorkerLeft` has the rest, `travel_s` all
-that it slept while exchanges were carried out. Compute, waits and travel_s are the time that it took part.
+A peer may wait several times: `more_wait_s` of its next `Decided` or `WorkerLeft` holds the other waits, and
+`travel_s` the time it slept during exchanges. Compute, waits and travel_s add up to the time it took part.
 """
 
 from __future__ import annotations
@@ -52,27 +52,27 @@ class RunStarted(Event, frozen=True, gc=False, tag="run_started"):
     """Wall-clock time, ISO 8601."""
     script: str | None = None
     target: float | None = None
-    """The accuracy whose first reaching counts as *time to target*."""
+    """The target accuracy. *Time to target* is when it is first reached."""
     emulated: dict[str, Any] | None = None
-    """Injected slow-downs and device times, or the simulated cluster; None: every worker ran as it was."""
+    """Injected slow-downs and device times, or the simulated cluster. None: nothing was emulated."""
     balance: bool = False
     """Whether every worker's batch was in proportion to its speed."""
     summarised: bool = False
-    """True when decisions are summed up in `Progress` and `Totals` instead of written one by one."""
+    """Whether decisions are summed up in `Progress` and `Totals` instead of being written one by one."""
     compress: str = "none"
-    """How peers compressed what they gave to an average."""
+    """How peers compressed the vectors they averaged."""
     correct: str = "none"
-    """What was done about stale gradients."""
+    """How stale gradients were corrected."""
     family: Literal["paced", "peer", "split"] = "paced"
-    """Whether a store decides, workers meet among themselves, or the model is split over them."""
+    """Whether there is a store, workers exchange among themselves, or the model is split over them."""
     mesh: dict[str, int] = {}
-    """The axes of the grid that the workers of a split model form, the last one counting fastest."""
+    """The axes of the mesh if the model is split; ranks count through the last axis first."""
     fabric: str | None = None
     """How vectors travelled; None when none did, as in a simulation of times."""
     protocol_sha256: str = ""
-    """Of the file of a protocol of one's own; empty for those of the package."""
+    """SHA-256 of the file of a user's own protocol; empty for built-in protocols."""
     trigger: float | None = None
-    """The share of the usual norm from which on gradients were pushed; None: all were."""
+    """Gradients were pushed if their norm was at least this share of the usual one. None: all were pushed."""
 
 
 class ModelReady(Event, frozen=True, gc=False, tag="model_ready"):
@@ -86,35 +86,35 @@ class ModelReady(Event, frozen=True, gc=False, tag="model_ready"):
 
 
 class WorkerJoined(Event, frozen=True, gc=False, tag="worker_joined"):
-    """A worker takes part from now on."""
+    """A worker joined the run."""
 
     worker: int
     pid: int | None = None
 
 
 class WorkerLeft(Event, frozen=True, gc=False, tag="worker_left"):
-    """A worker takes part no longer; `unfinished` samples it had drawn are dispensed again."""
+    """A worker left the run. Its `unfinished` samples are given to other workers."""
 
     worker: int
     reason: Literal["finished", "away", "died", "failed", "stopped"]
     detail: str = ""
     unfinished: int = 0
     work: tuple[tuple[int, int, int], ...] = ()
-    """The batches of these, as in `Decided`."""
+    """The batches of these samples, as in `Decided`."""
     more_wait_s: float = 0.0
     travel_s: float = 0.0
 
 
 class Decided(Event, frozen=True, gc=False, tag="decided"):
-    """One verdict: what became of a push, and who was released.
+    """One verdict: what happened to a push, and which workers were released.
 
-    `number` counts verdicts; with `pushed` None it was asked for by a change of membership or a timer.
+    `number` counts verdicts. If `pushed` is None, the cause was a change of membership or a timer.
     """
 
     number: int
     pushed: int | None
     version: int
-    """Optimizer steps made, after this verdict."""
+    """Number of optimizer steps after this verdict."""
     fate: Literal["apply", "hold", "drop", "skip"] | None = None
     """`skip`: the gradient was not finite and the run was told to skip such gradients."""
     flush: Literal["mean", "part", "sum"] | None = None
@@ -131,68 +131,69 @@ class Decided(Event, frozen=True, gc=False, tag="decided"):
     lr_scale: float = 1.0
     compute_s: float = 0.0
     exchange_s: float = 0.0
-    """What carrying it out took: in a real run the store's time until the last answer was sent, in a
-    simulation the pushing worker's links and the store."""
+    """How long the exchange took: in a real run the store's time until the last answer was sent, in a
+    simulation the time on the pushing worker's links and in the store."""
     work: tuple[tuple[int, int, int], ...] = ()
-    """Batches behind the push: (epoch, first position in the epoch's order, count)."""
+    """Batches of the push: (epoch, first position in the epoch's order, count)."""
     more_wait_s: float = 0.0
     travel_s: float = 0.0
     withheld: int = 0
-    """How many more calls of `optimizer.step()` its gradient is the sum of, which were not pushed then."""
+    """How many earlier calls of `optimizer.step()` were not pushed then and are part of this gradient."""
     forced: bool = False
-    """Whether it was pushed without having come to the share that triggers."""
+    """Whether it was pushed although its norm was below the trigger."""
 
 
 class Asked(Event, frozen=True, gc=False, tag="asked"):
-    """The time had come that the protocol had asked for; a `Decided` follows if it changed anything."""
+    """A timer that the protocol had set ran out. A `Decided` follows if it changed anything."""
 
 
 class Passed(Event, frozen=True, gc=False, tag="passed"):
-    """A worker passed the barrier that it keeps itself; the `Decided` that releases it follows."""
+    """A worker passed its own barrier; the `Decided` that releases it follows."""
 
     worker: int
     looks: int
-    """How often it looked at a sample of the others."""
+    """How often it checked a sample of the others."""
     asked: int
-    """Clocks it asked for in all these looks."""
+    """Clocks it asked for in these checks."""
 
 
 class Exchanged(Event, frozen=True, gc=False, tag="exchanged"):
-    """Peers have met, the last of them at `t`: each gave away so many bytes, and got as many, or as told."""
+    """Peers exchanged vectors; the last of them came at `t`. Each sent `size_bytes`, and received
+    `answer_bytes`, or as many if that is None."""
 
     operation: Literal["average", "mix", "agree", "exchange", "send"]
-    """`send`: what workers of a mesh have sent each other since the last such line, along an axis."""
+    """`send`: what the workers of a mesh have sent each other along an axis since the last such event."""
     workers: tuple[int, ...]
     bytes: int
     seconds: float = 0.0
-    """What carrying it out took, from then on."""
+    """How long the exchange took from then on."""
     answer_bytes: int | None = None
-    """What each got; None: as much as it gave."""
+    """Bytes that each received. None: as many as it sent."""
     axis: str | None = None
-    """Along which axis of a mesh."""
+    """The axis of the mesh."""
     ahead: bool | None = None
-    """Whether those who gave went on meanwhile; None: under this protocol nobody does."""
+    """Whether the workers continued meanwhile. None: under this protocol they never do."""
 
 
 class LookedUp(Event, frozen=True, gc=False, tag="looked_up"):
-    """What a worker's lookups have cost since the last such line."""
+    """The cost of a worker's lookups since the last such event."""
 
     worker: int
     lookups: Lookups
 
 
 class Came(Event, frozen=True, gc=False, tag="came"):
-    """A peer came to meet the others or to evaluate, other than with its push. A replay follows the order."""
+    """A peer came to an exchange or an evaluation without a push. A replay follows this order."""
 
     worker: int
 
 
 class Rested(Event, frozen=True, gc=False, tag="rested"):
-    """All peers slept, as somebody had asked for: the mean of their models was taken."""
+    """All peers paused because a worker had asked for it, and the mean of their models was computed."""
 
 
 class Planned(Event, frozen=True, gc=False, tag="planned"):
-    """How many epochs the script means to run; without it nobody knows the time left."""
+    """How many epochs the script plans. Without it the remaining time is unknown."""
 
     epochs: int
     before: int = 0
@@ -200,7 +201,7 @@ class Planned(Event, frozen=True, gc=False, tag="planned"):
 
 
 class WorkEnded(Event, frozen=True, gc=False, tag="work_ended"):
-    """A worker's script has ended training for all, however many epochs were planned."""
+    """A worker's script ended training for all workers, whatever number of epochs was planned."""
 
     worker: int
     why: str
@@ -212,13 +213,13 @@ class WorkEnded(Event, frozen=True, gc=False, tag="work_ended"):
 
 
 class LeadPassed(Event, frozen=True, gc=False, tag="lead_passed"):
-    """A worker prints and evaluates for all from here on: whoever did so before is gone."""
+    """A worker became the lead, which prints and evaluates, because the former lead is gone."""
 
     worker: int
     clock: int
-    """Iterations that it had completed when it heard of it."""
+    """Iterations it had completed when it was told."""
     epoch: int | None = None
-    """The epoch at whose end it heard of it; None: it was the answer to a push, or to its coming."""
+    """The epoch at whose end it was told. None: it was told in the answer to a push, or when it joined."""
 
     @property
     def text(self) -> str:
@@ -227,7 +228,7 @@ class LeadPassed(Event, frozen=True, gc=False, tag="lead_passed"):
 
 
 class Reported(Event, frozen=True, gc=False, tag="reported"):
-    """What a worker said with `pace.report`."""
+    """What a worker reported with `pace.report`."""
 
     worker: int
     clock: int
@@ -240,13 +241,13 @@ class Reported(Event, frozen=True, gc=False, tag="reported"):
 class Evaluated(Event, frozen=True, gc=False, tag="evaluated"):
     """What the lead measured on a consistent snapshot; `t` is when the snapshot was taken.
 
-    It is written when the measuring is done, so its `t` may lie before that of earlier lines.
+    It is written after the measurement, so its `t` may be earlier than that of earlier lines.
     """
 
     worker: int
     version: int
     samples: int
-    """Samples that had gone into that snapshot."""
+    """Samples the model had been trained on."""
     values: Values
     seconds: float = 0.0
 
@@ -262,20 +263,20 @@ class Note(Event, frozen=True, gc=False, tag="note"):
 
 
 class Silent(Event, frozen=True, gc=False, tag="silent"):
-    """A worker has not been heard of for longer than usual."""
+    """A worker has been silent for longer than usual."""
 
     worker: int
     seconds: float
-    """Since its last word, or since it was last answered."""
+    """Seconds since its last message, or since it was last answered."""
     waiting: tuple[int, ...] = ()
-    """Who waits for it."""
+    """The workers that wait for it."""
     clock: int = 0
     """Iterations it has completed."""
     state: str = "computing"
-    """What it was to do: computing, evaluating or preparing."""
+    """What it was doing: computing, evaluating or preparing."""
     folder: str = ""
     apart: bool = False
-    """Whether workers exchange among themselves: then some may wait without the store's knowledge."""
+    """Whether workers exchange among themselves; some may then wait without the store's knowledge."""
 
     @property
     def text(self) -> str:
@@ -288,7 +289,7 @@ class Silent(Event, frozen=True, gc=False, tag="silent"):
 
 
 class Heard(Event, frozen=True, gc=False, tag="heard"):
-    """A worker is back that was silent."""
+    """A silent worker has answered again."""
 
     worker: int
     seconds: float
@@ -300,15 +301,16 @@ class Heard(Event, frozen=True, gc=False, tag="heard"):
 
 
 class Kept(Event, frozen=True, gc=False, tag="kept"):
-    """A checkpoint was taken at `t` and is on the disk now; written when it is, so its `t` lies before."""
+    """A checkpoint was taken at `t` and is on disk now. The event is written after saving, so its `t` is
+    earlier."""
 
     version: int
-    """Updates that are in it."""
+    """Number of updates in it."""
     samples: int
     copy_s: float
-    """How long training waited for it."""
+    """How long training waited for the copy."""
     write_s: float = 0.0
-    """How long writing took meanwhile."""
+    """How long writing took, during training."""
 
 
 class Progress(Event, frozen=True, gc=False, tag="progress"):
@@ -321,19 +323,19 @@ class Progress(Event, frozen=True, gc=False, tag="progress"):
     fastest: int
     waiting: int
     loss_sum: float = 0.0
-    """Of losses that were reported and left out so far, without those that are no number."""
+    """Sum of the reported losses that were not written one by one, without NaN."""
     loss_count: int = 0
     diverged: bool = False
-    """Whether one of them was no number."""
+    """Whether one of them was NaN."""
 
 
 class Totals(Event, frozen=True, gc=False, tag="totals"):
-    """What a summarised run adds up to; written once, before `RunEnded`."""
+    """The totals of a summarised run; written once, before `RunEnded`."""
 
     pushes: int
     samples: int
     max_gap: int | None
-    """None when nobody was released."""
+    """None if no worker was released."""
     staleness: dict[int, int]
     """How many applied gradients had each staleness."""
     compute_s: tuple[float, ...]
@@ -341,44 +343,45 @@ class Totals(Event, frozen=True, gc=False, tag="totals"):
     pushes_each: tuple[int, ...] = ()
     """Per worker; empty in older traces."""
     looks: int | None = None
-    """At barriers that workers keep themselves, by all of them; None where they keep none."""
+    """Checks of all workers at their own barriers; None if they have none."""
     asked: int | None = None
-    """Clocks asked for in these."""
+    """Clocks asked for in these checks."""
     version: int | None = None
-    """Updates made; None: the last `Progress` tells."""
+    """Updates made. None: see the last `Progress`."""
     sent_each: tuple[int, ...] = ()
-    """Bytes that each peer gave away."""
+    """Bytes that each peer sent."""
     got_bytes: int = 0
-    """Bytes that all peers got."""
+    """Bytes that all peers received."""
     lssr: float | None = None
-    """The last share of local steps that was told."""
+    """The last reported share of local steps."""
     losses: tuple[float | None, ...] = ()
     """The last losses that were reported."""
     travel_s: tuple[float, ...] = ()
     withheld: int = 0
-    """Gradients that were pushed with a later one."""
+    """Gradients that were pushed together with a later one."""
     forced: int = 0
     """Pushes that were not triggered."""
     ahead_bytes: int | None = None
-    """Of what peers gave away, that with which they went on; None: under this protocol nobody does."""
+    """Bytes that peers sent while they continued. None: under this protocol they never do."""
     consensus_distance: float | None = None
     """The last distance of replicas from their mean."""
     landscape: LandscapeSummary | None = None
-    """What was measured of the landscape."""
+    """Measurements of the loss landscape."""
     sent_along: dict[str, int] = {}
     """Bytes that all workers sent along each axis of a mesh."""
     lookups: dict[int, Lookups] = {}
-    """What looking up in embedding tables has cost each worker."""
+    """Cost of lookups in embedding tables, per worker."""
 
 
 class Gap(Event, frozen=True, gc=False, tag="gap"):
-    """Before this line events are missing that were not, or could not be, written from `since` to `t`."""
+    """Events from `since` to `t` are missing before this line, because they were not or could not be
+    written."""
 
     since: float
     events: int
     why: str
     wanted: bool = False
-    """Whether somebody had asked for it."""
+    """Whether the user had asked for that."""
 
     @property
     def text(self) -> str:
@@ -395,10 +398,10 @@ class RunEnded(Event, frozen=True, gc=False, tag="run_ended"):
     status: Literal["finished", "stopped", "failed"]
     detail: str = ""
     user_mistake: bool = False
-    """Whether running the same again would fail the same way."""
+    """Whether the same run would fail in the same way again."""
     samples_due: int | None = None
-    """Samples of the epochs that the script began: what its passes over the loader should have trained on.
-    None: nobody knows, without a prepared loader or with one whose data have no length."""
+    """Samples in the epochs that the script began, all of which should have been trained on. None: unknown,
+    because there is no prepared loader or its data have no length."""
 
 
 AnyEvent = (
@@ -430,8 +433,8 @@ AnyEvent = (
 
 
 def leads_now(rank: int) -> str:
-    """What the log of a worker has at the place from which on it is the one that prints."""
-    return f"rank {rank} prints and evaluates from here on: the rank that did so before is gone"
+    """The line in a worker's log from which on this worker prints."""
+    return f"rank {rank} prints and evaluates from here on, because the former lead is gone"
 
 
 def _null_to_nan(values: Values) -> None:

@@ -26,7 +26,7 @@ class LandscapeSummary(msgspec.Struct, frozen=True):
     weight_variance: float
     """The largest mean square of a replica's distance from the mean."""
     noise_strength: float
-    """The largest square of what a step has besides."""
+    """The largest square of the noise in a step."""
 
 
 def measured(before: LandscapeSummary | None, told: Mapping[str, float]) -> LandscapeSummary | None:

@@ -38,7 +38,7 @@ class Process(msgspec.Struct, frozen=True):
 
     @property
     def alive(self) -> bool:
-        """Whether it is still there; of another machine's nobody here can tell, so it is taken to be."""
+        """Whether it is still running. A process on another machine is assumed to be."""
         if not self.here:
             return True
         return self.boot == _boot() and _began(self.pid) == self.began
@@ -55,7 +55,7 @@ def claim(folder: Path, pid: int) -> None:
 
 
 def owner_of(folder: Path) -> Process | None:
-    """The process that holds a run, or held it; None if nobody has said."""
+    """The process that holds or held a run; None if unknown."""
     try:
         return decode_json((folder / "owner.json").read_bytes(), kind=Process)
     except (OSError, Undecodable):
@@ -63,7 +63,7 @@ def owner_of(folder: Path) -> Process | None:
 
 
 def is_orphan(path: Path) -> bool:
-    """Whether nobody is left to write the end of a run."""
+    """Whether no process is left to write the end of a run."""
     owner = owner_of(path if path.is_dir() else path.parent)
     return owner is not None and not owner.alive
 
@@ -92,7 +92,7 @@ def write_ending(folder: Path, status: str, detail: str, first: Callable[[], Eve
 
 
 def write_result(folder: Path) -> Result:
-    """Add the trace up and keep the result beside it."""
+    """Add up the trace and save the result next to it."""
     result = read_tally(folder).result()
     write_whole(folder / "result.json", msgspec.json.format(msgspec.json.encode(result)))
     return result

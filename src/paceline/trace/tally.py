@@ -1,4 +1,4 @@
-"""Adds a trace up to a result. One definition of every figure, for real and simulated runs alike."""
+"""Adds up a trace to a result: one definition of every figure, for real and simulated runs."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ class StalenessSummary(msgspec.Struct, frozen=True):
 
 
 class TriggerSummary(msgspec.Struct, frozen=True):
-    """What event-triggered pushes (`--trigger`) came to."""
+    """Figures of event-triggered pushes (`--trigger`)."""
 
     steps: int
-    """Calls of `optimizer.step()` by all scripts: what would have been pushes without it."""
+    """Calls of `optimizer.step()` by all scripts. Without the trigger each would be a push."""
     pushed: float
-    """The share of them that was a push: q of SDDE, by which links are used less."""
+    """The share of these calls that pushed (q in SDDE); links carry only this share of the traffic."""
     triggered: int
-    """Pushes whose norm had come to the share; the others were forced, by their number or an end."""
+    """Pushes that their norm triggered. The others were forced by the largest number or by an end of
+    training."""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -60,18 +61,18 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """Of when a figure is: of the model as it was then."""
+    """The moment to which a figure belongs."""
 
     t: float
     samples: int | None
-    """Samples that had gone into it; null where nobody counts them."""
+    """Samples the model had been trained on; null if they are not counted."""
     updates: int
     worker: int
-    """Who evaluated."""
+    """The worker that evaluated."""
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What a run came to. Absent knowledge is null, never a made-up zero."""
+    """The result of a run (`result.json`). Unknown figures are null, never zero."""
 
     run: str
     protocol: str
@@ -82,7 +83,7 @@ class Result(msgspec.Struct, frozen=True):
     status: str
     seconds: float
     samples: int | None
-    """Null where nobody counts them: without a prepared loader, unless the script says them."""
+    """Null if they are not counted: without a prepared loader, unless the script reports them."""
     samples_per_s: float | None
     loss: float | None
     accuracy: float | None
@@ -90,10 +91,10 @@ class Result(msgspec.Struct, frozen=True):
     time_to_target_s: float | None
     updates: int
     max_clock_gap: int | None
-    """The largest lead over the slowest worker with which an iteration was started."""
+    """The largest lead over the slowest worker at the start of an iteration."""
     staleness: StalenessSummary | None
     waiting_share: list[float | None]
-    """Per worker: time spent waiting for others, of the time it took part."""
+    """Per worker: the share of its time in the run that it waited for others."""
     bytes_sent: int | None
     bytes_received: int | None
     emulated: dict[str, Any] | None
@@ -109,50 +110,49 @@ class Result(msgspec.Struct, frozen=True):
     fabric: str | None = None
     """How vectors travelled; null when none did, as in a simulation of times."""
     barrier_looks: int | None = None
-    """How often workers looked at others before they passed barriers that they keep themselves; null
-    where the store decides."""
+    """How often workers checked others at their own barriers; null if the store decides."""
     barrier_questions: int | None = None
-    """Clocks they asked for in these looks."""
+    """Clocks they asked for in these checks."""
     mesh: dict[str, int] | None = None
-    """The axes of the grid that the workers of a split model form; null where it is not split."""
+    """The axes of the mesh; null if the model is not split."""
     bytes_by_axis: dict[str, int] | None = None
-    """What its workers sent along each of them."""
+    """Bytes that its workers sent along each axis."""
     iterations: int | None = None
-    """Of all workers: gradients that were pushed or stepped with."""
+    """Of all workers: gradients that were pushed or applied."""
     lookups: LookupSummary | None = None
-    """Where embedding tables are split over workers."""
+    """Figures of split embedding tables; null without them."""
     lssr: float | None = None
-    """Of all steps, the share that was local, where the protocol chooses (SelSync); null elsewhere."""
+    """The share of all steps that were local, if the protocol chooses (SelSync); otherwise null."""
     dropped: int | None = None
-    """Gradients that took no part: dropped, or skipped as not finite; null where there is no store."""
+    """Gradients that were not applied: dropped, or skipped as not finite; null without a store."""
     trigger: TriggerSummary | None = None
-    """Where gradients were pushed only if they were large enough; null elsewhere."""
+    """Figures of `--trigger`; null without it."""
     sent_ahead: float | None = None
-    """Of the bytes that peers gave away, the share that travelled while they went on: what OSP puts off, or
-    an average with a delay. Null where the protocol sends nothing ahead."""
+    """Of the bytes that peers sent, the share that travelled while they continued: what OSP defers, or an
+    average with a delay. Null if the protocol sends nothing in the background."""
     consensus_distance: float | None = None
-    """How far replicas were from their mean when it was last measured: the root of the mean square."""
+    """How far replicas were from their mean at the last measurement (root mean square)."""
     landscape: LandscapeSummary | None = None
-    """Where D-PSGD measures its effective learning rate; null elsewhere."""
+    """D-PSGD's measurements of its effective learning rate; null without them."""
     loss_at: Moment | None = None
-    """Of which moment the loss is; null if it is no evaluated one."""
+    """The moment of the loss; null if it was not evaluated."""
     accuracy_at: Moment | None = None
-    """Of which moment the accuracy is."""
+    """The moment of the accuracy."""
     samples_due: int | None = None
-    """Samples of the epochs that the script began; null where nobody knows. `samples` of them were done."""
+    """Samples in the epochs that the script began; null if unknown. `samples` of them were done."""
     loss_missing: Literal["unreported", "not finite"] | None = None
-    """Why `loss` is null; null where it is not."""
+    """Why `loss` is null; null if there is a loss."""
 
 
 class Tally:
-    """Takes events one by one and knows the result so far."""
+    """Takes events one by one and gives the result so far."""
 
     def __init__(self) -> None:
         self.start: RunStarted | None = None
         self.model: ModelReady | None = None
         self.end: RunEnded | None = None
         self.interrupted = False
-        """Whether there will be no end: the process that would have written it is gone."""
+        """Whether the run has no end event because the process that would write it is gone."""
         self.now = 0.0
         self.samples = 0
         self.pushes = 0
@@ -160,7 +160,7 @@ class Tally:
         self.max_gap: int | None = None
         self.staleness: Counter[int] = Counter()
         self.gaps: list[Gap] = []
-        """Where events are missing: until `Totals` tell, the figures are of those that are there."""
+        """Where events are missing. Until `Totals` the figures count only the events that are present."""
         self.failures: list[Failure] = []
         self.evaluations: list[Evaluated] = []
         self.clock: dict[int, int] = {}
@@ -171,7 +171,7 @@ class Tally:
         self.present_s: dict[int, float] = {}
         self.compute_s: defaultdict[int, float] = defaultdict(float)
         self.travel_s: defaultdict[int, float] = defaultdict(float)
-        """Of peers: what each slept while its exchanges were carried out."""
+        """Per peer: how long it slept during its exchanges."""
         self._since: dict[int, float] = {}
         self._losses: deque[float] = deque(maxlen=50)
         self._lssr: float | None = None
@@ -181,7 +181,7 @@ class Tally:
         self._dropped = self._withheld = self._forced = 0
         self._pushes: Counter[int] = Counter()
         self.exchanged_bytes: Counter[int] = Counter()
-        """Among peers: what each worker gave away."""
+        """Per peer: bytes it sent."""
         self._got_bytes = 0
         """What all got."""
         self.bytes_by_axis: Counter[str] = Counter()
@@ -367,7 +367,7 @@ class Tally:
             self.max_gap = max(self.max_gap or 0, event.gap)
 
     def _slept(self, rank: int, event: Decided | WorkerLeft) -> None:
-        """What a peer did besides computing and waiting for the answer to its push."""
+        """Add the time that a peer neither computed nor waited for the answer to its push."""
         if event.more_wait_s:
             self.wait_s[rank] = self.wait_s.get(rank, 0.0) + event.more_wait_s
         self.travel_s[rank] += event.travel_s

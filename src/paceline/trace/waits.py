@@ -55,5 +55,5 @@ def waiting_words(ranks: Iterable[int]) -> str:
     """Who waits for somebody, as half a sentence."""
     there = tuple(ranks)
     if not there:
-        return "nobody waits for it yet"
+        return "no worker waits for it yet"
     return f"{names(there)} {'waits' if len(there) == 1 else 'wait'} for it"

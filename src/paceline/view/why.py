@@ -1,4 +1,4 @@
-"""Why a run stands still: who waits for whom, since when, and in which call each worker is."""
+"""Why a run stalls (`paceline why`): who waits for whom, since when, and in which call each worker is."""
 
 from __future__ import annotations
 
@@ -155,8 +155,8 @@ def _no_stack(pid: int, here: bool, state: str) -> str:
     if not here:
         return "it is on another host: ask there, or read its log"
     if state == "T":
-        return f"a stopped process cannot tell where it is; `kill -CONT {pid}` lets it go on"
-    return "its process is gone" if not state else "it did not tell where it is"
+        return f"a stopped process cannot report where it is; `kill -CONT {pid}` lets it continue"
+    return "its process is gone" if not state else "it did not report where it is"
 
 
 def lines(told: Why) -> Iterator[str]:
@@ -166,7 +166,7 @@ def lines(told: Why) -> Iterator[str]:
     if told.detail:
         yield told.detail
     if told.status == "interrupted":
-        yield "Its processes are gone, and none of them could write how it ended."
+        yield "Its processes are gone, and none of them recorded how it ended."
     if told.status not in ("running", "preparing", "finished"):
         yield f"Go on with: {told.resume}" if told.resume else "It left no checkpoint."
     for failure in told.failures:

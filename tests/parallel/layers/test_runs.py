@@ -124,7 +124,7 @@ def test_a_checkpoint_that_is_due_is_taken_once_and_holds_what_it_says(lab: Lab)
 @pytest.mark.parametrize(
     ("args", "dials", "said"),
     [
-        (("--optimizer", "Adafactor"), {}, "looks at whole tensors, or nobody knows"),
+        (("--optimizer", "Adafactor"), {}, "uses whole tensors, or may do so"),
         ((), {"settings": {"smallest": 64}}, "finds no layer to split over 2 workers"),
         ((), {"mesh": {"stage": 2}, "protocol": "allreduce"}, "the mesh has stage=2, but nothing is split"),
     ],

@@ -145,7 +145,7 @@ def test_workers_of_a_line_that_are_given_different_samples_are_told(line: Lines
         ("ulysses", "6 heads cannot be shared out among 4 workers"),
         ("megatron", "6 heads cannot be shared out among 4 workers"),
         ("batch norm", "is a BatchNorm2d"),
-        ("moved", "dimension 1 is cut over the workers"),
+        ("moved", "dimension 1 is split over the workers"),
         ("dimension", "has no dimension 5 to cut"),
     ],
 )

@@ -54,7 +54,10 @@ Address = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT|auto",
-        help="The Ray to use, from one of its nodes. Default: RAY_ADDRESS, else one of the run's own.",
+        help=(
+            "Address of the Ray cluster to use; run this command on one of its nodes. Default: "
+            "RAY_ADDRESS, or else a cluster that the run starts for itself."
+        ),
         rich_help_panel=WORKERS,
     ),
     Dial(None),
@@ -63,7 +66,7 @@ Master = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="With --engine spark: Spark's master, for instance spark://host:7077. Default: local[*].",
+        help="With --engine spark: the Spark master, for instance spark://host:7077. Default: local[*].",
         rich_help_panel=WORKERS,
     ),
     Dial(None),
@@ -87,8 +90,11 @@ Here = Annotated[
 StoreHosts = Annotated[
     int,
     typer.Option(
-        help="How many hosts hold the store, this one included: each has a portion of the weights and of the "
-        "optimizer's state, so that their links share the traffic. Losing one of them ends the run.",
+        help=(
+            "Number of hosts that hold the store, this one included. Each holds a portion of the weights "
+            "and of the optimizer's state, so the traffic is shared among their links. If one of them is "
+            "lost, the run ends."
+        ),
         rich_help_panel=HOSTS,
     ),
     Dial(1),
@@ -97,9 +103,11 @@ HostPatience = Annotated[
     float,
     typer.Option(
         metavar="SECONDS",
-        help="How long another host may be out of reach, be it silent or its connection reset, before its "
-        "workers count as lost. One that closes its connection in good order has 3 s to come back; one whose "
-        "relay has died is not waited for.",
+        help=(
+            "How long another host may be unreachable (silent, or with a broken connection) before its "
+            "workers count as lost. A host that closes its connection properly has 3 s to come back. The "
+            "run does not wait for a host whose relay has died."
+        ),
         rich_help_panel=HOSTS,
     ),
     Dial(30.0, "host_patience_s"),
@@ -107,8 +115,10 @@ HostPatience = Annotated[
 SecretFile = Annotated[
     Path | None,
     typer.Option(
-        help="File with the run's secret; PACELINE_SECRET in the environment does as well. Without either a "
-        "run that listens makes one, in its folder.",
+        help=(
+            "File with the run's secret. The environment variable PACELINE_SECRET works too. Without "
+            "either, a run that listens creates a secret in its folder."
+        ),
         rich_help_panel=HOSTS,
     ),
     Dial(None, field=None),
@@ -117,37 +127,42 @@ Tls = Annotated[
     bool | None,
     typer.Option(
         "--tls/--plain",
-        help="Encrypt what travels between hosts (TLS 1.3, with a certificate made for the run), or do not. "
-        "Default: encrypted, unless the run listens on this machine's loopback only. `paceline bench "
-        "network` tells what it costs.",
+        help=(
+            "Encrypt the traffic between hosts (TLS 1.3, with a certificate made for the run), or not. "
+            "Default: encrypt, unless the run listens on the loopback interface only. `paceline bench "
+            "network` measures the cost."
+        ),
         rich_help_panel=HOSTS,
     ),
     Dial(None, parse=_is_true),
 ]
 TlsCert = Annotated[
     Path | None,
-    typer.Option(
-        help="File with a certificate of your own (and its chain), for --tls.", rich_help_panel=HOSTS
-    ),
+    typer.Option(help="File with your own certificate (and its chain), for --tls.", rich_help_panel=HOSTS),
     Dial(None, parse=_path),
 ]
 TlsKey = Annotated[
     Path | None,
-    typer.Option(help="File with the key of that certificate.", rich_help_panel=HOSTS),
+    typer.Option(help="File with the key of your certificate.", rich_help_panel=HOSTS),
     Dial(None, parse=_path),
 ]
 GuestTls = Annotated[
     bool | None,
     typer.Option(
         "--tls/--plain",
-        help="Talk to nobody who does not encrypt; or, to a run that was started with --plain, unencrypted. "
-        "Default: encrypted, but over loopback as the run does.",
+        help=(
+            "--tls: refuse unencrypted connections. --plain: connect unencrypted, to a run that was "
+            "started with --plain. Default: encrypted; over loopback, the same as the run."
+        ),
     ),
 ]
 TlsCa = Annotated[
     Path | None,
     typer.Option(
-        help="File with the CA that signed the run's own certificate, which has to be made out to the "
-        "address given. Without it the secret alone proves whose certificate it is.",
+        help=(
+            "File with the CA that signed the certificate given to the run. That certificate must be "
+            "issued for the address you connect to. Without this file only the secret proves that the "
+            "certificate is the run's."
+        ),
     ),
 ]

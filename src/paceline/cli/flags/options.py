@@ -64,7 +64,7 @@ Seed = Annotated[
 Target = Annotated[
     float | None,
     typer.Option(
-        help="Accuracy whose first reaching is the time to target, for instance 0.95.",
+        help="Target accuracy, for instance 0.95. The run records when it is first reached.",
         rich_help_panel=TRAINING,
     ),
     Dial(None),
@@ -82,8 +82,10 @@ DeviceTime = Annotated[
     float | None,
     typer.Option(
         metavar="SECONDS",
-        help="Pad every worker's compute to this time (times its slow factor), so that workers that "
-        "share cores behave as if each had a device of its own.",
+        help=(
+            "Stretch every worker's compute to this time (times its slow factor), so that workers that "
+            "share cores behave as if each had its own device."
+        ),
         rich_help_panel=EMULATION,
     ),
     Dial(None, "device_time_s"),
@@ -107,7 +109,10 @@ Damping = Annotated[
     str,
     typer.Option(
         metavar="none|inverse|sqrt|exponential",
-        help="Shrink what a stale gradient counts by its staleness, the updates it missed since its read.",
+        help=(
+            "Give a stale gradient less weight. Its staleness is the number of updates since its worker "
+            "read the weights."
+        ),
         rich_help_panel=NUMBERS,
     ),
     Dial("none"),
@@ -116,8 +121,11 @@ DropStaler = Annotated[
     int | None,
     typer.Option(
         metavar="UPDATES",
-        help="Drop a gradient that missed more updates than this since its worker read the weights, under any"
-        " protocol with a store. Its samples count as seen, and its worker goes on as usual.",
+        help=(
+            "Drop a gradient if there were more updates than this since its worker read the weights. Works "
+            "with every protocol that has a store. The samples of a dropped gradient count as seen, and "
+            "its worker continues as usual."
+        ),
         rich_help_panel=NUMBERS,
     ),
     Dial(None),
@@ -135,8 +143,11 @@ Trigger = Annotated[
     float | None,
     typer.Option(
         metavar="SHARE",
-        help="Push a gradient only if its norm is at least SHARE times the usual norm of a single batch's. "
-        "What is kept is added to the next one, and nothing is lost. For paced protocols without lockstep.",
+        help=(
+            "Push a gradient only if its norm is at least SHARE times the usual norm of one batch's "
+            "gradient. A gradient that is not pushed is added to the next one, so nothing is lost. For "
+            "paced protocols without lockstep."
+        ),
         rich_help_panel=NUMBERS,
     ),
     Dial(None),
@@ -144,7 +155,7 @@ Trigger = Annotated[
 TriggerMost = Annotated[
     int,
     typer.Option(
-        metavar="N", help="With --trigger: push after so many in any case.", rich_help_panel=NUMBERS
+        metavar="N", help="With --trigger: push after N gradients in any case.", rich_help_panel=NUMBERS
     ),
     Dial(8),
 ]
@@ -152,7 +163,7 @@ Park = Annotated[
     list[int] | None,
     typer.Option(
         metavar="RANK",
-        help="Leave this rank out, any number of times: it takes no part, and the others do all the work.",
+        help="Leave this rank out; the others do its work. Can be given several times.",
         rich_help_panel=WORKERS,
     ),
     Dial(None, parse=_ranks),
@@ -161,9 +172,12 @@ Apply = Annotated[
     str,
     typer.Option(
         metavar="optimizer|increments",
-        help="What a push is, where nobody waits for all. optimizer: a gradient, with which the store steps; "
-        "increments: what a step of the worker's own optimizer changes, which the store adds (SSP's original "
-        "form; momentum and rate are each worker's own).",
+        help=(
+            "What workers push under protocols without lockstep. optimizer: gradients, with which the "
+            "store steps. increments: the changes that the worker's own optimizer makes, which the store "
+            "adds to the weights (the original form of SSP; each worker has its own momentum and learning "
+            "rate)."
+        ),
         rich_help_panel=NUMBERS,
     ),
     Dial("optimizer"),
@@ -172,8 +186,10 @@ ParkSlow = Annotated[
     float | None,
     typer.Option(
         metavar="CURVATURE",
-        help="Park the slowest workers while the run goes on, until the staleness of the others is what the "
-        "learning rate stands on a loss with this largest Hessian eigenvalue. For asp, ssp and dssp.",
+        help=(
+            "Park the slowest workers during the run until the learning rate is stable at the staleness of "
+            "the others. CURVATURE is the largest Hessian eigenvalue of the loss. For asp, ssp and dssp."
+        ),
         rich_help_panel=NUMBERS,
     ),
     Dial(None),
@@ -183,11 +199,13 @@ Correct = Annotated[
     str,
     typer.Option(
         metavar=CORRECT,
-        help="What is done about stale gradients, where a store applies them. dana: a momentum per worker, "
-        "and weights handed out ahead (SGD with momentum, Adam, AdamW, NAdam); gap: divided by how far the "
-        "weights moved meanwhile; dc, dca: delay compensation, constant or adaptive (dc:0.1 for another "
-        "strength). auto: what the script names, else dana outside of lockstep if the optimizer has a "
-        "momentum, else none.",
+        help=(
+            "How the store corrects stale gradients. dana: one momentum per worker, and workers read "
+            "predicted weights (SGD with momentum, Adam, AdamW, NAdam). gap: divide the gradient by how "
+            "far the weights have moved since it was computed. dc, dca: delay compensation, constant or "
+            "adaptive (dc:0.1 sets the strength). auto: the correction the script names; otherwise dana, "
+            "if the protocol has no lockstep and the optimizer has momentum; otherwise none."
+        ),
         rich_help_panel=NUMBERS,
     ),
     Dial("none"),
@@ -197,8 +215,11 @@ EachCorrect = Annotated[
     typer.Option(
         "--correct",
         metavar="HOW,...",
-        help="What is done about stale gradients (see train --help): one or several ways, comma separated, "
-        "for instance none,dana; every protocol whose gradients may be stale runs with each.",
+        help=(
+            "How stale gradients are corrected (see train --help-all): one or several corrections, "
+            "separated by commas, for instance none,dana. Every protocol with stale gradients runs once "
+            "with each."
+        ),
         rich_help_panel=NUMBERS,
     ),
 ]
@@ -213,16 +234,21 @@ Schedule = Annotated[
 ]
 ClipNorm = Annotated[
     float | None,
-    typer.Option(help="Clip the norm of every update's gradient, in the store.", rich_help_panel=NUMBERS),
+    typer.Option(
+        help="Clip the gradient of every update to this norm. The store does it.", rich_help_panel=NUMBERS
+    ),
     Dial(None),
 ]
 Shards = Annotated[
     str,
     typer.Option(
         metavar="shared|equal|own|rotating",
-        help="shared: whoever is ready takes the next batch; equal: every worker has an equal share; "
-        "own: one chunk of the data each, for good (DefDP), or all that an iterable dataset gives it; "
-        "rotating: every epoch the next chunk (SelDP).",
+        help=(
+            "How workers share the data. shared: the next worker that is ready takes the next batch. "
+            "equal: every worker gets an equal share. own: every worker keeps one chunk of the data for "
+            "the whole run (DefDP), or everything its iterable dataset gives it. rotating: every worker "
+            "moves to the next chunk each epoch (SelDP)."
+        ),
         rich_help_panel=TRAINING,
     ),
     Dial("shared"),
@@ -231,8 +257,11 @@ Inject = Annotated[
     str,
     typer.Option(
         metavar="DONORS:SHARE",
-        help="With --shards own or rotating: at every step this share of the workers shares this share of "
-        "its batch with all others, as SelSync does for data that are unlike. 0.25:0.25, say.",
+        help=(
+            "With --shards own or rotating: at every step this share of the workers gives this share of "
+            "its batch to all others, for instance 0.25:0.25. SelSync does this when workers hold "
+            "different kinds of data."
+        ),
         rich_help_panel=TRAINING,
     ),
     Dial(""),
@@ -241,8 +270,11 @@ Balance = Annotated[
     bool,
     typer.Option(
         "--balance/--no-balance",
-        help="Give every worker a batch in proportion to its measured speed; together they stay workers x "
-        "the loader's batch size. The loss must average over its batch, as PyTorch's do by default.",
+        help=(
+            "Give every worker a batch in proportion to its measured speed. The batches still add up to "
+            "workers x the loader's batch size. The loss must average over its batch, as PyTorch's losses "
+            "do by default."
+        ),
         rich_help_panel=PROTOCOL,
     ),
     Dial(False),
@@ -251,11 +283,15 @@ Compress = Annotated[
     str,
     typer.Option(
         metavar="none|fp16|bf16|int8|topk:SHARE|powersgd:RANK",
-        help="Peer protocols only: compress what is averaged. Between hosts vectors travel compressed; an "
-        "average comes as the compressed vectors of the other hosts if those are fewer bytes, else whole. "
-        "On one host nothing gets faster: the numbers are the same, and bytes are counted as they would be "
-        "sent. In a simulation slow links get faster. int8, topk and powersgd feed back what they leave out. "
-        "Protocols with a store refuse it: their gradients and weights travel whole.",
+        help=(
+            "Compress the vectors that workers average; for peer protocols only. Between hosts a vector "
+            "travels compressed. The average comes back as the compressed vectors of the other hosts if "
+            "that takes fewer bytes, and uncompressed otherwise. On one host compression changes the "
+            "numbers but saves no time; bytes are counted as if they were sent. In a simulation it makes "
+            "slow links faster. int8, topk and powersgd add what they leave out to the next vector. "
+            "Protocols with a store refuse this flag because their gradients and weights travel "
+            "uncompressed."
+        ),
         rich_help_panel=PROTOCOL,
     ),
     Dial("none"),
@@ -265,15 +301,19 @@ EachCompress = Annotated[
     typer.Option(
         "--compress",
         metavar="HOW,...",
-        help="Peer protocols only: one or several ways to compress, comma separated, for instance "
-        "none,fp16,topk:0.01; every protocol runs with each (see train --help).",
+        help=(
+            "For peer protocols only: one or several kinds of compression, separated by commas, for "
+            "instance none,fp16,topk:0.01. Every protocol runs once with each (see train --help-all)."
+        ),
         rich_help_panel=PROTOCOL,
     ),
 ]
 BadGradient = Annotated[
     str,
     typer.Option(
-        metavar="stop|skip", help="NaN or infinity in a gradient: stop, or skip it.", rich_help_panel=FAULTS
+        metavar="stop|skip",
+        help="If a gradient contains NaN or infinity: stop the run, or skip the gradient.",
+        rich_help_panel=FAULTS,
     ),
     Dial("stop"),
 ]
@@ -281,7 +321,7 @@ OnFailure = Annotated[
     str,
     typer.Option(
         metavar="continue|stop",
-        help="A worker died: go on with the others, or stop the run.",
+        help="If a worker dies: continue with the others, or stop the run.",
         rich_help_panel=FAULTS,
     ),
     Dial("continue"),
@@ -290,9 +330,12 @@ StuckAfter = Annotated[
     str | None,
     typer.Option(
         metavar="TIME[:warn|drop|stop]",
-        help="A worker has said nothing for so long (90s, 5m, 1h) and others wait for it: name it, go on "
-        "without it as if it had died, or save and stop. Choose more than an iteration or evaluation takes. "
-        "Default: name it after 10 s, or after several times what it usually takes.",
+        help=(
+            "If a worker is silent for this time (90s, 5m, 1h) while others wait for it: warn (name it), "
+            "drop (continue without it, as if it had died) or stop (save and stop the run). Choose a time "
+            "longer than an iteration or an evaluation takes. Default: warn after 10 s, or after several "
+            "times its usual iteration time."
+        ),
         rich_help_panel=FAULTS,
     ),
     Dial(None),
@@ -301,9 +344,11 @@ CheckpointEvery = Annotated[
     str | None,
     typer.Option(
         metavar="UPDATES|TIME",
-        help="Take a checkpoint every so often, after so many updates (500) or so much time (60s, 10m, 1h), "
-        "so that --resume can go on even if everything is killed at once. Default: only when a run is "
-        "stopped or fails in good order.",
+        help=(
+            "Save a checkpoint after this number of updates (500) or this time (60s, 10m, 1h), so that "
+            "--resume can continue even if every process is killed at once. Default: save only when the "
+            "run is stopped, or fails and can still save."
+        ),
         rich_help_panel=RECORD,
     ),
     Dial(None),
@@ -312,10 +357,12 @@ TraceLimit = Annotated[
     str,
     typer.Option(
         metavar="SIZE",
-        help="How long the trace may get, for instance 50MB; 0: as short as it can be. Beyond that single "
-        "iterations are left out of it, and counted all the same: results and curves stay what they are, but "
-        "the run cannot be replayed, and its report shows no timeline from there on. An iteration takes "
-        "about 275 bytes. none: no limit.",
+        help=(
+            "Largest size of the trace, for instance 50MB. 0: as small as possible; none: no limit. Above "
+            "the limit single iterations are counted but no longer written. Results and curves stay exact, "
+            "but the run cannot be replayed, and the report has no timeline from there on. One iteration "
+            "takes about 275 bytes."
+        ),
         rich_help_panel=RECORD,
     ),
     Dial("256MB"),
@@ -324,8 +371,10 @@ Keep = Annotated[
     int,
     typer.Option(
         metavar="K",
-        help="How many checkpoints to keep: the newest, and those before it, of which --resume takes the "
-        "next if the newest is damaged. Each takes as much room as the weights and the optimizer's state.",
+        help=(
+            "How many checkpoints to keep. If the newest is damaged, --resume takes the one before it. "
+            "Each takes as much disk space as the weights and the optimizer's state."
+        ),
         rich_help_panel=RECORD,
     ),
     Dial(2),
@@ -334,8 +383,10 @@ PrivateWeights = Annotated[
     bool,
     typer.Option(
         "--private-weights",
-        help="A copy of the weights for every worker even in lockstep. Under allreduce a replica and an "
-        "optimizer of its own, whose parameters scripts may write to.",
+        help=(
+            "Give every worker its own copy of the weights even in lockstep. Under allreduce every worker "
+            "then has its own replica and optimizer, and scripts may write to the parameters."
+        ),
         rich_help_panel=WORKERS,
     ),
     Dial(False),
@@ -344,11 +395,13 @@ Fabric = Annotated[
     str,
     typer.Option(
         metavar="shared|gloo",
-        help="How a peer protocol's vectors travel: through shared memory (and between hosts over the run's "
-        "authenticated connection), or, on one machine, between the workers by torch.distributed "
-        "(gloo, on the loopback interface; for a model on a GPU NCCL, which is untested). "
-        "Over gloo a lost worker ends the run, and a worker that has finished stays until all have; "
-        "one-sided protocols (ad_psgd, asynchronous easgd) and --compress need shared memory.",
+        help=(
+            "How the vectors of a peer protocol travel. shared: through shared memory, and between hosts "
+            "over the run's authenticated connection. gloo: between workers of one machine by "
+            "torch.distributed over the loopback interface (NCCL for a model on a GPU, untested). Over "
+            "gloo a lost worker ends the run, and a worker that has finished waits for all others. "
+            "One-sided protocols (ad_psgd, asynchronous easgd) and --compress need shared memory."
+        ),
         rich_help_panel=WORKERS,
     ),
     Dial("shared"),
@@ -357,8 +410,11 @@ Mesh = Annotated[
     str | None,
     typer.Option(
         metavar="AXIS=SIZE,...",
-        help="Split the model over a grid of workers, for instance data=2,stage=4: two copies of a pipeline "
-        "with four stages. All workers are on this machine. Without --workers there are as many as places.",
+        help=(
+            "Split the model over a grid of workers, for instance data=2,stage=4: two copies of a pipeline "
+            "with four stages. All workers run on this machine. Without --workers, one worker per place in "
+            "the grid is started."
+        ),
         rich_help_panel=WORKERS,
     ),
     Dial(None),
@@ -367,7 +423,9 @@ Runs = Annotated[Path, typer.Option(help="Folder that holds the runs.", rich_hel
 Json = Annotated[
     bool,
     typer.Option(
-        "--json", help="One JSON document on standard output, nothing else there.", rich_help_panel=RECORD
+        "--json",
+        help="Print one JSON document, and nothing else, on standard output.",
+        rich_help_panel=RECORD,
     ),
 ]
 Set = Annotated[
@@ -375,7 +433,7 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="A setting of the protocol; `paceline protocols` lists them.",
+        help="Set a setting of the protocol; `paceline protocols` lists them.",
         rich_help_panel=PROTOCOL,
     ),
 ]

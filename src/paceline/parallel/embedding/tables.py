@@ -32,8 +32,8 @@ from paceline.trace.events import Lookups
 
 AXES = ("data", "shard")
 UNTRAINED = (
-    "nobody trains the embedding tables. Call tables.trained_by(RowWiseAdagrad(tables.weights, lr=0.05)), or "
-    "SGD in its place, before pace.prepare() and the first batch."
+    "no optimizer trains the embedding tables. Call tables.trained_by(RowWiseAdagrad(tables.weights, "
+    "lr=0.05)), or SGD in its place, before pace.prepare() and the first batch."
 )
 
 
@@ -200,7 +200,8 @@ class TablesShare(Share):
         """Gradients of tables are with their owners already; see that they are stepped with."""
         if self._tables.steps < self._asked:
             raise ConfigError(
-                "the embedding tables' own optimizer was not stepped. Call its step() beside the other's."
+                "the optimizer of the embedding tables was not stepped. Call its step() after the other "
+                "optimizer's."
             )
         self._asked += 1
 

@@ -35,8 +35,8 @@ def as_blocks(model: nn.Module | Sequence[nn.Module]) -> nn.Sequential:
         return model
     if isinstance(model, nn.Module):
         raise ConfigError(
-            f"a pipeline is made of blocks in a row, got a {type(model).__name__}. Give an nn.Sequential, or "
-            "a list of blocks that each take what the one before returns."
+            f"a pipeline needs a sequence of blocks, got a {type(model).__name__}. Give an nn.Sequential, "
+            "or a list of blocks that each take what the one before returns."
         )
     return nn.Sequential(*model)
 
@@ -54,8 +54,8 @@ def check_only_blocks(blocks: nn.Sequential) -> None:
         own.append("hooks")
     if own:
         raise ConfigError(
-            f"the model ({type(blocks).__name__}) has {own[0]}, and a pipeline computes the blocks only. Put "
-            "what forward does beside them into a block."
+            f"the model ({type(blocks).__name__}) has {own[0]}, and a pipeline computes the blocks only. "
+            "Put everything else that forward does into a block."
         )
 
 
@@ -100,8 +100,8 @@ def one_tensor(output: Any, name: str, block: nn.Module) -> Tensor:
     if isinstance(output, Tensor):
         return output
     raise ConfigError(
-        f"block {name!r} ({type(block).__name__}) returned a {type(output).__name__}; it has to hand on "
-        "one tensor. Let it return one, or put it and the block behind it into one."
+        f"block {name!r} ({type(block).__name__}) returned a {type(output).__name__}; it must return one "
+        "tensor. Let it return one, or merge it with the next block."
     )
 
 

@@ -154,8 +154,9 @@ class PlannedPace(Pace):
         mine = {id(p) for p in self._model.parameters()}
         if any(id(p) not in mine for p in self._trained()):
             raise ConfigError(
-                "the optimizer got parameters after prepare that are not the model's: a plan puts others in "
-                "the place of those that it had. Add them before, or take them from the prepared model."
+                "the optimizer got parameters after pace.prepare() that are not the prepared model's: a "
+                "plan replaces the model's parameters. Add them before, or take them from the prepared "
+                "model."
             )
         self._sizes = sizes
 
@@ -203,8 +204,8 @@ class PlannedPace(Pace):
         dist.all_reduce(overflowed)
         if overflowed and not tell_scaler(self._optimizer):
             raise ConfigError(
-                "gradients overflowed, and what called optimizer.step() is no scaler that could be told. Use "
-                "torch.amp.GradScaler, or bfloat16, which needs none."
+                "gradients overflowed, but optimizer.step() was not called by a scaler that the run knows. "
+                "Use torch.amp.GradScaler, or bfloat16, which needs none."
             )
         return not overflowed
 
@@ -239,7 +240,8 @@ class PlannedPace(Pace):
 
     def _leave(self) -> None:
         raise ConfigError(
-            "pace.leave() under a plan: the other workers cannot go on without this one's part. Leave it out."
+            "pace.leave() does not work under a plan: the other workers cannot continue without this one's "
+            "part. Leave it out."
         )
 
     def _end_work(self, why: str) -> None:
@@ -295,7 +297,7 @@ def same_for_all(digest: str) -> None:
     other = next((rank for rank, row in enumerate(rows) if not torch.equal(row, mine)), None)
     if other is not None:
         raise ConfigError(
-            f"rank {other} holds another plan than rank {dist.get_rank()}. Give all the same file."
+            f"ranks {other} and {dist.get_rank()} have different plans. Give all of them the same file."
         )
 
 

@@ -164,4 +164,4 @@ def _failure(started: Ranks, failed: dict[int, int], folder: Path, logs: Path) -
     status = started[rank].returncode or 0
     how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     lines = (logs / f"rank{rank}.log").read_text(errors="replace").strip().splitlines()
-    return RunError(f"rank {rank} {how}{': ' + lines[-1] if lines else ', without a word'}.")
+    return RunError(f"rank {rank} {how}{': ' + lines[-1] if lines else ', without a message'}.")

@@ -65,7 +65,7 @@ class Sharded:
         if made.dim() <= self.dim or made.shape[self.dim] != self.local.shape[self.dim]:
             raise ConfigError(
                 f"a block made {tuple(made.shape)} of {tuple(self.local.shape)}, but dimension {self.dim} "
-                "is cut over the workers and has to stay where it is. Gather first, or switch."
+                "is split over the workers and must keep its place. Gather first, or switch."
             )
         return replace(self, local=made)
 

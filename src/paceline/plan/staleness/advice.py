@@ -222,4 +222,4 @@ def _warnings_of_absurdity(step: PolicyStep, now: Outlook, alone: Outlook) -> It
             f"gradients are fresh, it is {alone.margin:.3g} times the bound."
         )
     if now.load > FAR * now.critical:
-        yield f"growth is told as it is at {FAR:g} times the bound: beyond, it is faster still."
+        yield f"growth is given for {FAR:g} times the bound; beyond that it is even faster."

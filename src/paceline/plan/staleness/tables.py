@@ -74,7 +74,7 @@ def _group(advice: Advice) -> tuple[str, str]:
     if advice.group is None:
         return "each push", "averaging several before an update would not help"
     group = advice.groups[advice.group]
-    return f"{advice.group} pushes", f"nobody waiting: {_speed(group.rate_per_s)}, margin {group.margin:.0%}"
+    return f"{advice.group} pushes", f"without waiting: {_speed(group.rate_per_s)}, margin {group.margin:.0%}"
 
 
 def _threshold(advice: Advice) -> tuple[str, str]:

@@ -1,4 +1,5 @@
-"""What every peer's sleep is made of: waiting for others, and its vectors under way.
+"""Splits the time a peer sleeps into waiting for others and exchanging vectors. Real runs and simulations use
+it.
 
 A trace tells of each iteration how long it was computed, and when its first word was answered. A peer may
 sleep more often than that within one iteration, and its vectors travel after everybody has come. This

@@ -1,11 +1,11 @@
 """What a paced protocol is: a rule that reads the clock table and returns a verdict.
 
-A protocol only decides. It reads no clock, opens no socket, starts no thread and imports no torch,
-so that real training, the simulator and the tests drive the very same object.
+A protocol only decides. It reads no clock, opens no socket, starts no thread and imports no torch, so real
+training, the simulator and the tests use the same object.
 
-A protocol is a dataclass. Its `init` fields are its settings, each with its docstring below; its
-`field(init=False)` fields are its memory, keyed by worker, and are what a checkpoint saves. One of
-type `list[Pacing]` holds rules inside the rule, each with a memory of its own.
+A protocol is a dataclass. Its `init` fields are its settings, each with its docstring below. Its
+`field(init=False)` fields are its memory, keyed by worker; a checkpoint saves them. A field of type
+`list[Pacing]` holds inner rules, each with its own memory.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from paceline.protocols.core.clocks import Clocks
 
 
 class Fate(StrEnum):
-    """What becomes of the gradient that was just pushed."""
+    """What happens to the gradient that was just pushed."""
 
     APPLY = "apply"
-    """One optimizer step with it, now."""
+    """Make one optimizer step with it now."""
     HOLD = "hold"
     """Keep it for a later flush."""
     DROP = "drop"
@@ -36,9 +36,9 @@ class Flush(StrEnum):
     MEAN = "mean"
     """Their mean, weighted by the samples behind each: a whole step."""
     PART = "part"
-    """Their mean, but only as much of a step as they are of one gradient from every active worker."""
+    """Their mean, with a step scaled by their number divided by the number of active workers."""
     SUM = "sum"
-    """Their sum, each counting as much of a step as if it had been applied alone."""
+    """Their sum; each counts as much of a step as if it were applied alone."""
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
@@ -51,18 +51,18 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
     weight: float = 1.0
     """The pushed gradient's share in a flush."""
     lr_scale: float = 1.0
-    """Scales the step, not the gradient: Adam moves as far with a scaled gradient as without."""
+    """Scales the step, not the gradient, because scaling a gradient does not change a step of Adam."""
     ask_again_s: float | None = None
-    """Ask again after this many seconds even if nothing happens."""
+    """Ask the protocol again after this many seconds even if nothing happens."""
     bench: tuple[int, ...] = ()
     """Waiting workers to set aside: not released, and not active until a later verdict releases them."""
     rebase: bool = False
-    """Let all active workers have the same clock from now on: a new phase begins."""
+    """Set all active workers to the same clock, because a new phase begins."""
     adjust: dict[str, float] | None = None
-    """Factors on the optimizer's own settings, from the next step on, as `{"momentum": 0.125}`; what
-    is not named stays as it was adjusted last."""
+    """Factors on the optimizer's settings from the next step on, as `{"momentum": 0.125}`. Settings not named
+    keep their last factor."""
     note: str = ""
-    """Something a person should read."""
+    """A message for the user."""
 
 
 @runtime_checkable
@@ -70,22 +70,22 @@ class Pacing(Protocol):
     """The rule of a paced protocol."""
 
     lockstep: ClassVar[bool]
-    """True when nobody computes while weights change: all workers may then read one buffer."""
+    """True if no worker computes while weights change. All workers may then read one buffer."""
 
     def decide(self, clocks: Clocks, pushed: int | None) -> Verdict:
-        """Judge a push, or (None) a change of membership or a timer."""
+        """Decide about a push or, with None, about a change of membership or a timer."""
         ...
 
 
 def memory(protocol: Pacing) -> dict[str, Any]:
-    """What a protocol remembers, ready to be saved as JSON; of rules inside it, what each remembers."""
+    """A protocol's memory, including that of inner rules, ready to be saved as JSON."""
     hints = _memory_types(type(protocol))
     names = [f.name for f in fields(protocol) if not f.init]  # type: ignore[arg-type]
     return {name: _saved(getattr(protocol, name), hints[name]) for name in names}
 
 
 def restore(protocol: Pacing, saved: dict[str, Any]) -> None:
-    """Give a protocol back what `memory` took from it."""
+    """Restore a memory that `memory` returned."""
     hints = _memory_types(type(protocol))
     for name, value in saved.items():
         if hints[name] == list[Pacing]:

@@ -4,12 +4,12 @@ What all paced protocols share lives here once. A protocol sees `Clocks`, which 
 pacer alone holds the `ClockTable` and writes. A *clock* is the number of iterations a worker has
 completed and pushed. Every answer is amortised O(log n) in the number of workers.
 
-A worker that joins late, or comes back, starts at the clock of the slowest. So `slowest` never
-falls, nobody is thrown back by a newcomer, and no newcomer is ahead of what a protocol allows: at
-its own earlier clock, one that died while it waited would start the iteration it was refused.
+A worker that joins late, or comes back, starts at the clock of the slowest. So `slowest` never falls, a
+newcomer holds back no other worker, and no newcomer is ahead of what a protocol allows. At its own earlier
+clock, a worker that died while waiting would start the iteration it was refused.
 
-A worker that waits may be set aside (*benched*): it stays in the run and asleep, but nobody waits
-for it. Released, it takes part again as a newcomer does.
+A waiting worker may be set aside (*benched*): it stays in the run and sleeps, and no worker waits for it.
+When released, it takes part again like a newcomer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import Any
 
 
 class ClockEntry:
-    """What the table knows of one active worker, in one place: with thousands of them, the cache counts."""
+    """The table's entry for one active worker, in one place because of the CPU cache with thousands of
+    workers."""
 
     __slots__ = ("clock", "last_push_s", "push_before_s", "read", "released_s", "worker")
 
@@ -36,7 +37,7 @@ class ClockEntry:
 
 
 class Completed(Mapping[int, int]):
-    """Each member's clock, as it is when it is looked at."""
+    """Each member's current clock."""
 
     def __init__(self, members: dict[int, ClockEntry]) -> None:
         self._members = members
@@ -64,17 +65,18 @@ class Clocks:
         self.resumed_pushes = 0
         """Pushes that were received before the run was interrupted and resumed."""
         self.total_samples = 0
-        """Samples behind all pushes so far, whoever made them, and `resumed_samples`."""
+        """Samples of all pushes so far, including `resumed_samples`."""
         self.resumed_samples = 0
         """Samples that were processed before the run was interrupted and resumed."""
         self.planned: int | None = None
-        """Samples the whole run is going to process; None while nobody has said."""
+        """Samples the whole run will process; None while unknown."""
         self.slowest = 0
         """The smallest clock among active workers."""
         self.fastest = 0
         """The largest clock among active workers."""
         self.left: int | None = None
-        """Who left, when that is the event being judged: what a rule remembers of it is to be forgotten."""
+        """The worker that left, if that is the current event. A rule should forget what it remembers of
+        it."""
         self.held = 0
         """Gradients kept for a later flush."""
         self.waiting_count = 0
@@ -84,7 +86,7 @@ class Clocks:
         """The workers that take part, in the order they joined."""
         self._benched: dict[int, int] = {}
         self.benched: KeysView[int] = self._benched.keys()
-        """The workers that are set aside, first come first: asleep, and not active."""
+        """The workers that are set aside (asleep and not active), in the order they were set aside."""
         self._held: dict[int, float] = {}
         self._at: dict[int, int] = {}
         self._below: dict[int, int] = {}
@@ -101,7 +103,7 @@ class Clocks:
 
     @property
     def batch(self) -> float:
-        """Samples behind a push, on average; 0 before the first."""
+        """Average number of samples per push; 0 before the first."""
         pushes = self.pushes - self.resumed_pushes
         return (self.total_samples - self.resumed_samples) / pushes if pushes else 0.0
 
@@ -142,14 +144,14 @@ class Clocks:
         return member.last_push_s - member.push_before_s
 
     def run_s(self, worker: int) -> float | None:
-        """What the push a worker waits with took from its release on: no waiting in it. None if unknown."""
+        """Time from a waiting worker's last release to its push, without waiting. None if unknown."""
         member = self._members.get(worker)
         if member is None or member.last_push_s is None or not self.is_waiting(worker):
             return None
         return member.last_push_s - member.released_s
 
     def waiting(self, up_to: int | None = None) -> tuple[int, ...]:
-        """Waiting workers whose clock is at most `up_to`: lowest clock first, then who waited first."""
+        """Waiting workers whose clock is at most `up_to`: lowest clock first, then longest wait first."""
         newcomer, clocks = self._newcomer, self._waiting_clocks
         if not clocks or (up_to is not None and clocks[0] > up_to):  # nobody but the newcomer, if at all
             alone = newcomer is not None and (up_to is None or newcomer.clock <= up_to)
@@ -161,7 +163,7 @@ class Clocks:
         return tuple(worker for clock in clocks[:end] for worker in self._waiting[clock])
 
     def count_below(self, clock: int) -> int:
-        """Active workers whose clock is smaller. Once asked, an answer is kept right push by push."""
+        """Active workers whose clock is smaller. After the first call the answer is updated at each push."""
         count = self._below.get(clock)
         if count is not None:
             return count
@@ -189,7 +191,7 @@ class Clocks:
         return inf if last is None or interval is None else last + interval
 
     def _line_up(self, member: ClockEntry) -> None:
-        """Let the newcomer stand in the row of those who wait."""
+        """Put a worker into the order of waiting workers."""
         clock = member.clock
         bucket = self._waiting.get(clock)
         if bucket is None:
@@ -210,7 +212,7 @@ class ClockTable(Clocks):
         self._laggards = None
 
     def leave(self, worker: int) -> None:
-        """Take a worker out, so that nobody waits for it. A gradient it left held stays held."""
+        """Remove a worker, so that no worker waits for it. Its held gradient stays held."""
         if worker in self._benched:
             del self._benched[worker]
             return
@@ -287,7 +289,7 @@ class ClockTable(Clocks):
             self._waiting_clocks.remove(clock)
 
     def bench(self, worker: int) -> None:
-        """Set a waiting worker aside: it sleeps on, and nobody waits for it until it is released."""
+        """Set a waiting worker aside: it sleeps until it is released, and no worker waits for it."""
         if not self.is_waiting(worker):
             raise KeyError(worker)
         clock = self._members[worker].clock
@@ -295,7 +297,7 @@ class ClockTable(Clocks):
         self._benched[worker] = clock
 
     def rebase(self) -> None:
-        """Let all active workers have the clock of the fastest; who waits keeps its place in the row."""
+        """Set all active workers to the clock of the fastest. Waiting workers keep their order."""
         waiting, level = self.waiting(), self.fastest
         self._newcomer = None
         for member in self._members.values():
@@ -315,7 +317,7 @@ class ClockTable(Clocks):
         return twin
 
     def resume(self, version: int, samples: int, pushes: int) -> None:
-        """Go on counting from a checkpoint."""
+        """Continue counting from a checkpoint."""
         self.version, self.total_samples, self.pushes = version, samples, pushes
         self.resumed_samples, self.resumed_pushes = samples, pushes
 

@@ -1,4 +1,5 @@
-"""What peers do: alone, together, one-sidedly. An operation says what; somebody else carries it out."""
+"""Operations of peer protocols: local, joint and one-sided ones. A protocol yields them; the caller carries
+them out."""
 
 from __future__ import annotations
 
@@ -12,15 +13,15 @@ from paceline.protocols.core.topology import Topology
 
 
 class Vector(Protocol):
-    """All of one kind that a worker has, as one long vector: parameters, a gradient, what is made of them."""
+    """One long vector of a worker: its parameters, a gradient, or a result computed from them."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes it takes to send it."""
+        """Size in bytes when sent."""
         ...
 
     def clone(self) -> Vector:
-        """A copy that lasts."""
+        """A lasting copy."""
         ...
 
     def dot(self, other: Any) -> float:
@@ -48,13 +49,14 @@ class How(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compute:
-    """Forward and backward on the worker's next batch. Answers the gradient."""
+    """Forward and backward pass on the worker's next batch. Returns the gradient."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Probe:
-    """Forward and backward on the same batch once more, at the parameters as they are now. Answers the
-    gradient, where that of `Compute` lay: keep a clone of that one. Buffers stay. For who `probes` only."""
+    """Forward and backward pass on the same batch again, at the current parameters. Returns the gradient in
+    the memory of the one from `Compute`, so clone that first. Buffers do not change. Only for protocols that
+    `probes`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,14 +65,14 @@ class Step:
 
     gradient: Vector
     part: Part | None = None
-    """These tensors only: the others, and what the optimizer remembers of them, stay as they are."""
+    """Only these tensors. The others, and the optimizer's state of them, do not change."""
     rates: tuple[float, ...] = ()
-    """The learning rates of its groups, if not those of now."""
+    """Learning rates of the optimizer's groups, if not the current ones."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Preview:
-    """Move the parameters as a step would, and let the optimizer remember nothing of it."""
+    """Move the parameters like a step, without changing the optimizer's state."""
 
     gradient: Vector
     part: Part | None = None
@@ -78,52 +80,54 @@ class Preview:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reset:
-    """Let the worker's optimizer forget its momentum and the like."""
+    """Clear the state of the worker's optimizer (momentum and the like)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recall:
-    """What the worker's optimizer remembers, as vectors like the parameters, by name. Answers copies of it:
-    write to them, and `Remember` lets the optimizer have them."""
+    """The state of the worker's optimizer, as vectors like the parameters, by name. Returns copies: change
+    them, and `Remember` writes them back."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Remember:
-    """Let the optimizer have what was made of what it remembered."""
+    """Write state that `Recall` returned back to the optimizer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Average:
-    """The mean of everybody's vector, the same for all of them. Answers it; changes nothing else."""
+    """The mean of all workers' vectors, the same on all of them. Returns it and changes nothing else."""
 
     vector: Vector
     group: tuple[int, ...] | None = None
-    """Among these ranks, as far as they are there; None: among all."""
+    """Average among these ranks, if present. None: among all."""
     weight: float = 1.0
-    """This worker's part in the mean; if all are 0, all count the same."""
+    """This worker's weight in the mean. If all are 0, all count equally."""
     remainder: str | None = "change"
-    """The name under which a run that compresses keeps what it leaves out of this vector, to add it to the
-    next. None: that is part of the next one anyway, as with a distance that lasts until it is closed."""
+    """The name under which a compressing run stores what it leaves out of this vector, to add it to the next.
+    None: the next vector contains it anyway, as with a distance that remains until it is closed."""
     part: Part | None = None
-    """These tensors only; of the answer, the others mean nothing."""
+    """Only these tensors; ignore the others in the result."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of what is averaged."""
+        """Size of what is averaged, in bytes."""
         return self.vector.size_bytes if self.part is None else self.part.size_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mix:
-    """The neighbours' vectors and one's own, in the topology's shares. Answers the mixture."""
+    """The neighbours' vectors and the worker's own, weighted by the topology's shares. Returns the
+    mixture."""
 
     vector: Vector
     topology: Topology
     step: int
-    """Neighbours mix what they have at the same step."""
+    """Neighbours mix their vectors of the same step."""
     ahead: int | None = None
-    """How many steps one may be ahead of the slowest: it is answered when its neighbours have come. For
-    who is `apart` only. None: all who are connected, over any number of hops, wait for each other."""
+    """How many steps a worker may be ahead of the slowest; it continues when its neighbours have come. Only
+    for protocols that are `apart`. None: all workers that are connected, over any number of hops, wait for
+    each other."""
 
     @property
     def size_bytes(self) -> int:
@@ -133,7 +137,7 @@ class Mix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Agree:
-    """One number or bit from each; answers the same to all."""
+    """One number or bit from each worker; returns the same result to all."""
 
     value: float
     how: How
@@ -148,70 +152,72 @@ class Handle:
     """An operation that was started."""
 
     lane: int
-    """How many a worker had started, this one counted: those of one lane belong together."""
+    """The number of operations the worker has started, including this one. Operations of one lane belong
+    together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
-    """Begin an operation with the vector as it is now, and go on. Answers a handle."""
+    """Start an operation with the current vector, and continue. Returns a handle."""
 
     operation: Average | Mix | Exchange
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wait:
-    """Answers what a started operation does, as soon as it is complete. Each handle is waited for once."""
+    """Returns the result of a started operation when it is complete. Wait for each handle once."""
 
     handle: Handle
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Test:
-    """Answers whether a started operation is complete, here and now: others may see it otherwise."""
+    """Returns whether a started operation is complete now. Other workers may see a different answer."""
 
     handle: Handle
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Now:
-    """Answers the seconds on the run's clock. A replay answers what was answered then, and in a simulation it
-    is the virtual time. Over a collective fabric each worker has its own: compare one's only."""
+    """Returns the seconds on the run's clock. A replay returns the recorded value; in a simulation it is
+    virtual time. Over a collective fabric each worker has its own clock: compare only times of one worker."""
 
 
 class Rule(StrEnum):
-    """What an exchange does to a cell. The rules have names, since it has to be carried out elsewhere."""
+    """What an exchange does to a cell. Rules have names, because another process carries them out."""
 
     GOSSIP = "gossip"
-    """Both cells become their mean, then the vector is added to one's own. Answers one's own."""
+    """Both cells become their mean, then the vector is added to the worker's own cell. Returns the worker's
+    own cell."""
     ELASTIC = "elastic"
-    """The cell goes `rate` of its way to the vector. Answers how far it went."""
+    """The cell moves `rate` of the way to the vector. Returns how far it moved."""
     READ = "read"
-    """Answers the cell. The vector stays at home: it only says what kind of vector is read."""
+    """Returns the cell. The vector is not sent; it only gives the kind of vector to read."""
     WRITE = "write"
-    """The cell becomes the vector, whatever it has become since it was read. Nothing comes back."""
+    """The cell becomes the vector, even if the cell has changed since it was read. Returns nothing."""
 
     def travels(self, size_bytes: int) -> tuple[int, int]:
-        """Bytes that travel to a cell, and back, when the vector has so many."""
+        """Bytes that travel to a cell and back for a vector of this size."""
         return (0 if self is Rule.READ else size_bytes), (0 if self is Rule.WRITE else size_bytes)
 
 
 CENTRE = -1
-"""The cell that belongs to nobody; those from 0 on belong to the ranks."""
+"""The cell that belongs to no worker. Cells 0 and up belong to the ranks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exchange:
-    """One-sided: nobody has to come, and nobody else's exchange comes in between.
+    """One-sided: no other worker takes part, and no other exchange happens in between.
 
-    A cell is a vector that the run keeps; all begin as the initial parameters. Workers do not compute on
-    cells but on copies: what changes under a computation corrupts it without a word.
+    A cell is a vector that the run keeps; all start as the initial parameters. Workers compute on copies, not
+    on cells, because a cell that changes during a computation would silently corrupt it.
     """
 
     vector: Vector
     rule: Rule
     cell: int
     other: int | None = None
-    """In gossip: the other's cell. One that is no longer there is left alone."""
+    """In gossip: the other worker's cell. The cell of a worker that has left is not used."""
     rate: float = 1.0
 
 

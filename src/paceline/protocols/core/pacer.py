@@ -1,7 +1,7 @@
 """Drives one paced protocol: events in, numbered decisions out.
 
-The store of a real run and the simulator both hold a `Pacer`; neither adds rules of its own. It
-keeps the clock table, asks the protocol, checks that the verdict is possible, and books it.
+The store of a real run and the simulator both hold a `Pacer` and add no rules of their own. It keeps the
+clock table, asks the protocol, checks that the verdict is possible, and records it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _NOBODY: dict[int, float] = {}
 
 
 class ParkingRule(Protocol):
-    """Says whom to set aside while a run goes on, and whom to call back (see `rules/slow_parking.py`)."""
+    """Decides which workers to set aside during a run and which to call back (see
+    `rules/slow_parking.py`)."""
 
     def joined(self, worker: int) -> None: ...
     def left(self, clocks: Clocks, worker: int, away: bool) -> None: ...
@@ -33,7 +34,7 @@ class ParkingRule(Protocol):
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
-    """A verdict as it was booked: what the carrier of gradients has to do now."""
+    """A recorded verdict: what the store must do now."""
 
     number: int
     pushed: int | None
@@ -43,7 +44,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     gradients: int
     """How many gradients the flush takes."""
     flushed: dict[int, float]
-    """Whose held gradients the flush takes, in rank order, with their weights. A worker that died
+    """The workers whose held gradients the flush uses, in rank order, with their weights. A worker that died
     with one held, came back and pushed again has two, kept as their sum with their summed weight."""
     release: tuple[int, ...]
     weight: float
@@ -56,16 +57,16 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     version: int
     """The version after the verdict; what a released worker reads."""
     gap: int
-    """The largest lead over the slowest among the released: how far apart iterations start."""
+    """The largest lead over the slowest among the released workers."""
     ask_again_s: float | None
     bench: tuple[int, ...] = ()
-    """Who is set aside: still asleep, not released, until a later decision releases it."""
+    """Workers that are set aside: they sleep until a later decision releases them."""
     rebase: bool = False
     """Whether all active workers' clocks were made equal."""
     adjust: dict[str, float] | None = None
     """Factors on the optimizer's own settings, from the next step on."""
     note: str = ""
-    """Something to be written to the trace."""
+    """A note to write to the trace."""
 
 
 class Pacer:
@@ -74,9 +75,10 @@ class Pacer:
     def __init__(
         self, protocol: Pacing, drop_staler: int | None = None, parking: ParkingRule | None = None
     ) -> None:
-        """`drop_staler`: gradients that missed more updates than this are dropped, whatever the protocol says
-        of them; who is released stays its business. One is dropped only after another was applied, so
-        training goes on with any limit. `parking`: says whom to set aside, whatever the protocol says."""
+        """`drop_staler`: drop gradients that missed more updates than this, whatever the protocol says; the
+        protocol still decides which workers are released. A gradient is dropped only after another was
+        applied, so training makes progress with any limit. `parking`: sets workers aside, whatever the
+        protocol says."""
         self.protocol = protocol
         self._stalest = inf if drop_staler is None else drop_staler
         self._table = ClockTable()
@@ -87,7 +89,7 @@ class Pacer:
 
     @property
     def in_lockstep(self) -> bool:
-        """Whether nobody computes while weights change, as things stand: in this phase, if it has phases."""
+        """Whether no worker computes while weights change now (in the current phase, if there are phases)."""
         rule: Pacing = getattr(self.protocol, "rule", self.protocol)
         return rule.lockstep
 
@@ -132,22 +134,22 @@ class Pacer:
         return self._booked(verdict, worker, fate, read, before - read, aside)
 
     def passed(self, worker: int, now: float) -> Decision:
-        """A worker that keeps a barrier of its own goes on; the protocol has no say in it."""
+        """A worker with its own barrier continues; the protocol does not decide this."""
         self._table.now = now
         return self._booked(Verdict(release=(worker,)), None, None, self._table.version, 0)
 
     def plan(self, samples: int | None) -> None:
-        """The run is going to process this many samples in all."""
+        """The run will process this many samples in all."""
         self._table.planned = samples
 
     def resume(self, version: int, samples: int = 0, pushes: int = 0) -> None:
-        """Go on counting where a checkpoint was taken."""
+        """Continue counting from a checkpoint."""
         self._table.resume(version, samples, pushes)
 
     def at_rest(self) -> Pacing:
-        """A copy of the protocol as it would stand if everybody left now.
+        """A copy of the protocol in the state it would have if all workers left now.
 
-        What a rule remembers of workers under way means nothing to those who begin anew later.
+        What a rule remembers about running workers is useless after a restart.
         """
         aside, clocks = deepcopy(self), self._table
         for worker in (*clocks.active, *clocks.benched):
@@ -155,21 +157,22 @@ class Pacer:
         return aside.protocol
 
     def _asked(self) -> Decision:
-        """Judge what happened without a push."""
+        """Decide about an event without a push."""
         verdict = self.protocol.decide(self._table, None)
         if self.parking is not None:
             verdict = _with_called_back(self.parking, self._table, verdict)
         return self._booked(verdict, None, None, self._table.version, 0)
 
     def gone(self, worker: int, now: float) -> Decision | None:
-        """A worker that was away will not be back; only parked ones can be waiting for that."""
+        """A worker that was away will not be back. Only parked workers can be waiting for that."""
         if self.parking is None:
             return None
         self.parking.left(self._table, worker, away=False)
         return self.timer(now)
 
     def _parked(self, parking: ParkingRule, verdict: Verdict, worker: int) -> tuple[Verdict, tuple[int, ...]]:
-        """Set the worker aside if need be: then its protocol goes on as if it had left. Who was set aside."""
+        """Set the worker aside if necessary; its protocol continues as if the worker had left. Returns the
+        workers set aside."""
         table = self._table
         parking.pushed(table, worker)
         if not parking.parks(table, worker):

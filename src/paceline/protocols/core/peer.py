@@ -1,15 +1,14 @@
-"""What a peer protocol is: one worker's iteration, told as operations that somebody else carries out.
+"""What a peer protocol is: one worker's iteration, written as operations that the caller carries out.
 
-There is no store in the middle. Every worker has a model of its own (its *replica*) and its own
-optimizer, and what the workers do together they say by name: `gradient = yield Compute()`, `mean =
-yield Average(gradient)`. The protocol moves no bytes and reads no clock, so that real workers, the
-tests' driver and the simulator run the very same object.
+There is no store. Every worker has its own model (its *replica*) and its own optimizer, and names what
+the workers do together: `gradient = yield Compute()`, `mean = yield Average(gradient)`. The protocol
+moves no bytes and reads no clock, so that real workers, the tests' driver and the simulator run the very
+same object.
 
-One generator is one iteration, with exactly one `Compute` in it. What has to outlive it is kept in
-`me.agreed` (the same on every worker, handed to a joiner) or `me.private`, never in the frame.
-
-A vector that an operation answers is good until the next operation that communicates, or the end
-of the iteration: keep a clone of what has to last.
+One generator is one iteration, with exactly one `Compute` in it. Keep what must outlive it in `me.agreed`
+(the same on every worker, passed to a worker that joins) or `me.private`, never in local variables. A vector
+that an operation returns is valid until the next operation that communicates, or until the end of the
+iteration: clone what must last longer.
 """
 
 from __future__ import annotations
@@ -41,31 +40,33 @@ class Me:
     """How many workers the run was started with."""
     seed: int
     parameters: Vector
-    """What this worker trains. It changes by `Step`, and by writing to it: `me.parameters[:] = mean`."""
+    """The trained parameters of this worker. `Step` changes them, and so does writing to them:
+    `me.parameters[:] = mean`."""
     buffers: Vector
     """The model's float buffers (BatchNorm's statistics and the like); often empty."""
     keep: Callable[[Vector], Vector] = field(default=lambda vector: vector.clone())
-    """A copy that lasts, where the run can see it: for what `model` gives instead of the parameters."""
+    """Makes a lasting copy that the run can read. For vectors that `model` returns instead of the
+    parameters."""
     members: tuple[int, ...] = ()
-    """Who takes part, as far as this worker was told."""
+    """The workers that take part, as far as this worker knows."""
     count: int = 0
     """Iterations this worker has completed."""
     samples: int = 0
     """Samples behind the gradient it computed last."""
     rates: tuple[float, ...] = ()
-    """Learning rates of its optimizer's groups, when it computed that one."""
+    """Learning rates of its optimizer's groups when it computed that gradient."""
     loss: float | None = None
-    """What its script reported under this name since the one before, if it did."""
+    """The loss that its script reported since the last iteration, if any."""
     told: dict[str, float] = field(default_factory=dict)
-    """Figures for the record; they stand there with the next iteration."""
+    """Figures for the trace; they are written with the next iteration."""
     tensors: Tensors = field(default_factory=lambda: NO_TENSORS)
-    """What the parameters consist of."""
+    """The tensors that make up the parameters."""
     agreed: SimpleNamespace = field(default_factory=SimpleNamespace)
-    """Memory that is the same on every worker."""
+    """State that is the same on every worker."""
     private: SimpleNamespace = field(default_factory=SimpleNamespace)
-    """Memory of this worker alone."""
+    """State of this worker alone."""
     after_step: Callable[[Vector], None] = field(default=lambda vector: None)
-    """What the script has run on weights after a step (`pace.after_step`): for an outer step on other weights
+    """The script's functions that run after a step (`pace.after_step`). For an outer step on weights other
     than the parameters."""
 
 
@@ -75,66 +76,67 @@ class Peer:
     __slots__ = ()
 
     agrees: ClassVar[bool] = False
-    """True when what stands for the workers is equal after every iteration: any of it is the model."""
+    """True if all workers' models are equal after every iteration, so any of them is the result."""
     overlaps: ClassVar[bool] = False
-    """True when its first joint operation averages the gradient over all, weighted by samples, so that a
-    fabric may begin with it while backward goes on."""
+    """True if its first joint operation averages the gradient over all workers, weighted by samples, so that
+    a fabric may start it during the backward pass."""
     in_unison: ClassVar[bool] = False
-    """True when an iteration is no more than to average the gradient over all, by samples, and to step with
-    that: then one model, stepped once, will do for all where memory is shared."""
+    """True if an iteration only averages the gradient over all workers, by samples, and steps with it. With
+    shared memory one model, stepped once, then serves all workers."""
 
     @property
     def sends_ahead(self) -> bool:
-        """Whether vectors are under way between iterations, until `settle` brings them to an end."""
+        """Whether vectors are under way between iterations, until `settle` completes them."""
         return False
 
     @property
     def settles(self) -> bool:
-        """Whether there is something to bring to an end after the last iteration."""
+        """Whether there is something to complete after the last iteration."""
         return type(self).settle is not Peer.settle
 
     @property
     def level(self) -> bool:
-        """Whether every gradient goes into a mean of all, by samples: then a worker without work in the last
-        round of an epoch can take part with a gradient that counts for nothing, and epochs end together."""
+        """Whether every gradient goes into a mean of all workers, by samples. Then a worker without work in
+        the last round of an epoch can take part with a gradient of weight 0, and epochs end together."""
         return self.in_unison
 
     @property
     def free(self) -> bool:
-        """Whether nobody waits for anybody, so that a fast worker does more of the work."""
+        """Whether no worker waits for another, so that a fast worker does more of the work."""
         return False
 
     @property
     def adds_moves(self) -> bool:
-        """Whether what a worker moved by is added to a model that no worker has, so that nobody could run
-        anything on the sum."""
+        """Whether workers' displacements are added to a model that no worker has, so no worker can run
+        functions on the sum."""
         return False
 
     @property
     def apart(self) -> bool:
-        """Whether workers that wait for each other may be at different iterations: then each keeps what it
-        was after those that not all have come to, so that the run can be evaluated."""
+        """Whether workers that wait for each other may be at different iterations. Each then keeps its models
+        of the iterations that not all workers have reached, so that the run can be evaluated."""
         return False
 
     @property
     def copies(self) -> int:
-        """How many copies of its model each worker may have to keep at once for those who are behind it, and
-        for what is under way: room for them is asked for when a run begins."""
+        """How many copies of its model each worker may have to keep at once, for slower workers and for
+        vectors under way. Their memory is reserved at the start of a run."""
         return 0
 
     @property
     def repeats(self) -> bool:
-        """Whether the same seed gives the same bits, however fast who is."""
+        """Whether the same seed gives the same bits, however fast the workers are."""
         return True
 
     @property
     def plain_alone(self) -> bool:
-        """Whether a lone worker under this protocol does what plain PyTorch does."""
+        """Whether one worker alone trains exactly as plain PyTorch under this protocol."""
         return True
 
     @property
     def resumable(self) -> bool:
-        """Whether all do equally many iterations, so that a run can be stopped and go on between two."""
+        """Whether all workers make equally many iterations, so that a run can be stopped and resumed between
+        two."""
         return not self.free
 
     @property
@@ -144,22 +146,22 @@ class Peer:
 
     @property
     def in_parts(self) -> bool:
-        """Whether some tensors of a vector are averaged now, and others later."""
+        """Whether some tensors of a vector are averaged at once and others later."""
         return False
 
     @property
     def in_groups(self) -> bool:
-        """Whether changes are averaged in groups of workers, too."""
+        """Whether changes are also averaged in groups of workers."""
         return False
 
     def check(self, workers: int) -> None:
-        """Refuse a number of workers that cannot work, with the reason."""
+        """Refuse an impossible number of workers, with the reason."""
 
     def check_optimizer(self, name: str, momentum: float) -> None:
-        """Refuse an optimizer that cannot work, with the reason."""
+        """Refuse an unsuitable optimizer, with the reason."""
 
     def caution(self, momentum: float) -> str:
-        """What somebody who trains with this momentum is told at the start of a run; usually nothing."""
+        """A warning at the start of a run about training with this momentum; usually empty."""
         return ""
 
     def start(self, me: Me) -> None:
@@ -170,23 +172,23 @@ class Peer:
         raise NotImplementedError
 
     def settle(self, me: Me) -> Steps:
-        """After the last iteration: bring to an end what is under way, together with all others."""
+        """After the last iteration: complete what is under way, together with all other workers."""
         yield from ()
 
     def model(self, me: Me) -> Vector:
-        """What stands for this worker when the run is evaluated and saved: the mean over all is taken."""
+        """This worker's model for evaluating and saving the run, which use the mean over all workers."""
         return me.parameters
 
     def stage(self, me: Me) -> int:
-        """How far this worker's model has come: where all are to be equal, one of the furthest counts."""
+        """How far this worker's model has come. If all should be equal, one of the furthest is used."""
         return me.count
 
     def cell(self, me: Me) -> int | None:
-        """The cell that stands for this worker, if it is not a vector of its own."""
+        """The cell that holds this worker's model, if the worker does not hold it itself."""
         return None
 
     def remarks(self, workers: int) -> list[str]:
-        """What somebody who starts it with so many workers should know; usually nothing."""
+        """Remarks for the user about a run with this number of workers; usually empty."""
         return []
 
 
@@ -215,7 +217,7 @@ def iterations(protocol: Peer, me: Me) -> Generator[Operation | Done, Any, None]
 
 
 def average_model(me: Me, group: tuple[int, ...] | None = None) -> Steps:
-    """Let parameters and float buffers be those of all, or of a group, in the mean."""
+    """Set parameters and float buffers to their mean over all workers, or over a group."""
     me.parameters[:] = yield Average(me.parameters, group)
     yield from average_buffers(me, group)
 
@@ -227,14 +229,14 @@ def average_buffers(me: Me, group: tuple[int, ...] | None = None, weight: float 
 
 
 def average_optimizer(me: Me) -> Steps:
-    """Let what the optimizer remembers be that of all in the mean."""
+    """Set the optimizer's state to its mean over all workers."""
     for name, vector in sorted((yield Recall()).items()):
         vector[:] = yield Average(vector, remainder=f"optimizer {name}")
     yield Remember()
 
 
 def _one(protocol: Peer, me: Me) -> Steps:
-    """One iteration, held to exactly one `Compute`."""
+    """One iteration. Checks that it has exactly one `Compute`."""
     steps, answer, computed = protocol.iteration(me), None, 0
     while computed <= 1:
         try:

@@ -1,7 +1,7 @@
-"""The books of a peer run are kept as those of any other: iterations are pushes, and answers release.
+"""Records a peer run in the form of any other run: an iteration counts as a push, its answer as a release.
 
-Nobody decides here. When a worker's first joint operation of an iteration is carried out, or its
-iteration has none, it goes on, and the clock table is told so.
+There is no rule here. A worker continues when its first joint operation of an iteration is carried out, or if
+its iteration has none; the clock table then records a release.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from paceline.protocols.core.clocks import Clocks
 
 @dataclass
 class PeerBooks:
-    """Releases whom the meeting has answered. A version is an iteration that all have completed."""
+    """Releases the workers that the meeting has answered. A version is an iteration that all have
+    completed."""
 
     lockstep: ClassVar[bool] = False
 

@@ -1,4 +1,4 @@
-"""Who mixes with whom, and how much: a pure function of the members and the step.
+"""Which workers mix with each other, and with which shares: a pure function of the members and the step.
 
 A topology is data, not a matrix: rows of a matrix that are renormalised after a death no longer
 have columns that sum to 1, and the mean of all replicas would drift. Asked again with the members
@@ -35,7 +35,7 @@ class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of a given graph: two ranks, and the share each takes of the other; None: by their degrees."""
 
     def rows(self, members: Sequence[int], step: int, absent: Collection[int] = ()) -> Rows:
-        """Everybody's shares at this step, but for members that are absent from it."""
+        """All ranks' shares at this step, except for absent members."""
         if self.kind == "complete":  # nobody has mixed without them
             members, absent = [rank for rank in members if rank not in absent], ()
         if self.kind == "graph":
@@ -59,7 +59,7 @@ class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def parts(rows: Rows) -> dict[int, frozenset[int]]:
-    """Per rank, everybody whose values reach it or are reached by its own, over any number of hops."""
+    """Per rank: all ranks that it is connected with, over any number of hops."""
     near: dict[int, set[int]] = {member: set() for member in rows}
     for one, row in rows.items():
         for other in row:
@@ -97,7 +97,7 @@ def parse_graph(text: str) -> tuple[tuple[int, int, float | None], ...]:
 
 
 def check_graph(edges: Iterable[tuple[int, int, float | None]], workers: int) -> None:
-    """Refuse a graph on which the workers would never come to agree, or would lose their mean."""
+    """Refuse a graph on which the workers would never agree, or would not keep their mean."""
     edges = tuple(edges)
     for one, other, _ in edges:
         if one == other or not (0 <= one < workers and 0 <= other < workers):
@@ -116,13 +116,12 @@ def check_graph(edges: Iterable[tuple[int, int, float | None]], workers: int) ->
     apart = set(range(workers)) - parts(rows)[0]
     if apart:
         raise ConfigError(
-            f"the graph is not connected: nothing that rank 0 learns ever reaches rank {min(apart)}. "
-            "Add an edge."
+            f"the graph is not connected: updates of rank 0 never reach rank {min(apart)}. Add an edge."
         )
 
 
 Taking = dict[int, int]
-"""Per rank, whose values it takes besides its own, or its own once more. Nobody's are taken twice."""
+"""Per rank: the other rank whose values it takes, or its own again. No rank's values are taken twice."""
 
 
 def _circulant(members: Sequence[int], offsets: Sequence[int]) -> list[Taking]:
@@ -139,7 +138,7 @@ def _matching(members: Sequence[int], random: Random) -> list[Taking]:
 
 
 def _passed_over(taking: Taking, absent: Collection[int]) -> Taking:
-    """Who took from an absent one takes what that one would have taken."""
+    """A rank that took from an absent one takes what the absent one would have taken."""
     kept = {}
     for rank, source in taking.items():
         while source in absent and source != rank:
@@ -150,7 +149,7 @@ def _passed_over(taking: Taking, absent: Collection[int]) -> Taking:
 
 
 def _shared_out(members: Sequence[int], takings: Sequence[Taking], absent: Collection[int]) -> Rows:
-    """Equal shares of one's own and of what is taken."""
+    """Equal shares of the rank's own values and of those it takes."""
     share = 1.0 / (len(takings) + 1)
     rows: Rows = {}
     for member in (rank for rank in members if rank not in absent):
@@ -161,7 +160,7 @@ def _shared_out(members: Sequence[int], takings: Sequence[Taking], absent: Colle
 
 
 def _left_to_oneself(rows: Rows, absent: Collection[int]) -> Rows:
-    """Of shares that are alike both ways: what was to come of an absent one is taken of one's own."""
+    """For symmetric shares: a rank replaces the share of an absent one by its own values."""
     kept: Rows = {}
     for rank, row in rows.items():
         if rank not in absent:
@@ -172,7 +171,7 @@ def _left_to_oneself(rows: Rows, absent: Collection[int]) -> Rows:
 
 
 def _graph(members: Sequence[int], edges: Iterable[tuple[int, int, float | None]]) -> Rows:
-    """Hastings' rule where no share is given: one over the larger degree, oneself counted."""
+    """Hastings' rule if no share is given: one over the larger degree, counting the rank itself."""
     there = set(members)
     kept = {(min(a, b), max(a, b)): share for a, b, share in edges if a in there and b in there}
     degree = {member: 1 + sum(member in pair for pair in kept) for member in members}

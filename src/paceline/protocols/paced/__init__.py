@@ -1,1 +1,1 @@
-"""Protocols with a store in the middle. One paper, one file."""
+"""Protocols with a parameter store. One paper, one file."""

@@ -1,14 +1,14 @@
-"""Asynchronous Parallel: nobody waits for anybody.
+"""Asynchronous Parallel: no worker waits for another.
 
 Paper: Dean et al., "Large Scale Distributed Deep Networks", NeurIPS 2012; on a parameter server
 as MXNet's `dist_async` (Chen et al., arXiv 1512.01274).
 
 Promise: no waiting at all; staleness has no bound.
 
-When: workers are unequal or slow links make waiting dear, and the model stands stale gradients (with
+When: workers are unequal or slow links make waiting expensive, and the model tolerates stale gradients (with
 momentum the default correction helps).
 
-Invariant: a push is applied and its worker released at once, so nobody ever waits.
+Invariant: every push is applied and its worker released at once, so no worker ever waits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Synchronous SGD with backup workers: a round takes the first gradients and leaves the last.
+"""Synchronous SGD with backup workers: a round uses the first gradients that arrive and drops the rest.
 
 Paper: Chen, Pan, Monga, Bengio, Jozefowicz, "Revisiting Distributed Synchronous SGD", 2016,
 arXiv 1604.00981.
@@ -9,14 +9,14 @@ it never waits for the `backups` slowest.
 When: one or two of many workers are late now and then, and losing their late gradients costs less than
 waiting for them.
 
-Invariant: a round ends when all but `backups` of the active workers (but at least one) wait, and
-no gradient in its step was computed on the weights of an earlier round. Who is still computing
-then is late: its gradient is dropped, and it goes on at once with fresh weights, in the round that
-has begun meanwhile. backups=0 decides as BSP.
+Invariant: a round ends when all but `backups` of the active workers (but at least one) wait, and no gradient
+in its step was computed on the weights of an earlier round. A worker that is still computing then is late:
+its gradient is dropped, and it continues at once with fresh weights in the next round. backups=0 decides as
+BSP.
 
-Where we differ: the paper counts N workers and b backups, here `backups` are among the workers
-there are, so that the round shrinks when some die. late=apply makes a step of its own of a late
-gradient instead of dropping it; the round it falls into does not become stale by that.
+Where we differ: the paper counts N workers and b backups. Here `backups` are some of the present workers, so
+the round shrinks when workers die. With late=apply a late gradient makes a step of its own instead of being
+dropped; this does not make the current round stale.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class BackupBSP:
     lockstep: ClassVar[bool] = False
 
     backups: int = 1
-    """Workers a round does not wait for. Larger waits less, and leaves more work unused."""
+    """Number of workers a round does not wait for. A larger value waits less and wastes more work."""
     late: Literal["drop", "apply"] = "drop"
-    """What becomes of a gradient that comes after its round: dropped, or a step of its own."""
+    """What happens to a gradient that arrives after its round: drop it, or apply it as a step of its own."""
 
     began: int = field(init=False, default=0)
 

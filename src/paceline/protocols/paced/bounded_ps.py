@@ -1,27 +1,26 @@
-"""Bounded parameter server: asynchronous within a bound, with all starting anew from time to time.
+"""Bounded parameter server: asynchronous within a bound, with a regular restart of all workers together.
 
 Paper: Ovi, "Performance Characterization of Distributed Deep Learning Strategies", 2026,
 arXiv 2505.12832, which measures a synchronous, an asynchronous and a staleness-mitigating server.
-The rules of the third are not known to us: this one waits for each of the two reasons it may have.
+The paper does not state the rules of the third. This protocol implements the two possible readings.
 
-Promise: nobody is more than `staleness` iterations ahead of the slowest, and after every `resync`
-steps per active worker all start together on the same weights.
+Promise: no worker is more than `staleness` iterations ahead of the slowest, and after every `resync` steps
+per active worker all start together on the same weights.
 
-When: workers drift apart slowly and you want a bound as well as a fresh start for all from time to
-time.
+When: workers drift apart slowly, and you want both a bound and a regular common start.
 
-Invariant: a released worker has completed at most `staleness` iterations more than the slowest
-active worker (SSP's rule, taken from there). Once resync x active steps have been made since all
-last started together, nobody is released until all wait; then all are. staleness=null with resync=0
-decides as ASP; staleness=0 with buffered and resync=0 decides as BSP.
+Invariant: a released worker has completed at most `staleness` iterations more than the slowest active worker
+(SSP's rule, taken from there). Once resync x active steps have been made since the last common start, no
+worker is released until all wait; then all are released. staleness=null with resync=0 decides as ASP;
+staleness=0 with buffered and resync=0 decides as BSP.
 
-Where we differ: the period counts steps per active worker, so that it means the same whatever the
-number of workers. When all wait, the slowest have pushed once more, so that nobody is beyond
-the bound any longer and SSP's rule lets all go. With `buffered` a step is made each time the slowest
-clock ticks, of all gradients that came since the last one.
+Where we differ: the period counts steps per active worker, so it means the same for any number of workers.
+When all wait, the slowest have pushed once more, so no worker is beyond the bound and SSP's rule releases
+all. With `buffered` the store makes one step each time the slowest clock ticks, with all gradients that have
+arrived since its last step.
 
-With `tell_waits` the run's trace ends with a note of how long workers waited for either reason. A wait is
-for the bound as long as SSP's rule holds its worker back, and for the meeting from then on.
+With `tell_waits` the run's trace ends with a note of how long workers waited for each reason. A wait counts
+for the bound as long as SSP's rule holds the worker back, and for the common start after that.
 """
 
 from __future__ import annotations
@@ -53,11 +52,11 @@ class BoundedPS:
     staleness: int | None = 2
     """Iterations a worker may be ahead of the slowest. null: no bound."""
     resync: int = 50
-    """Steps per active worker after which all wait for all and start together. 0: never."""
+    """Number of steps per active worker after which all workers wait and start together. 0: never."""
     buffered: bool = False
-    """Whether the gradients of a round make one step together, instead of one each on arrival."""
+    """Whether the gradients of a round are applied together in one step, instead of one by one on arrival."""
     tell_waits: bool = False
-    """Whether a note at the end tells how long workers waited for the bound, and how long to meet."""
+    """Whether a note at the end says how long workers waited for the bound and for the common start."""
 
     round: int = field(init=False, default=0)
     synced: int = field(init=False, default=0)
@@ -92,7 +91,8 @@ class BoundedPS:
         return Verdict(fate=fate, flush=flush, release=release)
 
     def _timed(self, clocks: Clocks, verdict: Verdict) -> Verdict:
-        """Book the time since the last event for who waited then, and why who waits now does."""
+        """Add the time since the last event to the totals of the workers that waited, then note why each
+        worker waits now."""
         for cause in self.waits.values():
             self.waited_s[cause] = self.waited_s.get(cause, 0.0) + clocks.now - self.looked_s
         asleep = sorted(set(clocks.waiting()).difference(verdict.release))

@@ -1,4 +1,4 @@
-"""Bulk Synchronous Parallel: everybody waits for everybody, each iteration.
+"""Bulk Synchronous Parallel: in each iteration every worker waits for all others.
 
 Paper: Valiant, "A Bridging Model for Parallel Computation", CACM 1990; on a parameter server as
 MXNet's `dist_sync` (Chen et al., arXiv 1512.01274).
@@ -8,10 +8,10 @@ Promise: no staleness; one step per round, equal to one process with the whole b
 When: workers are about equal, or steps must equal those of one process with the whole batch. With
 `--balance` also when one worker is always slower.
 
-Invariant: nobody starts an iteration before the gradients of all active workers went into one
-step. *All active wait* is the test, not *clocks are equal*: a worker that joins late, or has
-left, then needs no special case. The mean is over the round's contributors, not over the number
-of workers once configured.
+Invariant: no worker starts an iteration before the gradients of all active workers went into one step. The
+test is *all active workers wait*, not *clocks are equal*, so a worker that joins late or has left needs no
+special case. The mean is over the workers that contributed to the round, not over the configured number of
+workers.
 """
 
 from __future__ import annotations

@@ -7,14 +7,14 @@ Promise: gap at most `upper` with the bounded presets; chosen to wait least with
 
 When: slowness comes and goes and you do not know which bound to choose.
 
-When the fastest worker passes `lower`, a controller predicts from the last two push times of that
-worker and of the slowest after how many extra iterations it would stop nearest to a push of the
-slowest, and grants that many. A grant is spent before `lower` is looked at again.
+When the fastest worker passes `lower`, a controller uses the last two push times of this worker and of the
+slowest. It predicts after how many extra iterations the worker would stop nearest to a push of the slowest,
+and grants that number. The worker uses up its grant before `lower` is checked again.
 
-Invariant: with the presets `bounded` and `bounded_eager` a released worker is at most `upper`
-iterations ahead of the slowest, which is what the paper's Theorem 2 presupposes. `lower == upper`
-decides exactly as SSP(lower), but not with `figure2`: there the next push of the one that was slowest
-ends a wait, though another may still be as slow. With two workers it is SSP there, too.
+Invariant: with the presets `bounded` and `bounded_eager` a released worker is at most `upper` iterations
+ahead of the slowest, which is what the paper's Theorem 2 presupposes. `lower == upper` decides exactly as
+SSP(lower), except with `figure2`: there a wait ends at the next push of the worker that was slowest, even if
+another is still as slow. With two workers `figure2` equals SSP, too.
 
 Where we differ: the printed algorithm answers a granted push twice, grants one iteration too many
 and never enforces the upper bound; push times are recorded on every push, not only in the
@@ -43,9 +43,9 @@ def best_grant(
 ) -> int:
     """Algorithm 2: how many extra iterations bring p's stop nearest to a push of the slowest.
 
-    `next_s` is the next expected push of the slowest, then one each `interval_s`, `most` + 1 in
-    all. Ties go to the fewest iterations. O(most): each push of the slowest is compared with
-    the stops of p just before and just after it.
+    `next_s` is the next expected push of the slowest, then one each `interval_s`, `most` + 1 in all. Ties go
+    to the fewest iterations. O(most): each push of the slowest is compared with the nearest stops of p before
+    and after it.
     """
     best, distance = 0, float("inf")
     for k in range(most + 1):
@@ -65,9 +65,9 @@ class DSSP:
     lower: int = 3
     """Iterations a worker may always be ahead of the slowest (s_L in the paper)."""
     upper: int = 15
-    """Iterations a worker may be ahead at most, when granted (s_U = s_L + r_max in the paper)."""
+    """Most iterations a worker may be ahead when it has a grant (s_U = s_L + r_max in the paper)."""
     preset: Preset = "bounded"
-    """Reading of the algorithm: bounded, bounded_eager, figure2 or printed."""
+    """How to read the paper's algorithm: bounded, bounded_eager, figure2 or printed."""
 
     grants: dict[int, int] = field(init=False, default_factory=dict)
     waits_for: dict[int, int] = field(init=False, default_factory=dict)
@@ -135,7 +135,8 @@ class DSSP:
         self.awaited_by.setdefault(slow, []).append(worker)
 
     def _waited_for(self, clocks: Clocks, slow: int) -> list[int]:
-        """Who still waits for this worker's push (an entry outlives a wait that ended otherwise)."""
+        """Workers that still wait for this worker's push. An entry may remain after its wait ended in another
+        way."""
         if slow not in self.awaited_by:
             return []
         entries = dict.fromkeys(self.awaited_by.pop(slow))

@@ -1,27 +1,28 @@
-"""Elastic Bulk Synchronous Parallel: a barrier for all, set when the least waiting is expected.
+"""Elastic Bulk Synchronous Parallel: a barrier for all workers, placed where the least waiting is expected.
 
 Paper: Zhao, Papagelis, An, Chen, Liu, Hu, "Elastic Bulk Synchronous Parallel Model for Distributed
 Deep Learning", IEEE ICDM 2019, arXiv 2001.01347; with "ZipLine", Machine Learning 2021.
 
-Promise: all start each superstep together on the same weights; within it at most `lookahead`
-iterations each once they are predicted.
+Promise: all start each superstep together on the same weights; within it each makes at most `lookahead`
+iterations once they are predicted.
 
-When: iteration times differ but can be predicted, and all should meet regularly on the same weights.
+When: iteration times differ but can be predicted, and all workers should regularly start from the same
+weights.
 
-A superstep goes from barrier to barrier. While it is monitored, all run freely, until each has
-pushed twice and so has an interval without a barrier in it. Then each worker's next `lookahead`
-pushes are predicted, ZipLine chooses one of them for each, and who has made that push waits for
-the others. Pushes are applied at once, but for each worker's last one: these make one step.
+A superstep goes from barrier to barrier. In its monitored part all workers run freely until each has pushed
+twice, which gives an interval without a barrier in it. Then the protocol predicts each worker's next
+`lookahead` pushes, and ZipLine chooses one of them for each. A worker that has made its chosen push waits for
+the others. Pushes are applied at once, except each worker's last one: these are applied together in one step.
 
-Invariant: nobody starts an iteration of a superstep before all active workers made their last push
-of the one before; a quota is at least 1 and at most `lookahead`. With lookahead=1 and monitor=off
-every superstep is one iteration, and the decisions are BSP's.
+Invariant: no worker starts a superstep before all active workers made their last push of the previous one; a
+quota is at least 1 and at most `lookahead`. With lookahead=1 and monitor=off every superstep is one
+iteration, and the decisions are BSP's.
 
-Where we differ: the paper does not say what becomes of pushes within a superstep, nor how a quota
-meets a wrong prediction; here quotas are counts, not deadlines, and `barrier_update` offers both
-readings. A push that is overdue when predicted is expected now. Who joins within a superstep waits
-after its first push. `carry_over` and `off` predict at the barrier itself; the first superstep, and
-one at whose beginning somebody's interval is unknown, is one iteration for everybody.
+Where we differ: the paper does not say what happens to pushes within a superstep, nor how a quota handles a
+wrong prediction. Here quotas are counts, not deadlines, and `barrier_update` offers both readings. A push
+that is already overdue is expected now. A worker that joins during a superstep waits after its first push.
+`carry_over` and `off` predict at the barrier itself. The first superstep, and any superstep that begins with
+an unknown interval, is one iteration for every worker.
 """
 
 from __future__ import annotations
@@ -40,15 +41,17 @@ class ElasticBSP:
     lockstep: ClassVar[bool] = False
 
     lookahead: int = 15
-    """Pushes predicted for each worker: the most a quota can be (R in the paper)."""
+    """Number of pushes predicted for each worker, and the largest possible quota (R in the paper)."""
     monitor: Literal["free", "carry_over", "off"] = "free"
-    """Intervals of two free pushes in each superstep, of the last run (carry_over), or with waits (off)."""
+    """Which intervals are used: of two free pushes in each superstep, of the last run (carry_over), or with
+    waits (off)."""
     barrier_update: Literal["aggregate", "immediate"] = "aggregate"
-    """Whether the last gradients of a superstep make one step together, or one each on arrival."""
+    """Whether the last gradients of a superstep are applied together in one step, or one by one on
+    arrival."""
     search: Literal["zipline", "grid", "full_grid"] = "zipline"
-    """How quotas are chosen: exactly (zipline) or by the paper's heuristics (grid, full_grid)."""
+    """How quotas are chosen: the exact optimum (zipline) or the paper's heuristics (grid, full_grid)."""
     max_superstep: int = 0
-    """Pushes of one worker in a superstep at most, monitored ones included. 0: no such limit."""
+    """Most pushes of one worker in a superstep, including monitored ones. 0: no limit."""
 
     since: dict[int, int] = field(init=False, default_factory=dict)
     stops: dict[int, int] = field(init=False, default_factory=dict)
@@ -117,7 +120,8 @@ class ElasticBSP:
         return [first + i * interval for i in range(self.lookahead)]
 
     def _all_pushed_twice(self, clocks: Clocks, pushed: int | None) -> bool:
-        """Whether all have an interval of this superstep: one who has not is looked at when it pushes."""
+        """Whether all workers have an interval of this superstep. A worker without one is checked again when
+        it pushes."""
         if pushed is not None and self.unseen and pushed != self.unseen[-1]:
             return False
         while self.unseen:

@@ -1,26 +1,26 @@
-"""Hybrid SGD ("smooth switch"): begins asynchronous, ends synchronous, gradient by gradient.
+"""Hybrid SGD ("smooth switch"): starts asynchronous and becomes synchronous, gradient by gradient.
 
 Paper: Vora, Joshi, Patel, "Hybrid Approach to Parallel Stochastic Gradient Descent", 2024,
 arXiv 2407.00101.
 
-Promise: a step is made of exactly as many gradients as the threshold says; it never falls, and
-never passes the number of active workers.
+Promise: a step uses exactly as many gradients as the threshold says; it never falls, and never passes the
+number of active workers.
 
 When: you want the speed of asynchronous steps at the beginning and the accuracy of large synchronous
 ones at the end.
 
-Gradients gather in a buffer until there are as many as the threshold K(u), then make one step. K
-grows with u, the gradients received so far, from `first` to (if it goes so far) all active workers.
+A buffer collects gradients until it holds K(u) of them, then they make one step. The threshold K grows with
+u, the number of gradients received so far, from `first` up to all active workers.
 
 Invariant: 1 <= K <= active workers, and a flush has K gradients, or more if workers left with
 theirs held. No gradient is lost or taken twice. threshold=constant with first=1 decides as ASP,
 with first >= all workers and wait=in_buffer as BSP.
 
-How far a flush goes: let `e` be what one gradient counts under `asp` (`--weighting`: 1/active workers,
-or a whole step). reduce=sum steps with the sum, at rate e; reduce=mean with the mean, at rate e x K,
-e x sqrt(K) or e (`lr_scale`). So a sum at rate lr is a mean with lr_scale=none at rate lr x K, at every
-K, and with lr_scale=K every gradient moves the weights as far as under `asp` and `bsp`. Optimizers that
-rescale their gradient (Adam) tell a sum from a mean with lr_scale=K; SGD does not.
+Step size of a flush: let `e` be the weight of one gradient under `asp` (`--weighting`: 1/active workers, or a
+whole step). reduce=sum steps with the sum, at rate e; reduce=mean with the mean, at rate e x K, e x sqrt(K)
+or e (`lr_scale`). So a sum at rate lr is a mean with lr_scale=none at rate lr x K, at every K, and with
+lr_scale=K every gradient moves the weights as far as under `asp` and `bsp`. Optimizers that rescale their
+gradient (Adam) tell a sum from a mean with lr_scale=K; SGD does not.
 
 Where we differ: the paper uses `step` alone, h = 3 to 5 over the learning rate, and leaves open
 whether a worker waits for the flush and whether gradients are summed or averaged; `wait` and
@@ -54,20 +54,21 @@ class HybridSGD:
     first: int = 1
     """The threshold at the beginning; the only one if it is constant."""
     h: int = 300
-    """What a rise takes, in what `count` counts: of one (step), to the double (exponential)."""
+    """How much of `count` it takes to raise the threshold: by one (step), or to the double (exponential)."""
     end: int = 7200
-    """When all active workers are needed (linear, cosine), in what `count` counts."""
+    """At which `count` the threshold reaches all active workers (linear, cosine)."""
     points: str = "300:2,600:4,1200:8"
-    """From when on which threshold holds (piecewise), as COUNT:THRESHOLD,...; `first` before them."""
+    """Thresholds and the counts at which they begin (piecewise), as COUNT:THRESHOLD,...; `first` before
+    them."""
     count: Literal["gradients", "flushes"] = "gradients"
-    """What moves the threshold: gradients received, or steps made."""
+    """What is counted: gradients received, or steps made."""
     reduce: Literal["mean", "sum"] = "mean"
-    """How a buffer becomes a step: the mean of its K gradients, or their sum."""
+    """What the step uses: the mean of the buffer's K gradients, or their sum."""
     lr_scale: Literal["K", "sqrt_K", "none"] = "K"
-    """How much further than one gradient a mean of K goes: K times (as far as their sum), sqrt(K) times, or
-    no further. A sum is not scaled."""
+    """Factor on the step with a mean of K gradients: K (as far as their sum), sqrt(K) or none. A sum is not
+    scaled."""
     wait: Literal["in_buffer", "never"] = "in_buffer"
-    """Whether a worker waits until its gradient leaves the buffer, or runs on with the old weights."""
+    """Whether a worker waits until its gradient is applied, or continues with the old weights."""
 
     def __post_init__(self) -> None:
         for name in ("first", "h", "end"):
@@ -101,7 +102,8 @@ class HybridSGD:
         return Verdict(fate=Fate.HOLD, flush=flush, release=clocks.waiting(), lr_scale=scale)
 
     def _step(self, gradients: int, workers: int) -> tuple[Flush, float]:
-        """What a buffer becomes, and what that is scaled with: a flush counts as many gradients as it has."""
+        """How the buffer is flushed, and the factor on the step. A flush counts every gradient it
+        contains."""
         if self.reduce == "sum":
             return Flush.SUM, 1.0
         if self.lr_scale == "K":

@@ -5,8 +5,8 @@
     settings  ( name = value , name = value , ... )
     end       where the phase ends: up to 1 a share of the run's work, above 1 samples
 
-A `+` may stand for any comma, for places where commas separate protocols. An end of 1 is the end of
-the run: what follows never begins. An end of 0 leaves the phase out.
+You may write `+` instead of any comma, for places where commas separate protocols. An end of 1 is the end of
+the run: phases after it never begin. An end of 0 skips the phase.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Phase(msgspec.Struct, frozen=True):
     name: str
     settings: dict[str, str]
     end: float | None
-    """Up to 1 a share, above 1 samples. None: to the end of the run."""
+    """A share of the work if at most 1, otherwise a number of samples. None: the end of the run."""
     text: str
     """As it was written, without its end."""
 
     def rule(self) -> Pacing:
-        """The protocol of this phase, with nothing to remember yet."""
+        """A new protocol object for this phase."""
         from paceline.protocols.settings import make  # which knows all protocols, this one's user too
 
         rule = make(self.name, self.settings)
@@ -55,7 +55,7 @@ class Phase(msgspec.Struct, frozen=True):
 
 
 def parse_phases(text: str) -> tuple[Phase, ...]:
-    """The phases of a run, as far as they can begin."""
+    """The phases of a run, without those that can never begin."""
     phases, at = [], 0
     while at <= len(text):
         match = _PHASE.match(text, at)

@@ -1,33 +1,34 @@
-"""Probabilistic Synchronous Parallel: a worker looks at a few random others instead of at all.
+"""Probabilistic Synchronous Parallel: a worker checks a few random others instead of all of them.
 
 Paper: Wang, Catterall, Mortier, "Probabilistic Synchronous Parallel", arXiv 1709.07772, 2017.
 
-Promise: who passes saw `sample` random others, none more than `staleness` behind; no bound on the gap.
+Promise: a worker that passes saw `sample` random others, none more than `staleness` behind; no bound on the
+gap.
 
 When: there are many workers, and asking all of them before every step is too expensive.
 
-A worker p that has pushed draws `sample` of the others and goes on if c_p - c_j <= staleness for
-all of them; else it waits and looks again. staleness=0 is the paper's pBSP, staleness > 0 its pSSP.
-Every push is applied at once: a sample decides who runs, it does not average gradients.
+A worker p that has pushed draws `sample` of the others and continues if c_p - c_j <= staleness for all of
+them; otherwise it waits and looks again. staleness=0 is the paper's pBSP, staleness > 0 its pSSP. Every push
+is applied at once: a sample decides who runs, it does not average gradients.
 
 Invariant: all members of a passing sample satisfy the rule, so the slowest always passes and some
 worker can always run. sample=0 decides exactly as ASP, and a sample of all others, looked at again
 at every event, exactly as SSP. For less than all others there is no bound on the gap, only a
 probability: with m of the n others not lagging, one look passes with C(m, sample) / C(n, sample).
 
-Where we differ: the paper does not say when a waiting worker looks again, nor at whom. The settings
-of `resample` name the possible readings:
-  event  at a new sample, whenever anybody pushes, joins or leaves (default; the published ordering)
-  fixed  at the one sample it drew, until that passes: far slower, but little to ask in a network
-  poll   at a new sample, every `poll_s` seconds: what workers without a common table can do
-A worker never draws itself, so that `sample` is what it says. `pass_fraction` is an extension.
+Where we differ: the paper does not say when a waiting worker checks again, nor whom. The settings of
+`resample` name the possible readings:
+  event  a new sample, whenever a worker pushes, joins or leaves (default; the published ordering)
+  fixed  the one sample it drew, until that passes: far slower, but few questions in a network
+  poll   a new sample, every `poll_s` seconds: possible without a common table of clocks
+A worker never draws itself, so it really checks `sample` others. `pass_fraction` is an extension.
 
-`form=distributed` is the paper's form without a middle: nothing is decided here. Every worker keeps a
-barrier of its own (psp_distributed.py), asks the workers of its sample for their clocks, and tells the
-store when it goes on. It hears of no events, so it asks again every `poll_s` seconds: a new sample, or
-with resample=fixed those who lagged. Clocks heard are never ahead of the table's, so the invariant
-holds; that nobody lags any more is noticed up to `poll_s` later. Workers read the clocks from their
-host's copy, which the store's process keeps up to date: it passes on what it is told and judges nobody.
+`form=distributed` is the paper's decentralised form. Every worker keeps its own barrier (psp_distributed.py),
+asks the workers of its sample for their clocks, and tells the store when it continues. It hears of no events,
+so it asks again every `poll_s` seconds: a new sample, or with resample=fixed the workers that lagged. The
+clocks it reads are never ahead of the table's, so the invariant holds; a worker notices up to `poll_s` late
+that no one in its sample lags any more. Workers read the clocks from their host's copy. The store's process
+updates it but decides nothing.
 """
 
 from __future__ import annotations
@@ -52,24 +53,25 @@ class PSP:
     lockstep: ClassVar[bool] = False
 
     sample: int = 2
-    """Others a worker looks at (beta in the paper); 0 is ASP, all of them SSP. A handful does most."""
+    """How many others a worker checks (beta in the paper). 0 is ASP, all of them is SSP; a handful is usually
+    enough."""
     staleness: int = 0
-    """Iterations a worker may be ahead of each worker it looks at: 0 is pBSP, more is pSSP."""
+    """Iterations a worker may be ahead of each worker it checks: 0 is pBSP, more is pSSP."""
     resample: Resample = "event"
     """When a waiting worker draws a new sample: event, fixed (never) or poll; distributed, event is poll."""
     poll_s: float = 0.05
-    """Seconds between two looks, with poll or distributed. A fraction of an iteration is usual."""
+    """Seconds between two checks, with poll or distributed. Usually a fraction of an iteration."""
     pass_fraction: float = 1.0
-    """Share of the sample that must not lag. Below 1 a straggler in the sample need not block."""
+    """Share of the sample that must not lag. Below 1 one straggler in the sample may be ignored."""
     seed: int = 0
     """Seed of the samples. The same seed and the same order of events give the same decisions."""
     form: Form = "central"
-    """Who looks at clocks: central, the store for all; distributed, every worker for itself."""
+    """Who checks clocks: the store for all (central), or every worker for itself (distributed)."""
 
     drawn: int = field(init=False, default=0)
     """Random numbers used so far."""
     queries: int = field(init=False, default=0)
-    """Clocks looked at so far: what workers would have to ask each other without a store."""
+    """Clocks checked so far. Without a store workers would have to ask each other this often."""
     barrier: Redraw | KeptSample | Poll | Apart = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,7 +94,7 @@ class PSP:
         return self.barrier.decide(self, clocks, pushed)
 
     def own_barrier(self, rank: int) -> PeerBarrier | None:
-        """In the distributed form, a worker's half: where it decides by itself when to go on."""
+        """In the distributed form: the barrier with which a worker decides by itself when to continue."""
         if self.form == "central":
             return None
         again: Literal["fixed", "poll"] = "fixed" if self.resample == "fixed" else "poll"
@@ -100,7 +102,7 @@ class PSP:
         return PeerBarrier(rank, *settings)
 
     def size(self, clocks: Clocks) -> int:
-        """How many a worker looks at: all others, when there are fewer than `sample`."""
+        """How many others a worker checks: `sample`, or all of them if there are fewer."""
         return min(self.sample, len(clocks.active) - 1)
 
     def allowed(self, size: int) -> int:

@@ -1,7 +1,8 @@
-"""When a waiting worker of PSP looks again, and at whom: one class for each reading of the paper.
+"""When a waiting PSP worker checks again, and whom: one class for each reading of the paper. `PSP` calls
+them.
 
-Each is the memory of one reading, and decides on it with the rule of the protocol that holds it.
-None of them scans all workers, nor all waiting ones, at a push.
+Each class keeps the state of one reading and applies the rule of the protocol that holds it. None of them
+scans all workers, or all waiting workers, at a push.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ _SLACK_S = 1e-6
 class Redraw(msgspec.Struct, tag="event"):
     """A new sample for every waiting worker at every event.
 
-    The samples themselves are never drawn. All who wait at one clock pass a look with the same
-    chance q, each for itself, and that is a race: each has the hazard -log(1 - q), and the next one
-    passes when the hazards met have used up an exponentially distributed budget. What is left of a
-    budget is distributed as a new one, so it does not matter who comes and goes meanwhile. An event
-    costs one subtraction for each clock somebody waits at, and the outcome is exact.
+    The samples themselves are never drawn. All workers that wait at one clock pass a check with the same
+    chance q, independently. This is a race: each has the hazard -log(1 - q), and the next one passes when the
+    hazards met have used up an exponentially distributed budget. The rest of a budget is distributed like a
+    new one, so workers may come and go meanwhile. An event costs one subtraction for each clock at which
+    workers wait, and the outcome is exact.
     """
 
     rooms: dict[int, list[int]] = {}
-    """Who waits at each clock, in no order."""
+    """Workers that wait at each clock, in no order."""
     budget: float = 0.0
     """The hazard left to meet before the next one passes."""
 
@@ -72,7 +73,7 @@ class Redraw(msgspec.Struct, tag="event"):
         return tuple(passed) if sure < 0 else (*clocks.waiting(up_to=sure), *passed)
 
     def _recount(self, clocks: Clocks) -> None:
-        """Read from the table who waits, if one of them is gone."""
+        """Read the waiting workers from the table again if one of them is gone."""
         if sum(map(len, self.rooms.values())) == clocks.waiting_count:
             return
         self.rooms = {}
@@ -81,9 +82,9 @@ class Redraw(msgspec.Struct, tag="event"):
 
 
 def _race(psp: PSP, waiting: list[int], hazard: float, budget: float, passed: list[int]) -> float:
-    """Let each of a room meet that hazard; who passes is moved from one list to the other.
+    """Give every worker of a room this hazard, and move those that pass to the other list.
 
-    The answer is what is left of the budget.
+    Returns the rest of the budget.
     """
     count = len(waiting)
     while count and budget < hazard * count:
@@ -99,18 +100,18 @@ def _race(psp: PSP, waiting: list[int], hazard: float, budget: float, passed: li
 
 
 class KeptSample(msgspec.Struct, tag="fixed"):
-    """One sample per barrier, drawn from those who take part then; who leaves is struck off it.
+    """One sample per barrier, drawn from the workers present then. A worker that leaves is removed from it.
 
-    Clocks only rise, so a member seen level once is not looked at again, and a push concerns only
-    those who wait for that very worker.
+    Clocks only rise, so a member that has caught up is not checked again, and a push concerns only the
+    workers that wait for it.
     """
 
     members: list[int] = []
-    """All who take part; empty until the next draw after somebody came or went."""
+    """All active workers; emptied when a worker joins or leaves, and filled at the next draw."""
     behind: dict[int, list[int]] = {}
-    """Of each waiting worker, whom of its sample it still waits for."""
+    """Per waiting worker: the members of its sample that it still waits for."""
     awaited_by: dict[int, list[int]] = {}
-    """The same the other way round; an entry may outlive a wait that ended otherwise."""
+    """The same in the other direction. An entry may remain after its wait ended in another way."""
 
     def decide(self, psp: PSP, clocks: Clocks, pushed: int | None) -> Verdict:
         if pushed is None:
@@ -137,7 +138,7 @@ class KeptSample(msgspec.Struct, tag="fixed"):
         return False
 
     def _level_with(self, psp: PSP, clocks: Clocks, peer: int) -> list[int]:
-        """Who passes because this peer has caught up, or is gone."""
+        """Workers that pass because this peer has caught up or is gone."""
         passed, allowed, completed = [], psp.allowed(psp.size(clocks)), clocks.completed
         level = completed.get(peer, inf) + psp.staleness
         for worker in dict.fromkeys(self.awaited_by.pop(peer, ())):
@@ -162,7 +163,7 @@ class KeptSample(msgspec.Struct, tag="fixed"):
 
 
 class Apart(msgspec.Struct, tag="distributed"):
-    """Nobody is judged here: every worker keeps a barrier of its own, and tells when it has passed."""
+    """Decides nothing: every worker keeps its own barrier and reports when it has passed."""
 
     def decide(self, psp: PSP, clocks: Clocks, pushed: int | None) -> Verdict:
         return Verdict()
@@ -172,7 +173,7 @@ class Poll(msgspec.Struct, tag="poll"):
     """A new sample for a waiting worker every `poll_s` seconds, counted from its own push."""
 
     due: list[tuple[float, int, int]] = []
-    """A heap: when a waiting worker looks next, its number, the worker."""
+    """A heap of (time of a waiting worker's next check, its number, the worker)."""
 
     def decide(self, psp: PSP, clocks: Clocks, pushed: int | None) -> Verdict:
         if pushed is not None:

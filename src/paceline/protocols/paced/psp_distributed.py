@@ -1,14 +1,14 @@
-"""Probabilistic Synchronous Parallel without a middle: a worker asks a few peers how far they are.
+"""Probabilistic Synchronous Parallel without a store: a worker asks a few peers how far they are.
 
 Paper: Wang, Catterall, Mortier, "Probabilistic Synchronous Parallel", arXiv 1709.07772, 2017, its
-fully distributed form. Each worker knows its own clock and who takes part; nobody knows all clocks.
+fully distributed form. Each worker knows its own clock and who takes part; no process knows all clocks.
 
-Invariant: a worker goes on only when every peer of its sample has replied with a clock at most
-`staleness` behind its own. A reply may be old when it is heard. Clocks only rise, so an old reply
-can make a worker wait longer, and can never let it pass against the rule.
+Invariant: a worker continues only when every peer of its sample has replied with a clock at most `staleness`
+behind its own. A reply may be old when it arrives. Clocks only rise, so an old reply can make a worker wait
+longer, and can never let it pass against the rule.
 
 Where we differ: the paper samples through a structured overlay (random keys, routed to the node
-responsible). Here the members are known, and whoever moves the messages is injected.
+responsible). Here the members are known, and the caller passes in what sends the messages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PeerBarrier:
     staleness: int = 0
     """Iterations the worker may be ahead of each peer it asked."""
     resample: Literal["fixed", "poll"] = "fixed"
-    """Whom a waiting worker asks next: those of its sample that lagged, or a new sample."""
+    """Whom a waiting worker asks next: the members of its sample that lagged, or a new sample."""
     poll_s: float = 0.05
     """Seconds between a look that did not pass and the next one."""
     seed: int = 0
@@ -44,14 +44,14 @@ class PeerBarrier:
     looks: int = field(init=False, default=0)
     """Looks so far, at all barriers."""
     lagging: list[int] = field(init=False, default_factory=list)
-    """Of a sample that is kept: whom this worker still waits for."""
+    """With a fixed sample: the members this worker still waits for."""
     allowed: int = field(init=False, default=0)
     """How many of the sample may lag."""
     passed: bool = field(init=False, default=True)
     tries: int = field(init=False, default=0)
-    """Looks at this barrier, or at the one that was passed last."""
+    """Checks at this barrier, or at the last one that was passed."""
     asked: int = field(init=False, default=0)
-    """Questions asked in these."""
+    """Questions asked in these checks."""
 
     def __post_init__(self) -> None:
         if self.sample < 0 or self.staleness < 0:
@@ -65,7 +65,7 @@ class PeerBarrier:
             )
 
     def may_advance(self, clock: int, members: Sequence[int], peer_query: Callable[[int], int]) -> bool:
-        """Look once: ask, and say whether to go on. If not, look again `poll_s` seconds later."""
+        """Ask once and return whether the worker may continue. If not, call again `poll_s` seconds later."""
         return self.hear(clock, {peer: peer_query(peer) for peer in self.whom_to_ask(members)})
 
     def whom_to_ask(self, members: Sequence[int]) -> list[int]:
@@ -78,14 +78,14 @@ class PeerBarrier:
         return sample
 
     def hear(self, clock: int, replies: Mapping[int, int]) -> bool:
-        """Whether the replies, one for each peer asked, let a worker of that clock go on."""
+        """Whether a worker at this clock may continue, given the replies, one for each peer asked."""
         lagging = [peer for peer, reply in replies.items() if clock - reply > self.staleness]
         self.passed = len(lagging) <= self.allowed
         self.lagging = lagging if self.resample == "fixed" and not self.passed else []
         return self.passed
 
     def _kept(self, members: Sequence[int]) -> list[int]:
-        """Those of the sample who lagged; who has left is struck off."""
+        """The members of the sample that lagged, without those that have left."""
         present = set(members)
         return [peer for peer in self.lagging if peer in present]
 
@@ -97,6 +97,6 @@ class PeerBarrier:
 
 
 def own_barrier(protocol: object, rank: int) -> PeerBarrier | None:
-    """The barrier that a worker keeps itself under this protocol; None where the store decides."""
+    """The worker's own barrier under this protocol; None if the store decides."""
     make: Callable[[int], PeerBarrier | None] | None = getattr(protocol, "own_barrier", None)
     return None if make is None else make(rank)

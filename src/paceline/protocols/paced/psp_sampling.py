@@ -1,6 +1,6 @@
 """Sampling, the primitive of PSP: drawing a few others, and how likely a draw is to pass.
 
-Random numbers are a function of (seed, number), so that a counter is all a protocol has to save.
+Random numbers are a function of (seed, number), so a protocol only saves a counter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def draw_sample(members: Sequence[int], worker: int, size: int, uniform: Callabl
 
 
 def may_lag(size: int, pass_fraction: float) -> int:
-    """How many of a sample may lag when that share of it must not."""
+    """How many of a sample may lag if this share of it must not."""
     return size - ceil(pass_fraction * size - 1e-9)
 
 

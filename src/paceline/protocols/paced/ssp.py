@@ -5,7 +5,7 @@ Server", NeurIPS 2013. Here one clock tick is one optimizer step, and a released
 reads fresh weights (no client cache), as in the deep-learning form of SSP. The paper's increments, which
 workers compute and the server only adds, are a setting of a run: `--apply increments`.
 
-Promise: nobody is more than `staleness` iterations ahead of the slowest.
+Promise: no worker is more than `staleness` iterations ahead of the slowest.
 
 When: slowness comes and goes and staleness must stay within a known bound.
 
@@ -28,7 +28,7 @@ class SSP:
     lockstep: ClassVar[bool] = False
 
     staleness: int = 3
-    """Iterations a worker may be ahead of the slowest. Larger waits less, reads older weights."""
+    """Iterations a worker may be ahead of the slowest. A larger value waits less and reads older weights."""
 
     def __post_init__(self) -> None:
         if self.staleness < 0:

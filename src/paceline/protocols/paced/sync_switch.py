@@ -1,4 +1,4 @@
-"""Sync-Switch: one protocol first, another one later; by default a little BSP, then ASP.
+"""Sync-Switch: one protocol first and another later; by default a short BSP phase, then ASP.
 
 Paper: Li, Mangoubi, Xu, Guo, "Sync-Switch: Hybrid Parameter Synchronization for Distributed Deep
 Learning", IEEE ICDCS 2021, arXiv 2104.08364.
@@ -8,33 +8,34 @@ Promise: each phase keeps its own protocol's promise; all start a phase together
 When: a short phase in lockstep is enough to reach the accuracy of lockstep, and the rest may be
 asynchronous.
 
-A run is a list of phases, each a protocol with a share of the work. At a phase's end nobody is
-released any more; pushes are carried out by the old rule until all wait. Then the new rule begins,
-with nothing to remember and all clocks equal. Weights, momentum and data position are the store's
-and stay as they are: handing them over is doing nothing. `paceline tune switch` finds the share.
+A run is a list of phases, each a protocol with a share of the work. At the end of a phase no worker is
+released; the old rule handles pushes until all wait. Then the new rule starts, with no memory and all clocks
+equal. Weights, momentum and data position belong to the store and stay as they are, so nothing needs to be
+handed over. `paceline tune switch` finds the share.
 
 Learning rate: with `--weighting mean` a BSP step counts whole and an ASP push 1/n of it, so the
 learning rate given is the paper's n x eta for BSP and makes eta for ASP: its linear scaling rule.
 
-Online, in a lockstep phase that is not the last, stragglers are looked for (see stragglers.py):
-  none     they are ignored
-  greedy   the next phase's protocol until no straggler is left, then back; its work counts for later
-  elastic  they are set aside until the phase ends; steps count (group / all workers) meanwhile
+Online, in a lockstep phase that is not the last, the protocol looks for stragglers (see stragglers.py):
+  none     ignore them
+  greedy   use the next phase's protocol until no straggler is left, then switch back; the work done
+           in between counts for the next phase
+  elastic  set them aside until the phase ends; meanwhile a step counts (group / all workers)
 Neither changes how many steps the phase makes: its end is counted in whole steps of all workers.
 
 Invariant: a phase makes as many steps as its share of the work holds, rounded to the nearest (but at
 least one), and what is left of the work goes to the last phase. One phase alone decides as its
 protocol does; bsp@0,asp as ASP, bsp@1,asp as BSP. No online action once the last phase has begun.
 
-With `asp_ramp_s` workers begin the phase that ends lockstep one after another, as a line in the authors'
-scripts would let them (it is switched off there): all at once on equal weights push nearly the same gradient.
-They still start on the weights of the switch or newer ones.
+With `asp_ramp_s` workers start the first phase after lockstep one after another, because workers that start
+together on equal weights push nearly the same gradient. (The authors' scripts have a line for this, switched
+off.) They still start on the weights of the switch or newer ones.
 
-Where we differ: the paper restarts its cluster to switch. Momentum policies are factors on the
-optimizer's own momentum, and `zero` sets the coefficient, not the buffer: a buffer alone would be
-as before after a few dozen pushes. Stages are the paper's share of the work, not its step counts.
-As long as the work is unknown (no `total`, and the script does not loop over `pace.epochs`), a
-phase that ends at a share of it does not end, and the trace has a note of that.
+Where we differ: the paper restarts its cluster to switch. Momentum policies are factors on the optimizer's
+own momentum, and `zero` sets the coefficient, not the buffer: a cleared buffer would refill within a few
+dozen pushes. Stages are the paper's share of the work, not its step counts. If the total work is unknown (no
+`total`, and the script does not loop over `pace.epochs`), a phase that ends at a share of it never ends, and
+the trace has a note about it.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ STAGES = {"two_stage": 1 / 16, "double": 1 / 10, "linear": 1 / 32}
 
 
 def momentum_factor(policy: Momentum, stage: int, workers: int) -> float:
-    """What is left of the momentum in a stage after lockstep has ended, 0 being the first."""
+    """The share of the momentum that is used in a stage after lockstep has ended; stage 0 is the first."""
     match policy:
         case "keep":
             return 1.0
@@ -79,25 +80,25 @@ class SyncSwitch:
     lockstep: ClassVar[bool] = False
 
     phases: str = "bsp@0.0625,asp"
-    """Protocols in turn, each with its settings and its end: a share of the work, or samples if above
-    1. For instance bsp@0.25,ssp(staleness=3)@0.6,asp."""
+    """The protocols in order, each with its settings and its end: a share of the work, or a number of samples
+    if above 1. For instance bsp@0.25,ssp(staleness=3)@0.6,asp."""
     total: int = 0
-    """Samples of the whole run, of which ends are shares. 0: as many as the script plans."""
+    """Samples of the whole run, for ends given as shares. 0: as many as the script plans."""
     momentum: Momentum = "keep"
-    """What becomes of momentum when lockstep ends: keep, zero, scaled (1/n), or 1/n at first and then
-    all of it (two_stage), twice as much (double) or 1/n more (linear) in each stage."""
+    """What happens to momentum when lockstep ends: keep, zero, scaled (1/n), or 1/n at first and then all of
+    it (two_stage), twice as much (double) or 1/n more (linear) in each stage."""
     online: Online = "none"
     """What to do about stragglers in lockstep: none, greedy (switch for a while) or elastic (evict)."""
     window: int = 10
     """Pushes per worker after which speeds are compared."""
     consecutive: int = 5
-    """Windows in a row that make a straggler, or end it."""
+    """How many windows in a row make a worker a straggler, or end that."""
     slower: float = 0.1
-    """How much below the mean speed a straggler is at least, as a share."""
+    """How far below the mean speed a straggler is at least, as a share."""
     smallest_group: float = 0.5
-    """Share of the workers that are never evicted, rounded up."""
+    """Share of the workers that always stay, rounded up."""
     asp_ramp_s: float = 0.0
-    """Seconds from one worker's start to the next one's when lockstep ends for good; 0: all at once."""
+    """Seconds between the starts of two workers when lockstep ends for good. 0: all start at once."""
 
     at: int = field(init=False, default=0)
     detour: bool = field(init=False, default=False)
@@ -171,13 +172,15 @@ class SyncSwitch:
         return "back" if self.detour else "detour"
 
     def _would_pass_the_end(self, clocks: Clocks, releases: int) -> bool:
-        """Whether the phase's end is nearer without these releases, what is under way included."""
+        """Whether stopping now is nearer to the phase's end than releasing these workers, counting work under
+        way."""
         computing = len(clocks.active) - clocks.waiting_count
         ahead = computing + (releases + len(clocks.benched)) / 2
         return self._progress(clocks) + ahead * clocks.batch > self._end(clocks)
 
     def _progress(self, clocks: Clocks) -> float:
-        """The work that counts: without detours, and with what those set aside would have done."""
+        """The work that counts for the phase: without detours, and including the work of workers set
+        aside."""
         return clocks.total_samples + self.shift
 
     def _end(self, clocks: Clocks) -> float:
@@ -190,7 +193,7 @@ class SyncSwitch:
     # -- the switch -----------------------------------------------------------------------------
 
     def _switch(self, clocks: Clocks, verdict: Verdict) -> Verdict:
-        """All wait: the old rule's last word, then the new rule begins."""
+        """All workers wait: apply the old rule's last verdict, then start the new rule."""
         was_lockstep, leaving = self.rule.lockstep, self.leaving
         self.leaving, self.warned = "", False
         if leaving == "detour":
@@ -221,7 +224,7 @@ class SyncSwitch:
         return self._ramped(clocks, begins) if self.ramp else begins
 
     def _ramped(self, clocks: Clocks, verdict: Verdict) -> Verdict:
-        """Let go whose turn it is, and nobody before."""
+        """Release the workers whose turn has come."""
         waits = {worker: at for worker, at in self.ramp.items() if clocks.is_waiting(worker)}
         self.ramp = {worker: at for worker, at in waits.items() if at > clocks.now}
         turn = (worker for worker in waits if worker not in self.ramp)
@@ -238,11 +241,11 @@ class SyncSwitch:
         return f"phase {index + 1} of {len(self._plan)} ({self._plan[index].text})"
 
     def _warning(self, clocks: Clocks, verdict: Verdict) -> Verdict:
-        """Once everybody has pushed, whoever knows how long the run is has said so."""
+        """Warn if the length of the run is still unknown after every worker has pushed."""
         self.warned = clocks.slowest > 0
         if not self.warned or self._end(clocks) < float("inf"):
             return verdict
-        text = f"nobody says how much work there is, so {self._named(self.at)} does not end. "
+        text = f"the amount of work is unknown, so {self._named(self.at)} does not end. "
         return replace(verdict, note=text + "Loop over pace.epochs(...), or use --set total=SAMPLES.")
 
     # -- momentum -------------------------------------------------------------------------------
@@ -272,7 +275,7 @@ class SyncSwitch:
     # -- stragglers -----------------------------------------------------------------------------
 
     def _stragglers(self, clocks: Clocks, pushed: int | None) -> list[int] | None:
-        """Time the push; the stragglers when a window ends with it, else None."""
+        """Time the push. Returns the stragglers if a window ends with it, otherwise None."""
         if self.online == "none" or pushed is None or not (self.rule.lockstep or self.detour):
             return None
         self.watch.timed(pushed, clocks.run_s(pushed) or 0.0)
@@ -282,13 +285,13 @@ class SyncSwitch:
         return self.watch.look(clocks.active)
 
     def _of_a_group(self, clocks: Clocks, verdict: Verdict) -> Verdict:
-        """A step of those who are not set aside counts as a step, and moves the weights less."""
+        """A step of the remaining workers counts as a step but moves the weights less."""
         group, aside = len(clocks.active), len(clocks.benched)
         self.shift += aside * clocks.batch
         return replace(verdict, lr_scale=verdict.lr_scale * group / (group + aside))
 
     def _elastic(self, clocks: Clocks, verdict: Verdict, stragglers: list[int]) -> Verdict:
-        """Set stragglers aside, the slowest first, unless too few are left: then all take part again."""
+        """Set stragglers aside, slowest first. If too few workers would be left, all take part again."""
         group, aside = len(clocks.active), tuple(clocks.benched)
         least = ceil(self.smallest_group * (group + len(aside)))
         if aside and group < least:

@@ -1,1 +1,1 @@
-"""Protocols without a middle. One paper, one file."""
+"""Protocols without a parameter store: workers exchange among themselves. One paper, one file."""

@@ -1,19 +1,19 @@
-"""Asynchronous decentralised SGD: a worker averages with one neighbour at a time, and waits for nobody.
+"""Asynchronous decentralised SGD: a worker averages with one neighbour at a time and never waits.
 
 Paper: Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient Descent", ICML 2018.
 
-Promise: nobody ever waits; one averaging leaves the sum of the two models as it was.
+Promise: no worker ever waits; one averaging leaves the sum of the two models as it was.
 
-When: there is no store, workers are unequal, and nobody may wait.
+When: there is no store, workers are unequal, and no worker may wait.
 
-Invariant: the sum of all models changes by the workers' own steps only. What others average belongs to the
-published copy of a worker's model; it computes on another, and takes the published one over when it comes
-with its next step, which was computed on what is older by then. Exchanges are carried out one by one, so
-none can wait for another in a circle, and any graph will do; the paper needs a bipartite one.
+Invariant: the sum of all models changes only by the workers' own steps. Others average with the published
+copy of a worker's model. The worker computes on a second copy and adopts the published one when it comes with
+its next step, which was therefore computed on older weights. Exchanges are carried out one by one, so they
+cannot wait for each other in a circle and any graph works; the paper needs a bipartite one.
 
-As in the paper a worker computes while its model is averaged: its gradient is of the weights before that, and
-is applied to the averaged ones. An iteration takes as long as computing or an exchange, whichever is longer.
-Here averaging begins with every step; in the paper it goes on by itself, as often as it can.
+As in the paper a worker computes while its model is averaged: it computes its gradient on the weights before
+the averaging and applies it to the averaged ones. An iteration takes as long as the longer of computing and
+exchanging. Here averaging starts with every step; in the paper it repeats by itself, as often as it can.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from paceline.protocols.core.topology import Topology
 @dataclass(frozen=True, slots=True)
 class ADPSGD(Peer):
     topology: Literal["ring", "exponential", "complete"] = "ring"
-    """Whom a worker may average with: the two beside it, those 1, 2, 4, ... ranks away, or anybody."""
+    """Whom a worker may average with: its two neighbours, those 1, 2, 4, ... ranks away, or any worker."""
     overlap: bool = True
     """Average while the next gradient is computed, as the paper has it; false: one after the other."""
 
@@ -75,7 +75,7 @@ class ADPSGD(Peer):
             me.private.averaging = None
 
     def neighbour(self, me: Me) -> int | None:
-        """One of those who are there, drawn at random."""
+        """A random worker among those that are present."""
         rows = Topology(self.topology).rows(sorted({*me.members, me.rank}), 0)
         near = sorted(rows[me.rank].keys() - {me.rank})
         return Random(f"{me.seed}/{me.rank}/{me.count}").choice(near) if near else None

@@ -1,16 +1,16 @@
-"""All-reduce: every gradient is averaged over all workers before anybody steps.
+"""All-reduce: every gradient is averaged over all workers before any of them steps.
 
 Paper: Valiant, "A Bridging Model for Parallel Computation", CACM 1990, without a server; as in
 PyTorch's DistributedDataParallel (Li et al., VLDB 2020).
 
-Promise: no staleness; every step equals one process with the batches of all workers as one.
+Promise: no staleness; every step equals one process that trains on the batches of all workers as one batch.
 
 When: workers are equal, links are fast, and steps must equal those of one process with the whole batch.
 
-Invariant: all replicas are equal after every iteration. The mean is weighted by the samples behind
-each gradient, so that uneven batches change nothing. Unlike `bsp`, any optimizer will do: every worker
-has its own. Where memory is shared, and the optimizer is one of torch's, equal replicas are kept as one
-that is stepped once for all.
+Invariant: all replicas are equal after every iteration. The mean is weighted by the samples behind each
+gradient, so uneven batches change nothing. Unlike `bsp`, any optimizer works, because every worker has its
+own. If memory is shared and the optimizer is one of torch's, the equal replicas are kept as one model that is
+stepped once for all.
 """
 
 from __future__ import annotations

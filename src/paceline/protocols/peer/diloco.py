@@ -5,24 +5,25 @@ the details as in OpenDiLoCo (Jaghouar et al., 2024), fragments and delay as in 
 
 Promise: after every outer step all replicas are equal, with one exchange per `period` iterations.
 
-When: links are slow enough that one exchange per hundreds of iterations must do.
+When: links are so slow that one exchange per hundreds of iterations must be enough.
 
-Invariant: snapshot and outer momentum are the same on all workers after every outer step; every worker
-makes that step by itself. The outer rule is that of torch.optim.SGD(nesterov=True): momentum begins as
-the first displacement. With lr=1 and momentum=0 this is local SGD. Inner optimizers keep their state.
-Displacements count alike, as in OpenDiLoCo, unless `weights` says by samples (the paper's weighting of
-unequal shards).
-One worker alone is *not* plain training: the outer step still acts.
+Invariant: snapshot and outer momentum are the same on all workers after every outer step; every worker makes
+that step by itself. The outer rule is that of torch.optim.SGD(nesterov=True): momentum begins as the first
+displacement. With lr=1 and momentum=0 this is local SGD. Inner optimizers keep their state. Displacements
+count equally, as in OpenDiLoCo, unless `weights` says by samples (the paper's weighting of unequal shards).
+With one worker this is *not* plain training, because the outer step still acts.
 
-Streaming: with `fragments` the tensors are cut into so many runs of about equal bytes, and one of them has
-its outer step every period/fragments iterations, in rotation. All replicas are equal in a fragment after its
-outer step; never in all of them at once. Float buffers are averaged with the last fragment.
+Streaming: `fragments` cuts the list of tensors into that number of runs of about equal bytes. Every
+period/fragments iterations the next one has its outer step, in rotation. After its outer step a fragment is
+equal on all replicas; all fragments are never equal at once. Float buffers are averaged with the last
+fragment.
 
-Delay: with `delay` an average travels for so many iterations while training goes on, and the outer step is
-made when they are over. The replica is then the new snapshot, and what it did meanwhile is lost but for the
-share `alpha`, as published. With a delay of a whole period nothing is lost: what a round moved by is sent off
-at its end, and applied at the end of the next one, as in HPSGD, which this is with lr=1 and momentum=0. When
-a run ends, what is under way is applied, and what was done since it was sent is kept on top of it.
+Delay: with `delay` an average travels for that number of iterations while training continues; then the outer
+step is made. The replica becomes the new snapshot, and its progress meanwhile is lost except for the share
+`alpha`, as published. With a delay of a whole period nothing is lost: the displacement of a round is sent at
+its end and applied at the end of the next round, as in HPSGD. With lr=1 and momentum=0 it equals HPSGD. When
+a run ends, vectors that are still under way are applied, and the progress since they were sent is kept on
+top.
 """
 
 from __future__ import annotations
@@ -48,14 +49,15 @@ class DiLoCo(Peer):
     momentum: float = 0.9
     """Nesterov momentum of the outer step."""
     weights: Literal["uniform", "samples"] = "uniform"
-    """Whether every worker's displacement counts the same, or by its samples since the last outer step."""
+    """Whether all displacements count equally, or by the worker's samples since the last outer step."""
     fragments: int = 1
-    """Parts of the model that have their outer steps in turn, each once per period (streaming DiLoCo)."""
+    """Number of parts of the model that take turns with their outer steps, each once per period (streaming
+    DiLoCo)."""
     delay: int = 0
-    """Iterations for which an average travels while training goes on; `period`: the outer step is made one
-    round later."""
+    """Iterations for which an average travels while training continues. With `period` the outer step is made
+    one round later."""
     alpha: float = 0.0
-    """Share of its own values that a worker keeps at an outer step; 0 takes the common ones."""
+    """Share of its own values that a worker keeps at an outer step. 0: it takes the common values."""
 
     def __post_init__(self) -> None:
         check_period("DiLoCo", self.period)
@@ -125,17 +127,17 @@ class DiLoCo(Peer):
             yield from self.synchronise(me, due, moved)
 
     def due(self, iteration: int) -> int | None:
-        """The fragment whose turn comes after an iteration, counted from 1."""
+        """The fragment whose turn it is after an iteration, counted from 1."""
         turn, off = divmod(iteration, self.period // self.fragments)
         return None if off else (turn - 1) % self.fragments
 
     def base(self, me: Me) -> Vector:
-        """Where displacements are counted from."""
+        """The values from which displacements are counted."""
         base: Vector = me.private.base if self.delay else me.agreed.snapshot
         return base
 
     def synchronise(self, me: Me, fragment: int, moved: Vector | None) -> Steps:
-        """Average how far all have come in a fragment, now or meanwhile."""
+        """Average the displacements of all workers in a fragment, now or in the background."""
         assert moved is not None
         part, counted = self.part(me, fragment), me.private.counted
         weight = me.private.samples - counted[fragment] if self.weights == "samples" else 1.0
@@ -152,7 +154,7 @@ class DiLoCo(Peer):
             yield from average_buffers(me, weight=weight)
 
     def arrive(self, me: Me, alpha: float) -> Steps:
-        """The oldest of what is under way becomes an outer step."""
+        """Make an outer step with the oldest average under way."""
         _, fragment, handle = me.private.under_way.pop(0)
         part = self.part(me, fragment)
         self.outer_step(me, (yield Wait(handle)), part)
@@ -171,7 +173,7 @@ class DiLoCo(Peer):
         me.after_step(agreed.snapshot)
 
     def adopt(self, me: Me, part: Part | None, alpha: float) -> None:
-        """Let the replica be the snapshot, but for what it keeps."""
+        """Set the replica to the snapshot, except for the share it keeps."""
         kept = alpha * me.parameters + (1 - alpha) * me.agreed.snapshot if alpha else me.agreed.snapshot
         put(me, kept, me.parameters, part)
 
@@ -182,7 +184,7 @@ class DiLoCo(Peer):
         return fragments_of(me.tensors.sizes, self.fragments)[fragment]
 
     def settle(self, me: Me) -> Steps:
-        """What is under way is applied; what was done since is kept."""
+        """Apply what is under way, and keep the progress since it was sent."""
         if not self.delay:
             return
         since = me.parameters - me.private.base
@@ -204,7 +206,7 @@ def put(me: Me, source: Vector, target: Vector, part: Part | None) -> None:
 
 @cache
 def fragments_of(sizes: tuple[int, ...], count: int) -> tuple[Part, ...]:
-    """So many runs of neighbouring tensors, of about equal bytes."""
+    """Cut the list of tensors into `count` runs of about equal bytes."""
     if count > len(sizes):
         raise ConfigError(
             f"DiLoCo cuts a model between its tensors, and this one has {len(sizes)}, fewer than fragments="

@@ -1,4 +1,4 @@
-"""Decentralised parallel SGD: every worker mixes its model with its neighbours' only.
+"""Decentralised parallel SGD: every worker mixes its model only with its neighbours' models.
 
 Paper: Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NeurIPS 2017;
 random matching as in Zhang et al., arXiv 2112.01433.
@@ -6,20 +6,21 @@ random matching as in Zhang et al., arXiv 2112.01433.
 Promise: mixing never changes the mean of all replicas; each exchanges with few neighbours per step, and waits
 for nobody else.
 
-When: the network is a graph of neighbours, or a few exchanges per step must do for many workers.
+When: the network is a graph of neighbours, or many workers must manage with a few exchanges per step.
 
-Invariant: the mean follows the mean of the gradients exactly, whatever the topology: rows and columns of
-the mixing matrix sum to 1 at every step, also after a worker died. `combine_then_adapt` is the paper's:
-the gradient is taken at the replica's own weights while they are mixed. `adapt_then_combine` mixes what
-the step has made of them; on a complete graph that is BSP for SGD (the other order is not). Whatever
-the optimizer, its step is added to the mixture as a displacement. Workers wait for those they mix with, and
-for nobody else; only who is `ahead` of the slowest by more waits for it. The paper has no such bound: ours is
-for memory, since a worker keeps what somebody may still need. Float buffers stay each worker's own.
+Invariant: the mean follows the mean of the gradients exactly, whatever the topology: rows and columns of the
+mixing matrix sum to 1 at every step, also after a worker died. `combine_then_adapt` is the paper's: the
+gradient is taken at the replica's own weights while they are mixed. `adapt_then_combine` mixes the weights
+after the step; on a complete graph that is BSP for SGD (the other order is not). With any optimizer the step
+is added to the mixture as a displacement. Workers wait only for those they mix with, except a worker that is
+more than `ahead` steps ahead of the slowest: it waits for the slowest. The paper has no such bound. Ours
+limits memory, because a worker keeps vectors that others may still need. Float buffers stay each worker's
+own.
 
 Measured (Zhang et al.): while replicas differ, the mean moves as if the learning rate adjusted itself to the
 landscape. With g the gradient of all batches at the mean, and h the mean of the gradients that the replicas
 took at their own parameters, `effective_lr` is <h, g> / <g, g>, the share of the learning rate that acts
-along g; what is left is noise. On equal replicas it is 1. To measure changes nothing in training.
+along g; what is left is noise. On equal replicas it is 1. Measuring does not change training.
 """
 
 from __future__ import annotations
@@ -48,21 +49,21 @@ from paceline.protocols.core.topology import Kind, Topology, check_graph, parse_
 @dataclass(frozen=True, slots=True)
 class DPSGD(Peer):
     topology: Kind = "ring"
-    """Who mixes: ring, exponential (1, 2, 4, ... ranks away), one_peer (one of these, by turns), matching
-    (pairs drawn at random), complete, or the `graph` given."""
+    """Who mixes: ring, exponential (1, 2, 4, ... ranks away), one_peer (one of these in turn), matching
+    (random pairs), complete, or the given `graph`."""
     order: Literal["combine_then_adapt", "adapt_then_combine"] = "combine_then_adapt"
-    """Whether a step is added to the mixture, or mixed along."""
+    """Whether a step is added to the mixture, or mixed with the weights."""
     graph: str = ""
-    """Edges of a graph of your own, as 0-1,1-2,2-0; a share of its own after a colon, as 0-1:0.25."""
+    """Edges of your own graph, as 0-1,1-2,2-0. A share may follow a colon, as 0-1:0.25."""
 
     overlap: bool | None = None
-    """Mix while the gradient is computed, as the paper has it. Not given: wherever the order allows it, which
-    is combine_then_adapt."""
+    """Mix while the gradient is computed, as in the paper. Not given: yes with combine_then_adapt, no
+    otherwise."""
     ahead: int = 4
-    """How many steps a worker may be ahead of the slowest. Each takes room for a copy of the model; 0: nobody
-    mixes before all have come."""
+    """How many steps a worker may be ahead of the slowest. Each takes memory for one copy of the model. 0: no
+    worker mixes before all have come."""
     measure_every: int = 0
-    """Iterations between two measurements of the effective learning rate; each computes its batch twice and
+    """Iterations between two measurements of the effective learning rate. Each computes its batch twice and
     averages three vectors. 0: never."""
 
     def __post_init__(self) -> None:
@@ -119,12 +120,12 @@ class DPSGD(Peer):
         me.parameters[:] = mixed + (me.parameters - before)
 
     def mix(self, me: Me) -> Mix:
-        """This worker's model with its neighbours'."""
+        """Mix this worker's model with its neighbours' models."""
         topology = Topology(self.topology, me.seed, parse_graph(self.graph))
         return Mix(me.parameters, topology, me.count, self.ahead)
 
     def measure(self, me: Me, gradient: Vector) -> Steps:
-        """How far the mean's step points where the gradient at the mean does."""
+        """Measure how far the mean's step points in the direction of the gradient at the mean."""
         own, kept = me.parameters.clone(), gradient.clone()
         taken = (yield Average(gradient)).clone()
         me.parameters[:] = yield Average(me.parameters)

@@ -3,17 +3,18 @@
 Paper: Wang et al., "DS-Sync: Addressing Network Bottlenecks with Divide-and-Shuffle Synchronization for
 Distributed DNN Training", 2022 (arXiv 2007.03298).
 
-Promise: nobody waits for another group; on a grid, all is mixed with all after one cycle of groupings.
+Promise: no worker waits for another group; on a grid, all replicas are mixed with all after one cycle of
+groupings.
 
 When: an all-reduce over all workers is slow, but groups of a few average quickly.
 
-Invariant: every grouping is a partition of the workers, the same on all of them; members of a group are
-equal after each iteration, float buffers included; the mean of all replicas is left as it was. Without
-gradients, one cycle of a grid or hyper-grid gives everybody the exact mean. Parameters are averaged,
-after the step. Groups are of ranks 0 to size-1, cut to those who are alive. The general patterns are
-ours where the paper's code has four workers: rows and columns of a grid, digits of a number, or chance. The
-paper chooses groups that cross no bottleneck; how could not be read. Here rows are hosts, as given, and a
-column has one worker of each, so that uplinks are shared evenly; the slower these, the more rows per column.
+Invariant: every grouping is a partition of the workers, the same on all of them. Members of a group are equal
+after each iteration, including float buffers; the mean of all replicas does not change. Without gradients,
+one cycle of a grid or hyper-grid gives every worker the exact mean. Parameters are averaged after the step.
+Groups are formed from ranks 0 to size-1, without those that have left. The paper's code has four workers; the
+general patterns are ours: rows and columns of a grid, digits of a number, or random groups. The paper chooses
+groups that cross no bottleneck but does not say how. Here rows are hosts, as given, and a column has one
+worker of each, so uplinks are shared evenly; with slower uplinks a column has more rows.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ from paceline.protocols.rules.hosts import Grouping, cycle_of, parse_hosts
 @dataclass(frozen=True, slots=True)
 class DSSync(Peer):
     pattern: Literal["grid", "hypergrid", "random", "topology", "given"] = "grid"
-    """How groups change: rows and columns by turns, one digit of the rank after another, at random, within
-    and across the `hosts`, or as `groups` says."""
+    """How groups change: rows and columns in turn, one digit of the rank after another, at random, within and
+    across the `hosts`, or as `groups` says."""
     group_size: int = 0
-    """Workers in a group; 0 chooses one near the square root of the workers (2 in a hyper-grid)."""
+    """Workers in a group. 0 chooses a size near the square root of the number of workers (2 in a
+    hyper-grid)."""
     groups: str = ""
-    """A pattern of your own, as 0,1|2,3;0,3|1,2: groups by bars, groupings by semicolons."""
+    """Your own pattern, as 0,1|2,3;0,3|1,2: bars separate groups, semicolons separate groupings."""
     hosts: str = ""
-    """Which workers are near to each other, as 0,1@0.1|2,3@0.1: hosts by bars, and after the @ how fast a
-    host's uplink is, compared to the links within it."""
+    """Which workers share a host, as 0,1@0.1|2,3@0.1: bars separate hosts; the number after @ is the speed of
+    the host's uplink relative to the links within it."""
 
     def __post_init__(self) -> None:
         if self.group_size < 0:
@@ -75,7 +77,7 @@ class DSSync(Peer):
         yield from average_model(me, next(group for group in grouping if me.rank in group))
 
     def grouping(self, workers: int, step: int, seed: int) -> Grouping:
-        """The groups of one step; the same whoever asks."""
+        """The groups of one step, the same on every worker."""
         if self.pattern == "random":
             ranks, count = list(range(workers)), max(1, round(workers / self._size(workers)))
             Random(f"{seed}/{step}").shuffle(ranks)
@@ -84,7 +86,7 @@ class DSSync(Peer):
         return cycle[step % len(cycle)]
 
     def cycle(self, workers: int) -> list[Grouping]:
-        """The groupings that a pattern goes through, again and again."""
+        """The groupings that a pattern repeats."""
         if self.pattern == "given":
             return _parse(self.groups)
         if self.pattern == "topology":
@@ -167,7 +169,7 @@ def _check_partition(grouping: Grouping, workers: int) -> None:
 
 
 def _check_mixing(cycle: list[Grouping], workers: int) -> None:
-    """Over a cycle, what one worker learns has to be able to reach every other."""
+    """Refuse a pattern in which an update of one worker can never reach another."""
     reached = {0}
     for _ in range(workers):
         for grouping in cycle:
@@ -175,6 +177,6 @@ def _check_mixing(cycle: list[Grouping], workers: int) -> None:
     apart = set(range(workers)) - reached
     if apart:
         raise ConfigError(
-            f"the pattern never mixes all workers: nothing of rank 0 ever reaches rank {min(apart)}, "
-            "so groups would train models of their own. Let a further grouping join them."
+            f"the pattern never mixes all workers: updates of rank 0 never reach rank {min(apart)}, so "
+            "groups would train separate models. Add a grouping that joins them."
         )

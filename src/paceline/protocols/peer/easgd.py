@@ -2,39 +2,40 @@
 
 Paper: Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", NeurIPS 2015.
 
-Promise: no replica is forced onto another; the centre is pulled to the mean of all, and is the model.
+Promise: no replica is forced onto another; the centre is pulled to the mean of all, and the centre is the
+model.
 
-When: workers should explore apart from one another and stay tied to a common model.
+When: workers should explore independently and stay tied to a common model.
 
 Invariant: an exchange without gradients leaves the sum of all replicas and the centre as it was: what the
-spring takes from one end it gives to the other. With beta=1 the centre becomes the mean exactly. The
-first exchange is in the first iteration, as in the authors' code; both ends use the values from before
-the local step. alpha is beta divided by the workers there are, so that it follows them. For EAMSGD give
-the optimizer Nesterov momentum. In step with each other, all keep the centre themselves, so there is no
-server. Asynchronously each exchanges with the one centre whenever it comes round, without waiting; there an
-exchange is carried out as a whole (the authors' server takes no lock, and may hand out half an update).
+spring takes from one end it gives to the other. With beta=1 the centre becomes the mean exactly. The first
+exchange is in the first iteration, as in the authors' code; both ends use the values from before the local
+step. alpha is beta divided by the workers there are, so that it follows them. For EAMSGD give the optimizer
+Nesterov momentum. In synchronous mode every worker keeps a copy of the centre, so there is no server. In
+asynchronous mode each worker exchanges with the one centre after its period, without waiting. There an
+exchange is atomic (the authors' server takes no lock, and may hand out half an update).
 
-With `lock=false` it is not: a worker reads the centre, and writes back what it makes of it. What others have
-written in between is lost, as in DeepSpark's server. Then the sum is conserved only as long as no two
-exchanges overlap; what still holds is that all stay between the values there were, since every write is a
-mean of two of them. DeepSpark's server reads again right before it writes, so its updates are lost while one
-vector is added to another; here they are lost while a vector travels to a worker and back, which is longer.
+With `lock=false` it is not: a worker reads the centre, computes the new one and writes it back. Updates that
+others wrote in between are lost, as in DeepSpark's server. Then the sum is conserved only while no two
+exchanges overlap. All values still stay within their former range, because every write is a mean of two of
+them. DeepSpark's server reads again right before it writes, so it loses updates while one vector is added to
+another; here they are lost while a vector travels to a worker and back, which takes longer.
 
 DeepSpark (Kim, Park, Jang, Yoon, 2016) is the asynchronous form with an adaptive period: a worker exchanges
-after the step with which the training loss it has added up since its last exchange exceeds what it had
-added up in its first `period` iterations. So the period grows to about period x first loss / loss, and a
-worker whose loss rises talks more often. What is left at the end is exchanged then. Unlike DeepSpark's, the
-distance of two exchanges is clamped (`shortest`, `longest`). The loss is what the script reported last.
-With `recalibrate` the threshold is set anew from time to time, by the loss of the next `period` iterations:
-then the period follows how the loss falls since, not since the start.
-Its alpha is given directly, and may decay; so may the factor by which its server's alpha differs. With such
-a factor s a gap shrinks to 1 - alpha - alpha s of what it was, and the sum is conserved only for s = 1. Both
-decay with the iterations of the worker that exchanges (DeepSpark's server counts exchanges instead).
+after the step with which the training loss it has added up since its last exchange exceeds what it had added
+up in its first `period` iterations. So the period grows to about period x first loss / loss, and a worker
+whose loss rises talks more often. What is left at the end is exchanged then. Unlike DeepSpark's, the distance
+of two exchanges is clamped (`shortest`, `longest`). The loss is what the script reported last. With
+`recalibrate` the threshold is regularly set again from the loss of the next `period` iterations; the period
+then follows the recent fall of the loss, not the fall since the start. Its alpha is given directly and may
+decay. So may the factor by which its server's alpha differs. With such a factor s a gap shrinks to 1 - alpha
+- alpha s of its size, and the sum is conserved only for s = 1. Both decay with the iterations of the worker
+that exchanges (DeepSpark's server counts exchanges instead).
 
-Its baseline is `mode=downpour` (Dean et al., NeurIPS 2012): every `period` iterations a worker adds what it
-has moved by to the centre, and goes on from the centre. Nothing is lost: the centre is the start plus all
-that the workers have moved by, so n workers take it n times as far as one would. Unlike DeepSpark's, the
-optimizers are the workers' own; its server has one, and is sent sums of gradients.
+Its baseline is `mode=downpour` (Dean et al., NeurIPS 2012): every `period` iterations a worker adds its
+displacement to the centre and continues from the centre. Nothing is lost: the centre is the start plus all
+displacements, so n workers move it n times as far as one. Unlike in DeepSpark, where the server has the
+optimizer and receives sums of gradients, here every worker has its own optimizer.
 """
 
 from __future__ import annotations
@@ -63,38 +64,42 @@ class EASGD(Peer):
     period: int = 10
     """Iterations between two exchanges with the centre."""
     beta: float = 0.9
-    """How far the centre goes to the mean of the replicas; each replica goes beta/workers to the centre."""
+    """How far the centre moves to the mean of the replicas. Each replica moves beta/workers of the way to the
+    centre."""
 
     mode: Literal["synchronous", "asynchronous", "downpour"] = "synchronous"
-    """Whether all exchange at the same time, or each when it comes round; or each then adds what it has moved
-    by to the centre, and adopts the centre, without any spring."""
+    """synchronous: all exchange at the same time. asynchronous: each worker exchanges after its own period.
+    downpour: it adds its displacement to the centre and adopts the centre, without a spring."""
     adaptive: bool = False
-    """Asynchronous only: exchange by added-up training loss; `period` then only calibrates it (DeepSpark)."""
+    """Asynchronous only: exchange by accumulated training loss; `period` only calibrates the threshold
+    (DeepSpark)."""
     shortest: int = 1
-    """Adaptive only: at least so many iterations between two exchanges."""
+    """Adaptive only: fewest iterations between two exchanges."""
     longest: int = 0
-    """Adaptive only: at most so many iterations between two exchanges; 0: ten periods."""
+    """Adaptive only: most iterations between two exchanges. 0: ten periods."""
     recalibrate: int = 0
-    """Adaptive only: exchanges after which the threshold is calibrated anew; 0: once, at the start."""
+    """Adaptive only: number of exchanges after which the threshold is calibrated again. 0: only at the
+    start."""
     alpha: float | None = None
-    """How far a replica goes to the centre in an exchange. null: beta/workers."""
+    """How far a replica moves to the centre in an exchange. null: beta/workers."""
     decay_rate: float = 1.0
-    """What is left of alpha (or beta) after each decay."""
+    """Factor on alpha (or beta) at each decay."""
     decay_step: int = 0
-    """Iterations from one decay of alpha to the next; 0: it stays."""
+    """Iterations between two decays of alpha. 0: no decay."""
     decay_limit: int = 0
-    """Alpha decays so many times at most; 0: without end."""
+    """How many times alpha decays at most. 0: no limit."""
     lock: bool = True
-    """Asynchronous only: an exchange is carried out as a whole. false: the centre is read, then written, and
-    what others wrote in between is lost, as in DeepSpark; for comparison."""
+    """Asynchronous only: an exchange is atomic. false: the centre is read, then written, and updates of
+    others in between are lost, as in DeepSpark; for comparison."""
     server_factor: float = 1.0
-    """Asynchronous only: the centre goes so many times as far to the replica as the replica to it."""
+    """Asynchronous only: how many times as far the centre moves to the replica as the replica to the
+    centre."""
     factor_decay_rate: float = 1.0
-    """What is left of server_factor after each of its decays."""
+    """Factor on server_factor at each of its decays."""
     factor_decay_step: int = 0
-    """Iterations from one decay of server_factor to the next; 0: it stays."""
+    """Iterations between two decays of server_factor. 0: no decay."""
     factor_decay_limit: int = 0
-    """server_factor decays so many times at most; 0: without end."""
+    """How many times server_factor decays at most. 0: no limit."""
 
     def __post_init__(self) -> None:
         check_period("EASGD", self.period)
@@ -130,7 +135,7 @@ class EASGD(Peer):
         self._check_rates()
 
     def _check_rates(self) -> None:
-        """Every exchange leaves both ends between where they were."""
+        """Refuse rates with which an exchange would overshoot."""
         alpha = self.beta if self.alpha is None else self.alpha
         if not 0 <= alpha <= 1 or not self.server_factor > 0 or not alpha * self.server_factor <= 1:
             raise ConfigError(
@@ -153,7 +158,7 @@ class EASGD(Peer):
 
     @property
     def most(self) -> int:
-        """The longest way between two adaptive exchanges."""
+        """Most iterations between two adaptive exchanges."""
         return self.longest or 10 * self.period
 
     def start(self, me: Me) -> None:
@@ -197,7 +202,7 @@ class EASGD(Peer):
         me.parameters[:] = me.parameters + (springs / workers) * stretch
 
     def due(self, me: Me) -> bool:
-        """Whether an exchange follows this iteration; one without a threshold sets it."""
+        """Whether an exchange follows this iteration. Sets the threshold if there is none."""
         memory, done = me.private, me.count + 1
         memory.loss = memory.loss if me.loss is None else me.loss
         memory.added += memory.loss or 0.0
@@ -211,7 +216,8 @@ class EASGD(Peer):
         return since >= self.most or (since >= self.shortest and enough)
 
     def calibrate(self, added: float, told: int) -> float:
-        """The loss of a period; a script that reports after its step has told one less by then."""
+        """Set the threshold from the loss of one period. A script that reports after its step has reported
+        one loss less by then."""
         if not told:
             raise ConfigError(
                 f"EASGD with an adaptive period goes by the training loss, and in {self.period} iterations "
@@ -221,7 +227,7 @@ class EASGD(Peer):
         return added if told == self.period else added * self.period / told
 
     def exchange(self, me: Me) -> Steps:
-        """Both ends of the spring give way."""
+        """One exchange: move both the centre and the replica."""
         pull = yield from self.pull(me)
         self.give_way(me, pull)
         memory = me.private
@@ -231,7 +237,7 @@ class EASGD(Peer):
             memory.threshold = None
 
     def pull(self, me: Me) -> Steps:
-        """Let the centre give way; how far it went."""
+        """Move the centre. Returns how far it moved."""
         workers = max(1, len(me.members))
         rate = self.springs(me, workers) / workers * self.factor(me)
         if self.lock:
@@ -242,24 +248,24 @@ class EASGD(Peer):
         return pull
 
     def give_way(self, me: Me, pull: Vector) -> None:
-        """The replica's end of the spring; the centre has gone `factor` times as far."""
+        """Move the replica; the centre has moved `factor` times as far."""
         factor = self.factor(me)
         me.parameters[:] = me.parameters - (pull if factor == 1 else pull * (1 / factor))
 
     def pour(self, me: Me) -> Steps:
-        """Downpour: add what this worker has moved by to the centre, and go on from there."""
+        """Downpour: add this worker's displacement to the centre, and continue from the centre."""
         moved = me.parameters - me.private.fetched
         me.parameters[:] = yield Exchange(moved, Rule.GOSSIP, CENTRE)
         me.private.fetched[:] = me.parameters
         me.private.last = me.count + 1
 
     def springs(self, me: Me, workers: int) -> float:
-        """How far all springs together would pull the centre to the mean of the replicas."""
+        """How far all springs together pull the centre to the mean of the replicas."""
         whole = self.beta if self.alpha is None else self.alpha * workers
         return whole * decayed(me.count, self.decay_rate, self.decay_step, self.decay_limit)
 
     def factor(self, me: Me) -> float:
-        """How many times as far the centre goes as the replica."""
+        """How many times as far the centre moves as the replica."""
         rate, step, limit = self.factor_decay_rate, self.factor_decay_step, self.factor_decay_limit
         return self.server_factor * decayed(me.count, rate, step, limit)
 
@@ -302,7 +308,7 @@ class EASGD(Peer):
 
 
 def check_decay(name: str, rate: float, step: int, limit: int) -> None:
-    """Refuse what is no decay, or would never begin."""
+    """Refuse decay settings that are impossible or would never begin."""
     if not 0 < rate <= 1 or step < 0 or limit < 0:
         raise ConfigError(
             f"EASGD needs {name}_rate in (0, 1], {name}_step and {name}_limit >= 0, got {rate:g}, {step} "
@@ -313,6 +319,7 @@ def check_decay(name: str, rate: float, step: int, limit: int) -> None:
 
 
 def decayed(iterations: int, rate: float, step: int, limit: int) -> float:
-    """What is left of 1 after so many iterations: `rate` of it every `step`, `limit` times at most."""
+    """Factor after this number of iterations: `rate` to the power of the decays so far, one every `step`, at
+    most `limit`."""
     times = iterations // step if step else 0
     return float(rate ** (min(times, limit) if limit else times))

@@ -1,4 +1,4 @@
-"""Federated averaging: rounds of local training by clients that remember nothing from one to the next.
+"""Federated averaging: rounds of local training by clients that keep no state between rounds.
 
 Paper: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
 AISTATS 2017.
@@ -8,12 +8,12 @@ Promise: after every round all replicas are the mean of the clients', weighted b
 When: clients hold their own data and only models may travel.
 
 Invariant: the weights of a round sum to 1. A round is `period` iterations here, not epochs of a client's own
-data. With `fraction` below 1 (C in the paper) so many of the workers train in a round, drawn at random, the
-same by everybody; the others wait for its end, without data, and have no part in the mean. All have equally
-many batches to do, so towards the end those who were drawn often have left, and rounds are of the others. The
-model is that of the last round; at the end, what was begun since then is a round, too. The optimizer forgets
-its state after each round, because clients are stateless. With plain SGD, equal batches and everybody in
-every round this is local SGD.
+data. With `fraction` below 1 (C in the paper) this share of the workers trains in a round; every worker draws
+the same random selection. The others wait for the end of the round, use no data, and have no part in the
+mean. All workers have equally many batches, so towards the end those that were drawn often have finished, and
+the rounds consist of the others. The model is that of the last round; when the run ends, an unfinished round
+counts as a round, too. The optimizer's state is reset after each round, because clients are stateless. With
+plain SGD, equal batches and all workers in every round this is local SGD.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class FedAvg(Peer):
     period: int = 20
     """Iterations of a round."""
     fraction: float = 1.0
-    """Share of the workers that train in a round, one at least; the others wait for its end."""
+    """Share of the workers that train in a round, at least one. The others wait for its end."""
 
     def __post_init__(self) -> None:
         check_period("FedAvg", self.period)
@@ -71,13 +71,14 @@ class FedAvg(Peer):
             yield Reset()
 
     def end_round(self, me: Me, weight: float) -> Steps:
-        """All become the mean of those who took part."""
+        """Set all replicas to the mean of the clients of this round."""
         yield from move(me, displacement(me), take_mean, weight=weight)
         adopt(me)
         me.agreed.round += 1
 
     def settle(self, me: Me) -> Steps:
-        """A last round of what everybody has begun; who has not stands for what it did in the one before."""
+        """A last round of whatever workers have begun. A worker that has begun nothing contributes its result
+        of the round before."""
         latest = yield Agree(me.agreed.round, How.MAX)
         weight = me.private.samples or (me.private.before if me.agreed.round == latest else 0)
         yield from move(me, displacement(me), take_mean, weight=weight)
@@ -93,7 +94,7 @@ class FedAvg(Peer):
         return snapshot
 
     def clients(self, me: Me) -> tuple[int, ...]:
-        """Who trains in this round, by rank."""
+        """The workers that train in this round, by rank."""
         count = max(1, round(self.fraction * me.size))
         drawn = Random(f"{me.seed}/{me.agreed.round}").sample(range(me.size), count)
         return tuple(sorted(drawn))

@@ -3,30 +3,30 @@
 Paper: Zhou et al., "HPSGD: Hierarchical Parallel SGD With Stale Gradients Featuring", 2020 (arXiv
 2009.02701).
 
-Promise: nobody waits for bytes that travel within a round; every gradient moves the model exactly once.
+Promise: no worker waits for bytes that travel within a round; every gradient moves the model exactly once.
 
-When: averaging takes about as long as a few iterations, and it should cost no waiting.
+When: averaging takes about as long as a few iterations, and workers should not wait for it.
 
-Invariant: the agreed model (the snapshot) is the same on all workers after every merge, and is moved by the
-mean displacement of the round before; the replica then starts anew from it, and its own drift lives on in
-the displacement that was just sent off. With `blocking` there is no overlap: all wait for the average of a
-round at its end, and this is local SGD with the round as its period.
+Invariant: the agreed model (the snapshot) is the same on all workers after every merge, and moves by the mean
+displacement of the round before. The replica then starts again from it; its own progress is in the
+displacement that was just sent. With `blocking` there is no overlap: all wait for the average at the end of a
+round, and this is local SGD with the round as its period.
 
 With momentum it is heavy ball with a delay, which the paper does not have (its code is plain SGD). For rounds
-of one and curvature c it is stable only for lr x c < 1 - momentum, where plain heavy ball allows
-2 x (1 + momentum); longer rounds allow less. Momentum on the agreed model instead of the workers' has the
-same bound: z^2 - (1 + momentum) z + momentum + lr x c = 0 either way. What helps is to take the delay out:
-with `look_ahead` a round starts where the worker's own part of what is under way will have brought the
-agreed model. One worker, or workers with equal gradients, then train as plain PyTorch does.
+of one and curvature c it is stable only for lr x c < 1 - momentum, where plain heavy ball allows 2 x (1 +
+momentum); longer rounds allow less. Momentum on the agreed model instead of the workers' has the same bound:
+z^2 - (1 + momentum) z + momentum + lr x c = 0 either way. Removing the delay helps: with `look_ahead` a round
+starts at the agreed model plus the worker's own displacement that is under way. One worker, or workers with
+equal gradients, then train exactly as plain PyTorch does.
 
 With `delta_kind=grad_sum` sums of gradients are averaged, as in the published code, and a merge steps with
-the rate there is then. A worker's sum is what its steps moved it by, each divided by its rate; so clipping
-and weight decay are part of it, and as long as the rate stays, bits are those of displacements. A merge takes
-the smallest of the workers' rates, so that they agree.
+the learning rate at that time. A worker's sum is made of its steps, each divided by its rate. So it includes
+clipping and weight decay, and with a constant rate the results equal those of displacements bit for bit. A
+merge takes the smallest of the workers' rates, so that they agree.
 
-Where this differs from the published code: whether a round is over is decided together (there every rank
-looks for itself, and ranks may part); displacements are averaged unless told otherwise, so that any optimizer
-and schedule will do; and at the end what is under way is applied, then the rest, each once.
+Where this differs from the published code: the workers decide together whether a round is over (there every
+rank checks by itself, and ranks may disagree). Displacements are averaged by default, so any optimizer and
+schedule works. At the end the average under way is applied, then the rest, each once.
 """
 
 from __future__ import annotations
@@ -55,15 +55,17 @@ from paceline.protocols.peer.outer import begin, take_mean
 @dataclass(frozen=True, slots=True)
 class HPSGD(Peer):
     round_length: int = 0
-    """Iterations of a round. 0: a round ends when the average of the last one has reached everybody."""
+    """Iterations of a round. 0: a round ends when the average of the previous one has reached every
+    worker."""
     look_ahead: bool = False
-    """Start a round ahead of the agreed model by what the worker itself has under way, not at it as the paper
-    does: for optimizers with momentum, which the delay makes unstable."""
+    """Start a round at the agreed model plus the worker's own displacement that is under way; the paper
+    starts at the agreed model. For optimizers with momentum, which the delay makes unstable."""
     blocking: bool = False
-    """Wait for the average of a round at its end, without overlap, for comparison; needs a round_length."""
+    """Wait for the average at the end of each round, without overlap; for comparison. Needs a
+    round_length."""
     delta_kind: Literal["displacement", "grad_sum"] = "displacement"
-    """What is averaged: how far a round has moved the worker, or the sum of its gradients, with which a merge
-    steps at its own rate. They differ when the rate changes; the latter is for SGD without momentum only."""
+    """What is averaged: the worker's displacement in a round, or the sum of its gradients, with which a merge
+    steps at its own rate. They differ when the rate changes. The sum is only for SGD without momentum."""
 
     def __post_init__(self) -> None:
         if self.round_length < 0:
@@ -126,14 +128,14 @@ class HPSGD(Peer):
             yield from self.next_round(me)
 
     def over(self, me: Me) -> Steps:
-        """Whether the round is, for everybody."""
+        """Whether the round is over, for every worker."""
         if self.round_length or me.private.under_way is None:
             return me.agreed.steps >= self.round_length
         arrived = yield Test(me.private.under_way)
         return (yield Agree(arrived, How.ALL))
 
     def next_round(self, me: Me) -> Steps:
-        """Merge what has arrived, send off what this round has come to."""
+        """Merge the average that has arrived, and send this round's result."""
         moved = self.moved(me)
         if me.private.under_way is not None:
             yield from self.merge(me, (yield Wait(me.private.under_way)))
@@ -147,7 +149,7 @@ class HPSGD(Peer):
         me.agreed.steps = 0
 
     def moved(self, me: Me) -> Vector:
-        """What this round has come to, as is averaged."""
+        """This round's result, in the form that is averaged."""
         memory, moved = me.private, me.private.base - me.parameters
         if memory.factor != 1:
             moved = moved * (1 / memory.factor)
@@ -157,7 +159,7 @@ class HPSGD(Peer):
         return total
 
     def follow_rate(self, me: Me) -> None:
-        """What was done at another rate is counted before the rate of the next step holds."""
+        """Add up the steps made at the old rate before the next step uses another."""
         memory = me.private
         memory.first_rates = memory.first_rates or me.rates
         factor = rate_factor(me.rates, memory.first_rates)
@@ -166,14 +168,14 @@ class HPSGD(Peer):
             memory.base[:], memory.factor = me.parameters, factor
 
     def merge(self, me: Me, mean: Vector) -> Steps:
-        """Move the agreed model by what was averaged."""
+        """Move the agreed model by the average."""
         if self.delta_kind == "grad_sum":
             mean = mean.clone()  # it has to outlast the vote
             mean = mean * (yield Agree(me.private.factor, How.MIN))
         take_mean(me, mean)
 
     def settle(self, me: Me) -> Steps:
-        """What is under way first, then the rest."""
+        """Apply what is under way, then the rest."""
         moved = self.moved(me)
         if me.private.under_way is not None:
             yield from self.merge(me, (yield Wait(me.private.under_way)))
@@ -189,7 +191,7 @@ class HPSGD(Peer):
 
 
 def rate_factor(rates: tuple[float, ...], first: tuple[float, ...]) -> float:
-    """How many times the first learning rates those of now are."""
+    """The current learning rates as a multiple of the first ones."""
     if not rates:
         return 1.0
     factor = rates[0] / first[0] if first[0] else 0.0

@@ -1,4 +1,4 @@
-"""Local SGD: workers train alone, and average their models every so many iterations.
+"""Local SGD: workers train alone and average their models every `period` iterations.
 
 Paper: Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019; the warm-up and the late
 start as in Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020 (post-local SGD).
@@ -32,19 +32,20 @@ from paceline.protocols.peer.outer import adopt, begin, check_period, displaceme
 @dataclass(frozen=True, slots=True)
 class LocalSGD(Peer):
     period: int = 8
-    """Iterations between two averagings. Larger sends less, and lets replicas drift further apart."""
+    """Iterations between two averagings. A larger value sends less and lets replicas drift further apart."""
     every_until: int = 0
-    """Average after every iteration up to this one, and with the period from then on (post-local SGD)."""
+    """Average after every iteration up to this one, then every `period` iterations (post-local SGD)."""
     warmup: int = 0
     """Iterations, after `every_until`, over which the period grows from 1 to its full length."""
     optimizer: Literal["keep", "average", "reset"] = "keep"
-    """What becomes of momentum and the like at an averaging: every worker keeps its own, all get the mean
-    (which sends as much again for every vector that the optimizer remembers), or it is forgotten."""
+    """What happens to the optimizer's state (momentum and the like) at an averaging. keep: every worker keeps
+    its own. average: all get the mean, which sends one more vector for each vector of state. reset: it is
+    cleared."""
 
     by_samples: bool = False
-    """Weigh every worker's model by its samples since the last averaging; else all count alike."""
+    """Weight every worker's model by its samples since the last averaging; otherwise all count equally."""
     group_size: int = 0
-    """Workers of a group, by neighbouring ranks, that average among themselves in between; 0: no groups."""
+    """Size of the groups of neighbouring ranks that average among themselves in between. 0: no groups."""
     group_period: int = 1
     """Iterations between two averagings within a group."""
 
@@ -99,7 +100,7 @@ class LocalSGD(Peer):
             yield from self.average_group(me)
 
     def average_group(self, me: Me) -> Steps:
-        """Let the members of this worker's group be equal."""
+        """Average the models of this worker's group."""
         first = me.rank - me.rank % self.group_size
         group = tuple(range(first, min(first + self.group_size, me.size)))
         weight = me.private.of_group if self.by_samples else 1.0

@@ -1,31 +1,33 @@
-"""OSP: the important part of a gradient is averaged at once, the rest while the next one is computed.
+"""OSP: workers average the important part of a gradient at once, and the rest while they compute the next
+one.
 
 Paper: Chen et al., "OSP: Boosting Distributed Model Training with 2-stage Synchronization", ICPP 2023 (arXiv
 2306.16926).
 
-Promise: every gradient is averaged and applied exactly once; nobody waits for the part that was put off if it
+Promise: every gradient is averaged and applied exactly once; no worker waits for the deferred part if it
 travels within an iteration.
 
-When: a full average takes longer than backward can hide, but fits into one more iteration.
+When: a full average takes longer than the backward pass can hide, but fits into one more iteration.
 
-Invariant: the agreed model moves by the mean gradient of every iteration, tensor by tensor, whichever stage
-carried it, and so does what the optimizers remember. A replica differs from it only in the tensors that are
-under way: there it has taken the step of its own gradient for now (the paper's *local-gradient-based
-parameter correction*), without leaving a trace: before the next step the agreed value takes its place. One
-worker, or workers with equal gradients, train as plain PyTorch does for any split, with any optimizer that
-keeps its state by tensor. With nothing put off this is `allreduce`; with everything, and `preview=none`, it
-is SGD delayed by one step. At most one exchange is under way; everybody splits from the same numbers.
+Invariant: the agreed model moves by the mean gradient of every iteration, tensor by tensor, in either stage,
+and so does the optimizers' state. A replica differs from the agreed model only in the tensors that are under
+way: there it has taken a temporary step with its own gradient (the paper's *local-gradient-based parameter
+correction*), which the agreed value replaces before the next step. One worker, or workers with equal
+gradients, train exactly as plain PyTorch does for any split, with any optimizer that keeps its state by
+tensor. If nothing is deferred this is `allreduce`; if everything is deferred and `preview=none`, it is SGD
+delayed by one step. At most one exchange is under way, and all workers split tensors by the same numbers.
 
-Where this differs from the paper, of which only the abstract could be read: there is no server; a tensor's
-importance is the mean of |parameter x mean gradient| over its elements; tensors of few bytes always go at
-once; the budget is a share of the model, grown by iterations or by the reported loss, and cut down while
-what was put off comes too late. With `budget=times` it is made of two times, which are taken anew with every
-ranking: computing (of the slowest worker) and averaging the whole model (of the one that came last, scaled up
-from what was averaged at once). min(overlap, 0.9 x computing / averaging) of the model is put off; a tenth
-less than before while workers wait for it for more than a hundredth of computing, 1.02 times as much, up to
-that, while nobody waits. A step that was put off uses the learning rates of its own iteration.
-With `preview=ema` (which the paper is said to have weighed and left) the worker's own gradient is moved by
-the running mean of how far the mean gradient was from it before; that takes two more vectors.
+Where this differs from the paper, of which only the abstract could be read: there is no server. A tensor's
+importance is the mean of |parameter x mean gradient| over its elements. Small tensors are always averaged at
+once. The budget is a share of the model that grows with the iterations or as the reported loss falls, and
+shrinks while deferred tensors arrive too late. With `budget=times` it follows from two times that are
+measured again with every ranking: computing (of the slowest worker) and averaging the whole model (of the
+worker that came last, scaled up from the part averaged at once). Then min(overlap, 0.9 x computing /
+averaging) of the model is deferred. This share shrinks by a tenth while workers wait for deferred tensors
+longer than a hundredth of computing, and grows by 1.02 up to that limit while no worker waits. A deferred
+step uses the learning rates of its own iteration. With `preview=ema` (which the paper is said to have
+considered and rejected) the worker's own gradient is corrected by the running mean of its difference from the
+mean gradient; that takes two more vectors.
 """
 
 from __future__ import annotations
@@ -54,9 +56,9 @@ from paceline.protocols.core.peer import Me, Peer, average_buffers
 
 SHRINK, GROW = 0.9, 1.02
 HIDDEN = 0.9
-"""Of what could travel while an iteration computes, so much is put off."""
+"""Share of what could travel during an iteration's computing that is deferred."""
 TOLERATED = 0.01
-"""Waiting for what was put off, as a share of computing, that is no reason to put off less."""
+"""Waiting for deferred tensors, as a share of computing, that is still tolerated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,25 +66,27 @@ class OSP(Peer):
     agrees: ClassVar[bool] = True
 
     overlap: float = 0.8
-    """Largest share of the model's bytes that is averaged beside the next iteration; 0 is allreduce."""
+    """Largest share of the model's bytes that is averaged during the next iteration. 0 is allreduce."""
     budget: Literal["fixed", "measured", "times"] = "fixed"
-    """Whether that share is kept to, or cut down while what was put off comes too late to be hidden, or made
-    of the times that computing and averaging take."""
+    """How the share is chosen: fixed, reduced while deferred tensors arrive too late to be hidden, or
+    computed from the times that computing and averaging take."""
     ramp: Literal["linear", "loss", "constant"] = "linear"
-    """How the share grows from 0: with the iterations, as the reported loss falls, or at once when ranked."""
+    """How the share grows from 0: with the iterations, as the reported loss falls, or at once after the first
+    ranking."""
     ramp_length: int = 200
-    """Iterations until the whole share is used (linear), or between two looks at the loss."""
+    """Iterations until the whole share is used (linear), or between two checks of the loss."""
     rank_every: int = 50
     """Iterations between two rankings of the tensors by their importance."""
     preview: Literal["local", "ema", "none"] = "local"
-    """What stands for a step that was put off: that of the worker's own gradient, that of its own moved by
-    how far the mean was from it lately, or nothing."""
+    """What replaces a deferred step for now: a step with the worker's own gradient, with its own gradient
+    corrected by its recent difference from the mean, or nothing."""
     ema_decay: float = 0.9
-    """Only with preview=ema: how much of that running difference is left with every new one."""
+    """Only with preview=ema: how much of the running difference remains with every new one."""
     preview_until: int = 0
-    """The iteration from which on nothing does, since it biases where training ends; 0: never."""
+    """The iteration from which on there is no preview, because previews bias where training ends. 0: keep
+    them."""
     small_bytes: int = 4096
-    """Tensors of fewer bytes are never put off: they cost no time to speak of."""
+    """Tensors of fewer bytes are never deferred, because they take almost no time."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap <= 1:
@@ -119,8 +123,8 @@ class OSP(Peer):
 
     @property
     def level(self) -> bool:
-        """With nothing put off it is all-reduce. What is put off is averaged by samples later, and an average
-        of no samples cannot be started over every fabric."""
+        """Whether nothing is deferred, as in all-reduce. Deferred tensors are averaged by samples later, and
+        not every fabric can start an average of no samples."""
         return self.overlap == 0
 
     def start(self, me: Me) -> None:
@@ -156,7 +160,7 @@ class OSP(Peer):
             yield from self.rank(me)
 
     def install(self, me: Me, ranks: bool = False) -> Steps:
-        """What was put off takes the place of what stood for it."""
+        """Replace the preview by the agreed values of the deferred tensors."""
         if me.private.under_way is None:
             return
         (handle, part, rates), me.private.under_way = me.private.under_way, None
@@ -192,7 +196,7 @@ class OSP(Peer):
         yield Step(mean, now if split else None)
 
     def put_off(self, me: Me, gradient: Vector) -> Steps:
-        """Send off the rest, and step by oneself meanwhile."""
+        """Send the rest, and preview its step meanwhile."""
         part = me.agreed.later
         handle = yield Start(Average(gradient, weight=me.samples, part=part))
         me.private.under_way = handle, part, me.rates
@@ -200,7 +204,7 @@ class OSP(Peer):
             yield Preview(self.stand_in(me, gradient), part)
 
     def stand_in(self, me: Me, gradient: Vector) -> Vector:
-        """What is taken for the mean gradient until that is here."""
+        """The stand-in for the mean gradient until it arrives."""
         if self.preview != "ema":
             return gradient
         me.private.own[:] = gradient
@@ -211,7 +215,7 @@ class OSP(Peer):
     # -- what is put off ----------------------------------------------------------------------
 
     def rank(self, me: Me) -> Steps:
-        """Split anew: the least important tensors that fit into the budget are put off from now on."""
+        """Split again: defer the least important tensors that fit into the budget."""
         if self.budget == "measured":
             late = yield Agree(me.private.late, How.MAX)
             room = me.agreed.room * (SHRINK if late else GROW)
@@ -227,7 +231,7 @@ class OSP(Peer):
         me.agreed.later, me.agreed.now = _parts(me, chosen)
 
     def follow_times(self, me: Me) -> Steps:
-        """What can travel while all compute, and whether that was too much lately."""
+        """Adjust the share to what can travel while all workers compute."""
         memory, agreed, now = me.private, me.agreed, me.agreed.now
         compute_s = yield Agree(memory.compute_s, How.MAX)
         average_s = yield Agree(memory.average_s, How.MIN)
@@ -242,7 +246,7 @@ class OSP(Peer):
         memory.waited_s = 0.0
 
     def share(self, me: Me) -> float:
-        """The share of the model that may be put off."""
+        """The share of the model that may be deferred."""
         grown = 1.0
         if self.ramp == "linear":
             grown = min(1.0, (me.count + 1) / self.ramp_length)
@@ -253,7 +257,7 @@ class OSP(Peer):
         return float(self.overlap * me.agreed.room * grown)
 
     def look_at_loss(self, me: Me) -> Steps:
-        """How far the loss has fallen since the first look, as a share."""
+        """How far the loss has fallen since the first check, as a share."""
         if me.loss is not None:
             me.private.losses.append(me.loss)
         if me.count == 0 or me.count % self.ramp_length:
@@ -262,7 +266,7 @@ class OSP(Peer):
         total, count = (yield Agree(sum(losses), How.SUM)), (yield Agree(len(losses), How.SUM))
         if not count:
             raise ConfigError(
-                "OSP with ramp=loss needs to know the loss, and nobody has reported one. Call "
+                "OSP with ramp=loss needs the loss, and the script has not reported one. Call "
                 "pace.report(loss=...) in every iteration, or use ramp=linear."
             )
         if me.agreed.first_loss is None:
@@ -273,7 +277,7 @@ class OSP(Peer):
     # -- the end ------------------------------------------------------------------------------
 
     def settle(self, me: Me) -> Steps:
-        """Nothing is left under way."""
+        """Wait for what is under way, so that nothing is left."""
         yield from self.install(me)
         me.private.base[:] = me.parameters
         yield from average_buffers(me)

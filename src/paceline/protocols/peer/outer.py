@@ -1,9 +1,8 @@
-"""What local SGD, FedAvg, DiLoCo and EASGD share: a snapshot all agree on, and how far each has come from it.
+"""Shared by local SGD, FedAvg, DiLoCo and EASGD: a common snapshot, and each worker's displacement from it.
 
-`me.agreed.snapshot` is the last model that was the same for all. A worker's *displacement* is the
-snapshot minus its replica, old minus new, so that it points where a gradient does. Its mean over the
-workers goes to an outer rule, which moves the snapshot; what becomes of the replica is the protocol's
-affair.
+`me.agreed.snapshot` is the last model that was the same for all. A worker's *displacement* is the snapshot
+minus its replica, old minus new, so it points in the direction of a gradient. Its mean over the workers goes
+to an outer rule, which moves the snapshot. The protocol decides what happens to the replica.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ def begin(me: Me) -> None:
 
 
 def displacement(me: Me) -> Vector:
-    """How far this worker has come since the snapshot."""
+    """How far this worker has moved since the snapshot."""
     snapshot: Vector = me.agreed.snapshot
     return snapshot - me.parameters
 
 
 def move(me: Me, moved: Vector, rule: Rule, weight: float = 1.0, remainder: str | None = "change") -> Steps:
-    """Give the mean displacement to the outer rule; every worker does so, and arrives at the same."""
+    """Apply the outer rule to the mean displacement. Every worker does this and gets the same result."""
     rule(me, (yield Average(moved, weight=weight, remainder=remainder)))
     yield from average_buffers(me, weight=weight)
 
@@ -42,11 +41,11 @@ def take_mean(me: Me, mean: Vector) -> None:
 
 
 def adopt(me: Me) -> None:
-    """Let the replica be the snapshot."""
+    """Set the replica to the snapshot."""
     me.parameters[:] = me.agreed.snapshot
 
 
 def check_period(name: str, period: int) -> None:
-    """A period that comes round."""
+    """Refuse a period below 1."""
     if period < 1:
         raise ConfigError(f"{name} period must be >= 1 iterations, got {period}. Use 1 for every iteration.")

@@ -3,21 +3,22 @@
 Paper: Tyagi and Swany, "Accelerating Distributed ML Training via Selective Synchronization", IEEE
 CLUSTER 2023.
 
-Promise: all workers take the same branch at every step; after a parameter synchronisation all are equal.
+Promise: all workers take the same branch at every step; after a parameter synchronisation all replicas are
+equal.
 
-When: gradients change little most of the time, so that many averages can be left out.
+When: gradients change little most of the time, so many averages can be skipped.
 
 Invariant: a step synchronises exactly if at least one worker's relative gradient change is `delta` or
 more, or its window is not full yet: one bit per worker is exchanged first. delta=0 is BSP for SGD.
 
-Where this differs from the published code: the replica steps first and is averaged then (there the
-replicas differ again after every synchronisation); the squared norm of the whole gradient is smoothed,
-once, unless `smooth_delta` asks for the published code's second smoothing; a norm that is not finite asks for
-a synchronisation and is not remembered. How data are dealt is no part of the protocol: the paper's
-partitionings are `--shards own` and `rotating`, its injection `--inject`.
+Where this differs from the published code: the replica steps first and is averaged then (there the replicas
+differ again after every synchronisation); the squared norm of the whole gradient is smoothed, once, unless
+`smooth_delta` asks for the published code's second smoothing; a norm that is not finite asks for a
+synchronisation and is not remembered. Data distribution is not part of the protocol: use `--shards own` and
+`rotating` for the paper's partitionings, and `--inject` for its injection.
 
-The share of local steps among all so far (the paper's LSSR; 0 is BSP, 1 sends no model at all) is told with
-the next iteration, and the last one told is the result's `lssr`: all of the run but its last iteration.
+The share of local steps so far (the paper's LSSR; 0 is BSP, 1 never sends a model) is reported with the next
+iteration. The last report is the result's `lssr`; it covers all but the last iteration.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ TINY = 1e-12
 @dataclass(frozen=True, slots=True)
 class SelSync(Peer):
     delta: float = 0.3
-    """Relative change of the smoothed gradient norm from which on a step is synchronised; 0: every step."""
+    """A step is synchronised if the smoothed gradient norm changes by at least this share. 0: every step."""
     window: int = 25
-    """Gradient norms that are smoothed over. Until there are so many, every step is synchronised."""
+    """Number of gradient norms to smooth over. Until it is reached every step is synchronised."""
     smoothing: float = 0.01
     """How much less each older norm in the window counts; 0 gives their plain mean."""
     aggregation: Literal["parameters", "gradients"] = "parameters"

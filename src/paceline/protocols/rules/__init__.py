@@ -1,1 +1,1 @@
-"""Rules that go with several protocols: balance, compression, hosts, stragglers."""
+"""Rules that several protocols share: balance, compression, hosts, stragglers."""

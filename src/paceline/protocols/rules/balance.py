@@ -1,16 +1,16 @@
 """Balance: every worker's batch in proportion to its measured speed.
 
-Workers that are always unequal cannot all be kept busy by any rule about who waits: in lockstep the
-others wait for the slowest each round, and a bound on staleness only puts that off. What helps is to
-give the slow one less to do. Sizes are set so that all need equally long, and their sum stays what it
-was, so that a round of lockstep is the same large batch as before.
+If one worker is always slower, no waiting rule can keep all workers busy: in lockstep the others wait for the
+slowest each round, and a bound on staleness only delays that. Giving the slow worker less work helps. Batch
+sizes are set so that all workers take equally long. The sum of the sizes does not change, so a round of
+lockstep is the same large batch as before.
 
-It has no clock and knows no protocol: it is told how long pushes took, and answers how large each
-worker's next batch is. A size is right when all times are equal, whatever part of a time does not
-depend on the batch: then measuring again changes nothing.
+The rule has no clock and knows no protocol: the caller reports how long pushes took, and the rule returns the
+size of each worker's next batch. Sizes are right when all times are equal, even if part of a time does not
+depend on the batch; measuring again then changes nothing.
 
 Invariants: the sizes of all present workers add up to their number times the loader's batch size;
-nobody gets less than 1; a worker that was not measured yet gets the loader's batch size.
+no worker gets less than 1; a worker without a measurement gets the loader's batch size.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from math import inf
 from types import MappingProxyType
 
 MEASUREMENTS = 5
-"""Pushes of every worker between two looks at the sizes; the median of so many counts."""
+"""Pushes of every worker between two checks of the sizes. The median of their times counts."""
 TOLERANCE = 0.1
 """Sizes stay as they are unless one is off by more than this share of it, and by more than a sample."""
 MANY = 16
-"""Up to here a note tells everybody's size."""
+"""With up to this many workers a note lists every worker's size."""
 
 
 class Balancer:
-    """Who gets how large a batch."""
+    """Chooses every worker's batch size."""
 
     def __init__(self, batch: int) -> None:
         """`batch`: the loader's batch size."""
@@ -43,7 +43,7 @@ class Balancer:
 
     @property
     def sizes(self) -> Mapping[int, int]:
-        """The batch size of everybody present."""
+        """The batch size of every present worker."""
         return MappingProxyType(self._sizes)
 
     def join(self, worker: int) -> None:
@@ -67,7 +67,7 @@ class Balancer:
         return self._sizes.get(worker, self.batch)
 
     def measured(self, worker: int, samples: int, compute_s: float) -> None:
-        """A worker pushed. Times that are none, and pushes without samples, tell nothing."""
+        """A worker pushed. Invalid times and pushes without samples are ignored."""
         if worker not in self._sizes or samples <= 0 or not 0 < compute_s / samples < inf:
             return
         recent = self._recent[worker]
@@ -87,7 +87,7 @@ class Balancer:
         self._settle()
 
     def _look(self) -> None:
-        """Everybody was measured anew: settle on it if it moves somebody's share far enough."""
+        """All workers were measured again: change the sizes if a share moves far enough."""
         pace = {worker: sorted(recent)[len(recent) // 2] for worker, recent in self._recent.items()}
         shares = self._shares(pace)
         if any(abs(shares[w] - size) > max(1.0, TOLERANCE * size) for w, size in self._sizes.items()):
@@ -104,7 +104,7 @@ class Balancer:
             self.revision += 1
 
     def _shares(self, pace: Mapping[int, float]) -> dict[int, float]:
-        """What everybody should get, before rounding; who was not measured counts as average."""
+        """Every worker's share before rounding. A worker without a measurement counts as average."""
         known = [worker for worker in self._sizes if worker in pace]
         least = min((pace[worker] for worker in known), default=1.0)
         split = in_proportion(self.batch * len(known), {w: least / pace[w] for w in known})
@@ -112,7 +112,7 @@ class Balancer:
 
 
 def in_proportion(total: int, speeds: Mapping[int, float]) -> dict[int, float]:
-    """Split a total by speed. Whoever would get less than 1 gets 1, and the others share the rest."""
+    """Split a total by speed. A worker that would get less than 1 gets 1, and the others share the rest."""
     shares: dict[int, float] = {}
     rest = dict(speeds)
     while rest:
@@ -138,7 +138,7 @@ def rounded(shares: Mapping[int, float], total: int) -> dict[int, int]:
 
 
 def told(sizes: Mapping[int, int]) -> str:
-    """Sizes as a note for people: each with its rank, or their range when there are many."""
+    """The sizes as a note for the user: each with its rank, or their range if there are many."""
     if len(sizes) > MANY:
         return f"balanced: batches of {min(sizes.values())} to {max(sizes.values())} samples from now on"
     listed = ", ".join(f"{sizes[rank]} (rank {rank})" for rank in sorted(sizes))

@@ -1,16 +1,16 @@
-"""Compression: what a worker gives to an average travels in fewer bytes, and a little of it is lost.
+"""Compression: vectors that are averaged travel in fewer bytes, and lose a little precision.
 
 Papers: Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019;
 Lin et al., "Deep Gradient Compression", ICLR 2018 (topk); Vogels et al., "PowerSGD", NeurIPS 2019 (powersgd).
 
-The rule, the same for every protocol. *Changes* (gradients, displacements) are compressed as they are. A
-*model* that all average is compressed as its difference to the last model that was the same for all. A
-model that only some average, or that neighbours mix, has no such common model: it is only ever rounded
-(fp16, bf16), and everybody keeps its own rounding error, so that the mean of all stays as it was. Float
-buffers are few and are statistics, not changes: they travel as they are.
+One rule for every protocol. *Changes* (gradients, displacements) are compressed directly. A *model* that all
+workers average is compressed as its difference from the last model that was the same for all. A model that
+only some workers average, or that neighbours mix, has no such common model: it is only rounded (fp16, bf16),
+and every worker keeps its own rounding error, so the mean of all does not change. Float buffers are few, and
+they are statistics, not changes: they travel uncompressed.
 
-Where bits are lost in quantity (int8, topk, powersgd) each worker remembers what was left out, and adds it to
-its next vector of that kind: late, but not lost. What this file decides, it decides without a tensor.
+With int8, topk and powersgd, which lose a lot, each worker remembers what was left out and adds it to its
+next vector of that kind: late, but not lost. This file only decides; it handles no tensors.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ INT8_CHUNK = 1024
 """Numbers that share a scale."""
 SCALE_BYTES = INDEX_BYTES = FLOAT_BYTES = 4
 DEFAULTS = {"none": None, "fp16": None, "bf16": None, "int8": None, "topk": 0.01, "powersgd": 4.0}
-"""Every way to compress, with the amount it takes unless told: a share of the numbers, a rank."""
+"""Every kind of compression, with its default amount: a share of the numbers, or a rank."""
 ALLOWED = "none, fp16, bf16, int8, topk:SHARE (0 < share <= 1) or powersgd:RANK (a whole number >= 1)"
 
 
 class Treatment(Enum):
-    """What becomes of a vector on its way."""
+    """How a vector is sent."""
 
     WHOLE = auto()
-    """It travels as it is."""
+    """Uncompressed."""
     CHANGE = auto()
-    """It is compressed, and what is left out is remembered."""
+    """Compressed; what is left out is added to the next one."""
     MODEL = auto()
-    """The same is done with its difference to the last common model."""
+    """The same for its difference from the last common model."""
     ROUNDED = auto()
-    """It is rounded, and its worker keeps the rounding error."""
+    """Rounded; its worker keeps the rounding error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +56,22 @@ class Compression:
 
     @property
     def is_rounding(self) -> bool:
-        """Whether every number survives, if not to the last digit."""
+        """Whether every number is kept, though not to the last digit."""
         return self.name in ("fp16", "bf16")
 
     @property
     def adds_up(self) -> bool:
-        """Whether the sum of compressed vectors is as small as one: if not, each has to reach everybody."""
+        """Whether the sum of compressed vectors is as small as one of them. If not, each must reach every
+        worker."""
         return self.name not in ("int8", "topk")
 
     def kept(self, count: int) -> int:
-        """How many of so many numbers `topk` keeps."""
+        """How many of `count` numbers `topk` keeps."""
         assert self.amount is not None
         return min(count, ceil(self.amount * count))
 
     def wire_bytes(self, count: int, width: int = FLOAT_BYTES) -> int:
-        """What so many numbers of so many bytes each come to on the wire."""
+        """Bytes sent for `count` numbers of the given size."""
         match self.name:
             case "fp16" | "bf16":
                 return count * min(2, width)
@@ -86,7 +87,7 @@ class Compression:
         return count * width
 
     def treatment(self, operation: Average | Mix, me: Me) -> Treatment:
-        """What becomes of the vector of an operation; refuses what would not be sound."""
+        """How the vector of an operation is sent. Refuses combinations that would be wrong."""
         if self.name == "none" or operation.vector is me.buffers:
             return Treatment.WHOLE
         is_model = operation.vector is me.parameters
@@ -126,13 +127,13 @@ def parse_compression(text: str) -> Compression:
 
 
 def check_family(text: str, name: str, protocol: object) -> None:
-    """Only peers average among themselves, and not all of them."""
+    """Refuse protocols whose workers do not average among themselves."""
     if text == "none":
         return
     if isinstance(protocol, Peer) and protocol.free:
         raise ConfigError(
             f"--compress {text} is for averages, and {name!r} as it is set exchanges one-sidedly, with a "
-            "copy that nobody else has in common with it. Use another peer protocol: local_sgd, say."
+            "copy that no other worker shares. Use another peer protocol: local_sgd, say."
         )
     if isinstance(protocol, Peer) and protocol.in_parts and parse_compression(text).name == "powersgd":
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""Which workers sit on which host, and how fast hosts are joined: a description of the network, in words.
+"""A text description of the network: which workers are on which host, and how fast the hosts' uplinks are.
 
 `0,1,2,3@0.1|4,5,6,7@0.1` are two hosts of four workers each, whose uplinks are ten times slower than links
-within a host. From it follows how to group workers so that little crosses an uplink: *rows* are the hosts;
+within a host. DS-Sync uses it to group workers so that little crosses an uplink: *rows* are the hosts;
 a *column* has one worker of each, so all columns of a host share its uplink evenly.
 """
 
@@ -14,19 +14,20 @@ from paceline.errors import ConfigError
 
 Grouping = list[tuple[int, ...]]
 MOST = 8
-"""Groupings within hosts for one across them, however slow the uplinks: nothing else would ever arrive."""
+"""Most groupings within hosts per grouping across them, however slow the uplinks are. Without a limit nothing
+would arrive."""
 
 
 class HostGroup(NamedTuple):
-    """Some workers that are near to each other."""
+    """The workers of one host."""
 
     ranks: tuple[int, ...]
     uplink: float
-    """How fast it is, compared to the links within."""
+    """Speed of the host's uplink relative to the links within it."""
 
 
 def parse_hosts(text: str) -> list[HostGroup]:
-    """Hosts by bars, ranks by commas, the speed of the uplink after an @; 1 without."""
+    """Parse hosts separated by bars, ranks by commas, and the uplink's speed after an @ (default 1)."""
     hosts = []
     for item in (part.strip() for part in text.split("|") if part.strip()):
         ranks, _, speed = item.partition("@")
@@ -40,13 +41,13 @@ def parse_hosts(text: str) -> list[HostGroup]:
         if not hosts[-1].uplink > 0:
             raise ConfigError(
                 f"the pattern never mixes all workers: the uplink of the host with ranks {ranks} has speed "
-                f"{speed}, so nothing that its workers learn ever leaves it. Give a speed > 0."
+                f"{speed}, so updates of its workers never leave it. Give a speed > 0."
             )
     return hosts
 
 
 def cycle_of(hosts: list[HostGroup]) -> list[Grouping]:
-    """Within hosts as often as across them costs, then across."""
+    """One cycle: several groupings within hosts, as many as one across them costs, then one across."""
     rows = [host.ranks for host in hosts]
     if len(hosts) < 2:
         return [rows]

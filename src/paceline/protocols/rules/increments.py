@@ -1,6 +1,6 @@
-"""Increments in place of gradients (`--apply increments`): which protocols they go with.
+"""Increments instead of gradients (`--apply increments`): which protocols support them.
 
-An increment is applied when it comes, and in full. So every rule fits that only decides who continues when.
+An increment is applied in full on arrival. So every rule works that only decides when workers continue.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from paceline.protocols.core.base import Fate
 from paceline.protocols.core.pacer import Decision
 
 ADDING = ("asp", "bounded_ps", "dssp", "psp", "ssp")
-"""Protocols that apply every push when it comes, unless their settings say otherwise."""
+"""Protocols that apply every push on arrival, unless their settings say otherwise."""
 FITTING = f"Use one that applies every push at once ({', '.join(ADDING)}), or --apply optimizer."
 
 
 def check_dials(dials: Mapping[str, Any]) -> None:
-    """Refuse fields of a run's configuration that increments have no use for, or cannot do."""
+    """Refuse settings of a run that do not work with increments."""
     full = "every increment counts in full"
     for asked, flag, why in (
         (dials["mesh"] is not None, "--mesh", "a model that is split has no store that adds"),
@@ -40,7 +40,8 @@ def check_dials(dials: Mapping[str, Any]) -> None:
 
 
 def check_rule(name: str, lockstep: bool, own: bool, trigger: float | None = None) -> None:
-    """Refuse what makes one step of several pushes. One's own rule is found out by its verdicts."""
+    """Refuse protocols that make one step from several pushes. A user's own protocol is checked by its
+    verdicts."""
     if trigger is not None:
         raise ConfigError(
             f"trigger {trigger:g} keeps gradients back, but with --apply increments a worker's own optimizer "
@@ -54,7 +55,7 @@ def check_rule(name: str, lockstep: bool, own: bool, trigger: float | None = Non
 
 
 def no_store(name: str) -> ConfigError:
-    """Peers have nothing that could add."""
+    """Peers have no store that could add increments."""
     return ConfigError(
         f"--apply increments is for a store, and under {name!r} there is none: workers step by themselves. "
         "Leave it out."
@@ -62,7 +63,7 @@ def no_store(name: str) -> ConfigError:
 
 
 def check_decision(name: str, decision: Decision) -> None:
-    """Refuse a verdict that is about gradients and the store's optimizer."""
+    """Refuse a verdict that needs gradients or the store's optimizer."""
     for asked, what in (
         (decision.fate is Fate.HOLD or decision.flush is not None, "adds pushes up before they are applied"),
         (decision.lr_scale != 1.0, "changes how much a push counts"),
@@ -76,7 +77,7 @@ def check_decision(name: str, decision: Decision) -> None:
 
 
 def told(weighting: object, far: bool) -> list[str]:
-    """What people should know about such a run."""
+    """The message at the start of such a run."""
     means = ": weighting mean does not apply" if weighting == "mean" else ""
     said = [
         "apply increments: every worker steps with its own optimizer, and the store adds what that changes, "
@@ -91,7 +92,7 @@ def told(weighting: object, far: bool) -> list[str]:
 
 
 def told_empty(ranks: list[int], resumed: bool) -> list[str]:
-    """Whose optimizers a checkpoint does not know, in words."""
+    """A message that names the workers whose optimizer state a checkpoint does not have."""
     if not (resumed and ranks):
         return []
     named = ", ".join(map(str, ranks))

@@ -1,15 +1,14 @@
-"""Workers that are parked while a run goes on, so that staleness stays within what the learning rate stands.
+"""Parks slow workers during a run so that the learning rate stays stable (`--park-slow`).
 
 Paper: Yu, Chen, Poor, "Distributed Stochastic Gradient Descent with Staleness" (SDDE), arXiv 2406.11159. The
 load of M active workers is x = step x curvature x (M - 1/2), and any delay law is stable below x = pi/2. Here
-the slowest workers are parked until x is at most 0.7 of that: they are set aside at their next push, asleep
-and not active, and called back when there is room again.
+the slowest workers are parked until x is at most 0.7 of that. A parked worker is set aside at its next push,
+sleeps, and is called back when there is room again.
 
-Who is slow is seen anew after every window of 200 pushes (or one per worker, if there are more): by the mean
-time from release to push, and a parked worker counts as 5 % slower than it was, so that equals do not take
-turns. Workers are called back when x would be within the bound even with a step that is 5 % longer; at once
-when others have died or left. The lead (rank 0, as long as it is there) is never parked, nor is the last that
-is active.
+Workers are ranked again after every window of 200 pushes (or one per worker, if there are more) by the mean
+time from release to push. A parked worker counts as 5 % slower than it was, so that equal workers do not take
+turns. Workers are called back when x would be within the bound even with a 5 % longer step, or at once when
+others have died or left. The lead (rank 0, if present) and the last active worker are never parked.
 """
 
 from __future__ import annotations
@@ -29,33 +28,34 @@ SUITED = ("asp", "dssp", "ssp")
 
 
 class SlowParking:
-    """Says who is set aside, and who is called back: O(1) per push, and O(n log n) per window of n pushes."""
+    """Decides which workers are set aside and called back: O(1) per push, O(n log n) per window of n
+    pushes."""
 
     def __init__(self, curvature: float, share: Callable[[int], float], rate: float = 0.0) -> None:
-        """`share`: how much of a step a push counts among so many active workers; `rate`: the learning rate,
-        which may change."""
+        """`share`: how much of a step a push counts, given the number of active workers; `rate`: the learning
+        rate, which may change."""
         self._curvature, self._share = curvature, share
         self.rate = rate
         self.lead = 0
-        """Who prints and evaluates for all."""
+        """The worker that prints and evaluates."""
         self.target = 0
-        """How many are to be active; 0: all."""
+        """How many workers should be active. 0: all."""
         self._slow: set[int] = set()
-        """Those beyond the target, whether they are parked already or not."""
+        """Workers beyond the target, parked already or not."""
         self._faster: set[int] = set()
-        """Who is parked and should not be: each takes the place of one who is slower."""
+        """Parked workers that should be active: each replaces a slower one."""
         self._away: set[int] = set()
-        """Who evaluates, and will be back."""
+        """Workers that are evaluating and will be back."""
         self._means: dict[int, float] = {}
         self._window: dict[int, tuple[int, float]] = {}
         self._cycles = 0
 
     def load(self, active: int) -> float:
-        """x of so many workers."""
+        """The load x of this number of workers."""
         return self.rate * self._share(active) * self._curvature * (active - 0.5)
 
     def most(self, workers: int, longer: float = 1.0) -> int:
-        """The most of these that stay within the bound, with so many times longer a step; at least one."""
+        """The largest number of workers within the bound, with a `longer` step; at least one."""
         low, high = 1, max(workers, 1)
         while low < high:
             middle = (low + high + 1) // 2
@@ -83,7 +83,7 @@ class SlowParking:
                 self._sort(clocks)
 
     def pushed(self, clocks: Clocks, worker: int) -> None:
-        """One more cycle; after a window of them, see who is slow."""
+        """Count one more cycle; after a window of them, rank the workers again."""
         count, seconds = self._window.get(worker, (0, 0.0))
         self._window[worker] = count + 1, seconds + (clocks.run_s(worker) or 0.0)
         self._cycles += 1
@@ -100,7 +100,7 @@ class SlowParking:
         self._sort(clocks)
 
     def _sort(self, clocks: Clocks) -> None:
-        """See who is beyond the target."""
+        """Find the workers beyond the target."""
         present = [*clocks.active, *clocks.benched]
         order = sorted(
             present, key=lambda worker: (worker != self.lead, self._cycle_s(clocks, worker), worker)
@@ -115,13 +115,13 @@ class SlowParking:
     # -- what follows -----------------------------------------------------------------------------
 
     def parks(self, clocks: Clocks, worker: int) -> bool:
-        """Whether a worker that has just pushed is set aside: if too many are active, or for a faster one."""
+        """Whether to set aside a worker that has just pushed: if too many are active, or for a faster one."""
         if worker not in self._slow or worker == self.lead or len(clocks.active) < 2:
             return False
         return self._count(clocks) > self.target or bool(self._faster)
 
     def called_back(self, clocks: Clocks) -> tuple[int, ...]:
-        """Whom of the parked there is room for, the fastest first; all for now, if all others are away."""
+        """Parked workers that there is room for, fastest first; all of them while all others are away."""
         room = self.target - self._count(clocks)
         if not clocks.benched or (room <= 0 and clocks.active):
             return ()
@@ -136,7 +136,7 @@ class SlowParking:
         return len(clocks.active) + len(self._away)
 
     def told(self, parked: int | None, back: Iterable[int]) -> str:
-        """The same for people; empty: nothing happened."""
+        """A message for the user; empty if nothing happened."""
         said = [f"called back, as there is room for {self.target}: rank {rank}" for rank in back]
         if parked is not None:
             load = f"{self.target} active workers are what a load of {SAFETY:g} x pi/2 allows"
@@ -145,7 +145,7 @@ class SlowParking:
 
 
 def check(curvature: float | None, name: str, *, paced: bool) -> None:
-    """Refuse to park where that could not go well."""
+    """Refuse runs in which parking cannot work."""
     if curvature is not None and not (paced and name in SUITED):
         raise ConfigError(
             f"--park-slow sets workers aside while others go on, which protocol {name!r} does not allow. "

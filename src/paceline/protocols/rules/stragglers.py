@@ -1,4 +1,4 @@
-"""Who has become slow: speeds in windows, and a memory of how many windows in a row.
+"""Finds workers that have become slow, from their speeds in several windows in a row. `sync_switch` uses it.
 
 A worker is *suspect* in a window when its speed is at most one standard deviation below the mean,
 and at least the share `slower` below it: without the second, the slowest of equal workers always
@@ -20,7 +20,7 @@ _ROUNDING = 1e-9
 
 
 class Stragglers(msgspec.Struct):
-    """Times pushes, and looks at the speeds when a window is full."""
+    """Times pushes, and compares speeds when a window is full."""
 
     consecutive: int
     slower: float
@@ -61,7 +61,8 @@ class Stragglers(msgspec.Struct):
 
 
 def suspects(speeds: Mapping[int, float], slower: float) -> set[int]:
-    """Whose speed is at most one standard deviation, and at least the share `slower`, below the mean."""
+    """Workers whose speed is at least one standard deviation, and at least the share `slower`, below the
+    mean."""
     if not speeds:
         return set()
     mean = fmean(speeds.values())

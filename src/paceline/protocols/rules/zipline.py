@@ -3,13 +3,13 @@
 Paper: Zhao, Papagelis, An, Chen, Liu, Hu, "Elastic Bulk Synchronous Parallel Model for Distributed
 Deep Learning", IEEE ICDM 2019, arXiv 2001.01347; proved optimal in Machine Learning 2021.
 
-A search takes each worker's predicted end times, a row in ascending order, and returns each one's
-quota: the number (from 1) of the end it is to stop at. What is made small is the time between the
-first and the last of the chosen ends, which is how long the first one has to wait.
+A search takes each worker's predicted end times, a row in ascending order, and returns each worker's quota:
+the number (from 1) of the end at which it stops. It minimises the time between the first and the last chosen
+end, which is how long the first worker waits.
 
-Where we differ: the paper sorts all points and drops the earliest of a set again and again. Here
-the earliest head of n sorted rows is advanced, on a heap, which visits the same sets: O(R n log n),
-no sorting of n R points. GridScan and FullGridScan are the paper's heuristics, to compare with.
+Where we differ: the paper sorts all points and repeatedly drops the earliest of a set. Here a heap advances
+the earliest head of n sorted rows, which visits the same sets in O(R n log n) without sorting n R points.
+GridScan and FullGridScan are the paper's heuristics, for comparison.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Rows = Sequence[list[float]]
 
 
 def zipline(ends: Rows) -> list[int]:
-    """The best choice there is; among equally good ones the earliest."""
+    """The optimal choice; the earliest one among equals."""
     if not ends:
         return []
     latest = max(row[0] for row in ends)

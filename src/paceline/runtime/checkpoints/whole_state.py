@@ -50,7 +50,9 @@ class Loaded:
         """Put everything into a script's own objects, before they are prepared."""
         saved, own = self.saved, {plain_name(name): t for name, t in model.state_dict(keep_vars=True).items()}
         if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in self._model.items()}:
-            raise ConfigError(f"what pace.save wrote to {self._folder} belongs to another model.")
+            raise ConfigError(
+                f"the model saved in {self._folder} by pace.save() is another one than the script prepares."
+            )
         counts = len(saved.settings), len(optimizer.param_groups), len(saved.schedulers), len(schedulers)
         if counts[0] != counts[1] or counts[2] != counts[3]:
             raise ConfigError(

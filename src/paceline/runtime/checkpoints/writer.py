@@ -101,8 +101,8 @@ class CheckpointWriter:
     @property
     def _remains(self) -> str:
         if self._kept is None:
-            return ". There is none so far; training goes on"
-        return f". The one after {self._kept} updates remains; training goes on"
+            return ". There is no earlier one; training continues"
+        return f". The one after {self._kept} updates remains; training continues"
 
     def _write(self, taken: Taken, kept: events.Kept) -> None:
         began = time.perf_counter()

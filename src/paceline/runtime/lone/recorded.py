@@ -137,8 +137,9 @@ class RecordedSolo(Pace):
     def _prepare_scheduler(self, scheduler: LRScheduler) -> None:
         if self._resumed is not None and self._steps and isinstance(self._optimizer, Together):
             raise ConfigError(
-                "a lone run with several optimizers is not resumed with prepared schedulers: how often each "
-                "was stepped is not on record. Leave schedulers out of prepare, and step them per epoch."
+                "a run with one worker and several optimizers cannot be resumed with prepared schedulers, "
+                "because it does not record how often each was stepped. Leave schedulers out of "
+                "pace.prepare(), and step them per epoch."
             )
         self._schedules.prepare(scheduler, self._steps)
 
@@ -398,8 +399,8 @@ def _alone(name: str, protocol: Pacing | Peer) -> Pacing:
         return protocol
     if not protocol.plain_alone:
         raise ConfigError(
-            f"one worker under {name!r} would not train as plain PyTorch does, and has nobody to meet. "
-            "Use --workers 2 or more, or another protocol."
+            f"one worker under {name!r} would not train as plain PyTorch does, and has no other worker to "
+            "exchange with. Use --workers 2 or more, or another protocol."
         )
     return BSP()
 

@@ -158,8 +158,8 @@ class CollectiveMeeting(MeetingPlace):
         if member.lost:
             fabric = self._owner.config.fabric
             raise WorkerFailed(
-                f"rank {member.rank} was lost, and over {fabric} nobody can go on without it. "
-                "Start again, or use --fabric shared, where the others go on"
+                f"rank {member.rank} was lost, and over {fabric} the others cannot continue without it. "
+                "Start again, or use --fabric shared, where the others continue"
             )
         super().leave(member)
 

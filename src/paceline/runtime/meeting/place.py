@@ -50,7 +50,9 @@ from paceline.trace import events
 LAST_ITERATIONS = 3
 """How many iterations a worker may still need when the run is stopped, and save its state."""
 
-NO_MORE_PEERS = "peers that have begun take nobody in: nobody could hand the state over that it needs."
+NO_MORE_PEERS = (
+    "a peer run that has begun cannot take in new workers, because they would need the state of the others."
+)
 
 
 class MeetingPlace:
@@ -96,7 +98,7 @@ class MeetingPlace:
 
     def push(self, member: Member, push: m.Push) -> None:
         """Only workers with a store push."""
-        raise RunError(f"rank {member.rank} pushed, but this run has no store in the middle.")
+        raise RunError(f"rank {member.rank} pushed a gradient, but this run has no store.")
 
     def missing(self, rank: int) -> list[int] | None:
         """Who has not come to the meeting that this worker waits in; None: it waits in none."""

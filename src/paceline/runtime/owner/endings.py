@@ -114,7 +114,7 @@ def last_remarks(ledger: Ledger, finished: bool) -> Iterator[str]:
     """What people should be warned of when the run is over."""
     lost = ledger.abandoned()
     if lost and finished:
-        yield f"{lost} samples were left by workers that died when nobody else was there"
+        yield f"{lost} samples were not processed: their workers died when no other worker was left"
     unmet = ledger.unmet() if finished else ""
     if unmet:
         yield unmet

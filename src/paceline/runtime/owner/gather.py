@@ -46,8 +46,8 @@ class Exchanging:
         owner = self._owner
         if owner.virtual is not None or owner.config.replay is not None:
             raise ConfigError(
-                "pace.gather() in a simulation or a replay is not possible yet: what workers tell each other "
-                "there is not on record. Let the lead evaluate (pace.evaluate), or run it for real."
+                "pace.gather() in a simulation or a replay is not possible yet: the trace does not record "
+                "what workers exchange there. Let the lead evaluate (pace.evaluate), or run it for real."
             )
         self._given[member.rank] = message
         if not owner.family.meets and member.rank not in self._aside:

@@ -120,7 +120,9 @@ class PacedFamily:
 
     def meet(self, member: Member, message: m.Meet, fds: list[int]) -> None:
         """Only peers meet."""
-        raise RunError(f"rank {member.rank} came to meet others, but this run has a store in the middle.")
+        raise RunError(
+            f"rank {member.rank} started an exchange with other workers, but this run has a store."
+        )
 
     def away(self, member: Member, message: m.Away) -> None:
         """On weights that stand still for it."""

@@ -184,8 +184,8 @@ class Packing:
             return
         largest = float(part.abs().max())
         raise BadGradient(
-            f"rank {self._me.rank} was to send {largest:.4g}, too large for --compress {self._how}. "
-            "Use bf16 or none, lower the learning rate, or scale the loss down."
+            f"rank {self._me.rank} has to send {largest:.4g}, which is too large for --compress "
+            f"{self._how}. Use bf16 or none, lower the learning rate, or scale the loss down."
         )
 
     def _remember(self, kind: str, residuals: list[Tensor] | None) -> None:

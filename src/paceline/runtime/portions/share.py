@@ -86,7 +86,7 @@ class HostShare:
     @property
     def _started(self) -> PortionRoutes:
         if self._mesh is None:
-            raise RunError("a worker is released, but nobody has said who holds which weights.")
+            raise RunError("a worker is released, but it is unknown which host holds which weights.")
         return self._mesh
 
     def _hear(self, strand: PortionRoute, lane: int, message: FromHolder) -> None:

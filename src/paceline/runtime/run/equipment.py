@@ -44,8 +44,8 @@ def check_same(lead: Member, members: list[Member]) -> None:
             )
         if mine.source and theirs.source and mine.source.order != theirs.source.order:
             raise ConfigError(
-                f"the loader's generator does not stand at the same place on ranks 0 and {member.rank}, so "
-                "their epochs would have different orders. Seed it alike on all, or give the loader none."
+                f"the loader's generator has different states on ranks 0 and {member.rank}, so their epochs "
+                "would have different orders. Use the same seed on all, or give the loader no generator."
             )
         if mine.source and theirs.source and not mine.source.data.fits(theirs.source.data):
             raise ConfigError(different_data(member.rank))
@@ -68,8 +68,8 @@ def one_link(name: str, config: RunConfig, members: list[Member]) -> list[str]:
     instead = "--protocol bsp " if name == "allreduce" else ""
     same = " with the same steps" if instead else ""
     return [
-        f"the link of one of the {hosts} hosts carries what all workers send and receive; "
-        f"{instead}--store-hosts {hosts} shares that among the links of all{same}"
+        f"the link of one of the {hosts} hosts carries the traffic of all workers; {instead}--store-hosts "
+        f"{hosts} shares it among the links of all hosts{same}"
     ]
 
 

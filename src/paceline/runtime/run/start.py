@@ -168,7 +168,9 @@ class RunStart:
             return
         config, told = self._config, f"rank {member.rank} {reason} before training began: {detail}"
         if config.connects:
-            raise WorkerFailed(f"{told.rstrip('.')}. Over {config.fabric} nobody can go on without it.")
+            raise WorkerFailed(
+                f"{told.rstrip('.')}. Over {config.fabric} the others cannot continue without it."
+            )
         if config.on_failure == "stop" or config.cluster is not None or config.replay is not None:
             raise WorkerFailed(told)
         self.note_absent(member.rank, reason, detail)
@@ -314,7 +316,7 @@ class RunStart:
         """A worker came, or came back, while the run goes on: give it what the others have."""
         others = [x for x in living if x.segment is not None]
         if not others or isinstance(self.protocol[1], Peer):
-            raise ConfigError(f"rank {member.rank} cannot join now: nobody is there to go on with it.")
+            raise ConfigError(f"rank {member.rank} cannot join now, because no other worker is left.")
         first = others[0]
         assert first.segment is not None
         check_same(first, [first, member])

@@ -120,7 +120,7 @@ class VirtualLoop:
     def _turn(self) -> None:
         if not self._heap:
             self._owner.halt(
-                "failed", "every worker waits and nothing is under way: the protocol lets nobody run"
+                "failed", "every worker waits and nothing is under way: the protocol releases no worker"
             )
             return
         self.now, _, _, kind, rank, what = heapq.heappop(self._heap)

@@ -82,7 +82,7 @@ class StoreLink:
         ready, received = self._introduce(message, binding, lends=self.rank == 0)
         if isinstance(ready, m.Lend):
             ready, received = self._introduce(message, binding, lends=True)
-        assert isinstance(ready, m.Ready), "nobody is asked twice"
+        assert isinstance(ready, m.Ready), "each worker is asked once"
         if ready.barrier is not None:
             board = Board.of(received.pop(), self.config.workers, writable=False)
             self._barrier = WorkerBarrier(ready.barrier, board)

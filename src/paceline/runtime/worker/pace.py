@@ -1,8 +1,8 @@
-"""What a script holds: its place in the run, and the few words it has for it.
+"""`Pace`, the object that `paceline.join()` returns: a script's handle on its run.
 
-`prepare` works on the user's own objects, in place, but for the loader: schedulers and scalers keep their
-references, and the training loop stays an ordinary one. `optimizer.step()` pushes the gradient, waits for the
-release and leaves the model with fresh weights, as a plain step would.
+`prepare` changes the user's own objects in place, except the loader, so schedulers and scalers keep their
+references and the training loop does not change. `optimizer.step()` pushes the gradient, waits for the
+release and leaves the model with new weights, like a plain step.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class Pace(ABC):
         self._values: dict[str, float] = {}
         self._left = self._stopped = False
         self._waits = False
-        """Whether it left to have the model that is saved."""
+        """Whether this worker left to get the model that is saved."""
         self._evaluating = False
         self._schedulers: list[LRScheduler] = []
         self._models: list[nn.Module] = []
         self._unwatch: Callable[[], None] = lambda: None
-        """Lets other optimizers step unseen."""
+        """Stops the watch on unprepared optimizers."""
         self._loaded: Loaded | None = None
-        """What was read and belongs into the objects that will be prepared."""
+        """State that `load` has read, for the objects that will be prepared."""
         self._after_step = AfterStep()
         self._unprepared = Unprepared()
         self._unprepared.paused = lambda: self._evaluating or self._left
@@ -69,32 +69,33 @@ class Pace(ABC):
         return self.rank == 0
 
     def print(self, *values: object) -> None:
-        """Print, once for all workers."""
+        """Print on one worker only (the lead)."""
         if self.lead:
             print(*values, flush=True)
 
     def mesh(self, **axes: int) -> Grid:
-        """The grid that the workers form, to split a model over: `pace.mesh(data=2, stage=4)`.
+        """The grid of workers over which a model is split:
 
-        What is named here are the script's own sizes: `--mesh` wins. A lone worker has a mesh of one place,
-        whatever is named, so that every script trains unsplit alone.
+        `pace.mesh(data=2, stage=4)`. The sizes given here are the script's defaults; `--mesh` overrides them.
+        With one worker the mesh always has one place, so every script also trains alone, without a split.
         """
         check_axes(axes)
         if self.size > 1:
             raise ConfigError(
-                f"pace.mesh() in a run that was started without one. Start it with --mesh {Grid(axes)}."
+                f"pace.mesh() was called in a run without a mesh. Start the run with --mesh {Grid(axes)}."
             )
         return Grid(dict.fromkeys(axes, 1))
 
     def prepare(self, *objects: Any) -> Any:
-        """Tie model, optimizer, loader and per-iteration schedulers to the run; returns them in order.
+        """Connect model, optimizer, loader and per-iteration schedulers to the run; returns them in the same
+        order.
 
-        The loader that comes back is the one to use: it takes its batches from the run.
-        Several models and optimizers are given together: every optimizer's step is an exchange of its own,
-        and samples are counted once. A model that no optimizer trains stays every worker's own.
-        Give it the training loader and the schedulers that you step once per iteration. One that is
-        stepped once per epoch may be given, and loaders for evaluation need no preparation. A scheduler
-        that is built from the length of the prepared loader is prepared later: `pace.prepare(scheduler)`.
+        Use the returned loader: it takes its batches from the run. Give all models and optimizers in one
+        call: the step of each optimizer is an exchange of its own, and samples are counted once. A model
+        without an optimizer stays local to each worker. Give the training loader and the schedulers that you
+        step once per iteration. Schedulers that you step once per epoch are optional, and loaders for
+        evaluation need no preparation. If a scheduler is built from the length of the prepared loader,
+        prepare it later: `pace.prepare(scheduler)`.
         """
         if self._model is not None and objects and all(isinstance(o, LRScheduler) for o in objects):
             return self._prepare_later(objects)
@@ -115,7 +116,7 @@ class Pace(ABC):
         loaders = [o for o in objects if isinstance(o, DataLoader)]
         if len(loaders) > 1:
             raise ConfigError(
-                f"prepare takes one training loader, got {len(loaders)}. Leave the others as they are."
+                f"prepare takes one training loader, got {len(loaders)}. Do not prepare the others."
             )
         self._model, self._optimizer = model, optimizer
         self._schedulers = [o for o in objects if isinstance(o, LRScheduler)]
@@ -134,71 +135,75 @@ class Pace(ABC):
         return results[0] if len(results) == 1 else results
 
     def after_step(self, fn: Callable[..., Any], optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Have `fn` run on the weights after every step, wherever steps are taken; call it before `prepare`.
+        """Run `fn` on the weights after every optimizer step, wherever the step is taken; call this before
+        `prepare`.
 
-        For what belongs to every step and is no part of the optimizer: weights that are clamped, a largest
-        norm, a projection. `fn` writes to the model's trained parameters, under `torch.no_grad()`; what it
-        writes depends on them alone. It is called with the prepared models if it takes arguments. With
-        `optimizer` it runs after that one's steps only. All workers register the same.
+        Use it for operations that belong to every step but not to the optimizer: clamping weights, limiting a
+        norm, a projection. `fn` writes to the model's trained parameters under `torch.no_grad()`, and its
+        result must depend on them alone. It gets the prepared models if it takes arguments. With `optimizer`
+        it runs only after the steps of that optimizer. All workers must register the same functions.
         """
         if self._model is not None:
             raise ConfigError(
-                "pace.after_step() after pace.prepare(): the run has begun without it. Call it before."
+                "pace.after_step() was called after pace.prepare(), when the run has already begun without "
+                "it. Call it before."
             )
         self._after_step.add(fn, optimizer)
 
     def _heed_after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Steps are taken here, so what is to run after them is a hook on them."""
+        """Steps are taken in this process, so register the functions as hooks on them."""
         self._after_step.hook(optimizer)
 
     def _prepare_later(self, schedulers: tuple[LRScheduler, ...]) -> Any:
-        """Schedulers that were built from the length of the prepared loader."""
+        """Prepare schedulers that were built from the length of the prepared loader."""
         self._schedulers += schedulers
         for scheduler in schedulers:
             self._prepare_scheduler(scheduler)
         return schedulers[0] if len(schedulers) == 1 else schedulers
 
     def _watch_length(self, scheduler: LRScheduler) -> None:
-        """Say so if a schedule has another length than the run; alone they are the same."""
+        """Warn if a schedule and the run differ in length. With one worker they cannot."""
         return
 
     def _mention_strangers(self, objects: tuple[Any, ...]) -> None:
         for each in objects:
             if not isinstance(each, nn.Module | torch.optim.Optimizer | DataLoader | LRScheduler):
                 self._warn(
-                    f"prepare left a {type(each).__name__} as it is: every worker sees the whole of it. "
-                    "To share data among workers, give a torch.utils.data.DataLoader"
+                    f"prepare did not change a {type(each).__name__}: every worker sees all of it. To share "
+                    "data among workers, give a torch.utils.data.DataLoader"
                 )
 
     def local(self, *objects: Any) -> Any:
-        """Declare that these optimizers, models or tensors are meant to be every worker's own; returns them.
+        """Declare that each worker keeps its own copy of these optimizers, models or tensors; returns them.
 
-        Nothing is exchanged of what is not prepared. A warning says so when its optimizer steps, unless it
-        was declared here.
+        Objects that are not prepared are never exchanged. When such an optimizer steps, a warning says so,
+        unless it was declared here.
         """
         self._unprepared.declare(objects)
         return objects[0] if len(objects) == 1 else objects
 
     def partition(self, shuffle: bool = False) -> Partition:
-        """The rows that the engine has for this worker alone (Spark's `train_on`), as an iterable dataset."""
+        """The rows that the engine assigned to this worker (Spark's `train_on`), as an iterable dataset."""
         place = seat.mine()
         if place is None or place.partition is None:
             raise ConfigError(
-                "pace.partition(): this worker was given no rows. Start the run with "
+                "pace.partition() was called, but this worker was given no rows. Start the run with "
                 "paceline.engines.spark.train_on(data, script), or use a dataset of your own."
             )
         return Partition(place.partition, shuffle, place.config.seed + self.rank)
 
     def epochs(self, count: int) -> Iterator[int]:
-        """`range(count)`, telling the run how long it is going to be (progress bars like to know)."""
+        """`range(count)`; also tells the run its number of epochs, for progress bars and for protocols with
+        phases."""
         if self.lead:
             self._plan(count)
         yield from takewhile(lambda _: not self.stopped, range(count))
 
     def report(self, **values: float) -> None:
-        """Tell the run a loss or whatever else is worth a line in the trace.
+        """Report a loss or other figures; they are written to the trace.
 
-        Without a prepared loader, `samples` are those of the batch at hand: they count as the run's.
+        Without a prepared loader, report `samples`, the size of the current batch, so that the run can count
+        samples.
         """
         self._values |= {
             name: value if type(value) is float else _figure(value, f"pace.report({name}=...)")
@@ -206,10 +211,11 @@ class Pace(ABC):
         }
 
     def evaluate(self, fn: Callable[..., Metrics]) -> Mapping[str, float] | None:
-        """Have the lead call `fn` (with the model, if it takes one) on a consistent snapshot.
+        """Call `fn` on the lead with a consistent snapshot of the model (passed to `fn` if it takes an
+        argument).
 
-        `fn` returns accuracy, or a dictionary such as `{"accuracy": 0.97, "loss": 0.1}`. All
-        workers may call this; it returns the figures on the lead and None, at once, elsewhere.
+        `fn` returns the accuracy, or a dictionary such as `{"accuracy": 0.97, "loss": 0.1}`. All workers may
+        call this. It returns the figures on the lead; on other workers it returns None at once.
         """
         if not self.lead or self._idle():
             return None
@@ -224,19 +230,22 @@ class Pace(ABC):
     def consensus(self) -> float:
         """How far apart the replicas of a peer run are: the root mean square distance from their mean.
 
-        Any worker may call this, alone or with others; it waits until all are at rest, as `evaluate` does.
-        Where there is only one model, alone or under a paced protocol, it is 0.
+        Any worker may call this, alone or with others. It waits until all workers pause, as `evaluate` does.
+        If there is only one model (one worker, or a paced protocol), it is 0.
         """
         if self._model is None:
-            raise ConfigError("pace.consensus() before pace.prepare(): there is no model yet. Prepare first.")
+            raise ConfigError(
+                "pace.consensus() was called before pace.prepare(): there is no model yet. Prepare first."
+            )
         self._check_here("pace.consensus()")
         return self._apart()
 
     def gather(self, x: Any) -> torch.Tensor:
-        """The rows of all workers' `x`, by rank: tensors joined along the first dimension, or numbers.
+        """The rows of `x` of all workers, by rank: tensors joined along the first dimension, or numbers.
 
-        All workers that are left have to call this, and all get the result; meanwhile nobody waits for them.
-        Under a protocol without a store, after equally many iterations. Alone it is `x` itself.
+        All remaining workers must call this, and all get the result; meanwhile no other worker waits for
+        them. Under a protocol without a store they must call it after equally many iterations. With one
+        worker it returns `x`.
         """
         self._check_here("pace.gather()")
         return gather(x, self._swap)
@@ -245,10 +254,11 @@ class Pace(ABC):
         return {self.rank: data}
 
     def stop(self, why: str = "") -> None:
-        """End training for all workers, as a last epoch would: loaders and `epochs` come to their end.
+        """End training for all workers, as after the last epoch: loaders and `epochs` end.
 
-        Any worker may say so, mostly the lead, which evaluates. `why` goes on record. Workers that are about
-        to compute a gradient still push it; a loop without a prepared loader asks `pace.stopped`.
+        Any worker may call this; usually it is the lead, which evaluates. `why` is written to the trace. A
+        worker that is computing a gradient still pushes it. A loop without a prepared loader must check
+        `pace.stopped`.
         """
         if not (self.stopped or self._left):
             self._stopped = True
@@ -256,19 +266,19 @@ class Pace(ABC):
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody has ended training (`stop`), as far as this worker has heard."""
+        """Whether a worker has ended training (`stop`), as far as this worker knows."""
         return self._stopped
 
     @property
     def left(self) -> bool:
-        """Whether this worker takes no part any more."""
+        """Whether this worker has left the run."""
         return self._left
 
     def leave(self) -> None:
-        """Take no further part, and have the model that the run saves: what `weights.safetensors` holds.
+        """Leave the run and get the model that the run saves: the weights in `weights.safetensors`.
 
-        Nobody waits for this worker any more, but it waits until all have left or ended. Ends of scripts
-        leave by themselves, and wait for nobody.
+        No worker waits for this one any more, but this one waits until all have left or ended. At its end a
+        script leaves by itself, without waiting.
         """
         if not self._left:
             self._left = True
@@ -277,32 +287,36 @@ class Pace(ABC):
             self._leave()
 
     def depart(self) -> None:
-        """The script is over: leave, and wait for nobody."""
+        """The script has ended: leave without waiting."""
         if not self._left:
             self._left = True
             self._unwatch()
             self._leave()
 
     def withholds(self, error: BaseException) -> bool:
-        """Whether what the script raised is not to be shown, because another worker's error explains it."""
+        """Whether to hide the script's exception, because another worker's error explains it."""
         return False
 
     def _check_here(self, what: str, instead: str = "") -> None:
-        """Refuse what only a worker may do that still takes part."""
+        """Refuse calls that only a worker in the run may make."""
         if self._left:
             raise RunError(f"{what} after pace.leave(): this worker takes no part any more.{instead}")
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor | None:
-        """Clip what the next `optimizer.step()` steps with to this norm; call it between backward and step.
+        """Clip the gradient of the next `optimizer.step()` to this norm; call it between backward and step.
 
-        Where a round is one step (lockstep, all-reduce) that is the mean of all gradients, as one process
-        with the whole batch would have it; elsewhere a step is one worker's, and so is the norm. Alone it
-        is torch's own, and returns the norm; with several workers nobody knows it yet.
+        If a round is one step (lockstep, all-reduce) it clips the mean of all gradients, as one process with
+        the whole batch would. Otherwise a step uses one worker's gradient, and that is clipped. With one
+        worker it is torch's own function and returns the norm; with several workers the norm is not known
+        yet.
         """
         if self._model is None:
-            raise ConfigError("pace.clip_grad_norm_() before pace.prepare(): there is no model yet.")
+            raise ConfigError(
+                "pace.clip_grad_norm_() was called before pace.prepare(): there is no model yet. Prepare "
+                "first."
+            )
         if not max_norm > 0:
-            raise ConfigError(f"pace.clip_grad_norm_() takes a norm above 0, got {max_norm!r}.")
+            raise ConfigError(f"pace.clip_grad_norm_() needs a norm above 0, got {max_norm!r}.")
         return self._clip(float(max_norm))
 
     def _clip(self, max_norm: float) -> torch.Tensor | None:
@@ -313,11 +327,13 @@ class Pace(ABC):
     def save(self, path: str | Path, **values: Any) -> None:
         """Write model, optimizer, schedulers and position to a folder: safetensors and JSON, no pickle.
 
-        All workers may call it, the lead writes: the model that would be evaluated now, what its optimizer
-        remembers (among peers the lead's own), and the plain `values` that `load` is to give back.
+        All workers may call it; the lead writes the model that would be evaluated now, its optimizer's state
+        (under peer protocols the lead's own), and the plain `values` that `load` will return.
         """
         if self._model is None or self._optimizer is None:
-            raise ConfigError("pace.save() before pace.prepare(): there is no model yet. Prepare first.")
+            raise ConfigError(
+                "pace.save() was called before pace.prepare(): there is no model yet. Prepare first."
+            )
         self._check_here("pace.save()", " Save before.")
         if not self.lead or self._idle():
             return
@@ -335,22 +351,26 @@ class Pace(ABC):
         write(Path(path), model, {n: t.contiguous() for n, t in tensors.items()}, saved)
 
     def load(self, path: str | Path) -> dict[str, Any]:
-        """Read what `save` wrote, before `prepare`, which puts it into the objects it is given.
+        """Read what `save` wrote.
 
-        All workers call it. It returns the values that were saved along. Training begins a new run with
-        them; a run that was stopped goes on exactly where it was with --resume.
+        Call it on all workers before `prepare`, which restores the state of the given objects. It returns the
+        saved values. Training then starts a new run from this state; to continue a stopped run exactly where
+        it was, use --resume.
         """
         if self._model is not None:
-            raise ConfigError("pace.load() after pace.prepare(): others may train already. Load before.")
+            raise ConfigError(
+                "pace.load() was called after pace.prepare(), when other workers may already train. Call "
+                "it before."
+            )
         self._loaded = Loaded(Path(path))
         return {name: unmarked(value) for name, value in self._loaded.saved.values.items()}
 
     def _at(self) -> int:
-        """Iterations of the run, as a prepared scheduler counts them."""
+        """Iterations of the run so far, as a prepared scheduler counts them."""
         return 0
 
     def _state_now(self) -> tuple[dict[str, torch.Tensor], State]:
-        """The model, and what the optimizer remembers."""
+        """The model and the optimizer's state."""
         return self._model_now(), self._own_state()
 
     def _model_now(self) -> dict[str, torch.Tensor]:
@@ -390,7 +410,7 @@ class Pace(ABC):
         return values or None
 
     def end(self, error: BaseException | None, text: str) -> None:
-        """The script is over; who keeps books of its own, or has somebody to tell, does it here."""
+        """The script has ended. Subclasses write their record or tell the store here."""
         return
 
     @abstractmethod
@@ -402,7 +422,7 @@ class Pace(ABC):
         return
 
     def _idle(self) -> bool:
-        """Whether a resumed script only repeats what was done before."""
+        """Whether a resumed script is still repeating the part that was done before."""
         return False
 
     def _away(self) -> None:
@@ -430,8 +450,8 @@ def _check_initialized(models: list[nn.Module]) -> None:
     name = next((n for n, p in named if isinstance(p, nn.parameter.UninitializedParameter)), None)
     if name is not None:
         raise ConfigError(
-            f"{name!r} of the model has no shape yet: a lazy layer gets it with its first batch. Give the "
-            "model a batch before pace.prepare()."
+            f"{name!r} of the model has no shape yet: a lazy layer gets its shape from its first batch. "
+            "Give the model a batch before pace.prepare()."
         )
 
 

@@ -140,8 +140,8 @@ class Trainer:
         """It remembers steps that were taken before, or loaded: the lead's memories are those of the run."""
         if not self.link.reaches_state:
             raise ConfigError(
-                "the optimizer has taken steps already, and in a run on several hosts nobody could hand that "
-                "over. Prepare it fresh, or use --resume."
+                "the optimizer has already taken steps, and a run on several hosts cannot take over its "
+                "state. Prepare a new optimizer, or use --resume."
             )
         if self._lead:
             self.link.restore(state_of(self.optimizer, in_order(self.optimizer, self.binding.index)))
@@ -209,7 +209,7 @@ class Trainer:
             with torch.enable_grad():
                 loss = closure()
         if self._group_sizes() != self._sizes:
-            raise ConfigError("the optimizer got further parameters after prepare. Add them before.")
+            raise ConfigError("the optimizer got new parameters after pace.prepare(). Add them before.")
         self._refuse_sharded()
         self.which = which
         if self._elsewhere:
@@ -295,8 +295,8 @@ class Trainer:
         which, own = self.which, self._steps_here and not self.shared
         if which in self._spent and which not in self._cleared and not own:
             self.link.say(
-                f"rank {self.link.rank} has not cleared its gradients since its last step, as it had "
-                "before. What is left there may be the mean of all: clear them after every step, or never"
+                f"rank {self.link.rank} has not cleared its gradients since its last step, though it did "
+                "before. They may contain the mean of all workers: clear them after every step, or never"
             )
         self._spent = self._spent - {which} | self._cleared & {which}
         self._cleared.discard(which)
@@ -362,14 +362,18 @@ class Trainer:
     def swap(self, data: bytes, more: bool) -> dict[int, bytes]:
         """Give bytes to all, and get theirs."""
         if not self.begun:
-            raise ConfigError("pace.gather() before pace.prepare(): the run has not begun. Prepare first.")
+            raise ConfigError(
+                "pace.gather() was called before pace.prepare(): the run has not begun. Prepare first."
+            )
         self.figure.shared()
         return self.link.exchange(data, more)
 
     def end_work(self, why: str) -> None:
         """Nobody is to get further work."""
         if not self.begun:
-            raise ConfigError("pace.stop() before pace.prepare(): there is no training yet. Prepare first.")
+            raise ConfigError(
+                "pace.stop() was called before pace.prepare(): there is no training yet. Prepare first."
+            )
         self.link.end_work(why)
 
     def leave(
@@ -387,8 +391,8 @@ class Trainer:
             self.binding.part()
         if waits and not handed and not self.complete:
             self.link.say(
-                f"rank {self.link.rank} keeps {whose} after pace.leave(): in a run on several hosts the "
-                "model that is saved is handed to nobody. Read weights.safetensors"
+                f"rank {self.link.rank} keeps {whose} after pace.leave(): a run on several hosts does not "
+                "send the saved model to workers. Read weights.safetensors"
             )
         self.link.leave(values, handed, halted, self.intake.told_passes())
         if handed:

@@ -35,12 +35,12 @@ class Writing:
         wrote = f"rank {self._rank} wrote to {name!r} by itself, "
         if not trained:
             return (
-                f"{wrote}which is not trained, so no step carries it, and it would be lost. Give a teacher "
-                "to pace.prepare() as a model of its own, beside the one that is trained."
+                f"{wrote}which is not trained, so no step would keep the change. Give a teacher to "
+                "pace.prepare() as a second model."
             )
         return (
-            f"{wrote}and the run's weights, which the next step brings, would undo that. If it belongs to "
-            "every step (a clamp, a largest norm), register it before pace.prepare(): pace.after_step(fn). "
-            "Write other values before pace.prepare(), after pace.leave(), or to a copy "
-            "(copy.deepcopy(model)); perturbed weights have to be put back before the step."
+            f"{wrote}and the next step would overwrite that with the run's weights. If it belongs to every "
+            "step (a clamp, a largest norm), register it before pace.prepare(): pace.after_step(fn). Write "
+            "other values before pace.prepare(), after pace.leave(), or to a copy (copy.deepcopy(model)); "
+            "perturbed weights have to be put back before the step."
         )

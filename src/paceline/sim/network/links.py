@@ -62,7 +62,7 @@ def check_hosts(
     remedy = "With [[host]], write bandwidth and latency there."
     require(
         not (hosts and own_links),
-        "links of workers beside hosts, which share theirs: hosts",
+        "links of workers do not work together with hosts, which have their own links: hosts",
         len(hosts),
         remedy,
     )

@@ -28,7 +28,7 @@ def choose(asked: str, protocol: str, lockstep: bool, spec: OptimizerSpec, layou
     if asked == NONE or (asked == AUTO and lockstep):
         return Choice(NONE)
     if lockstep:
-        why = f"under {protocol!r} nobody computes while weights change, so no gradient is stale"
+        why = f"under {protocol!r} no worker computes while weights change, so no gradient is stale"
         return Choice(NONE, f"--correct {asked} is ignored: {why}")
     if asked == AUTO:
         return (

@@ -21,7 +21,7 @@ from paceline.view.report.record import RunRecord, read_record
 from paceline.view.report.tables import comparison_table, facts_table, happened, headlines, reading
 from paceline.view.report.traffic import traffic
 
-NO_DECISIONS = "The trace is summarised: single decisions were not kept, so there is no timeline."
+NO_DECISIONS = "The trace is summarised: it has no single decisions, so there is no timeline."
 
 
 @dataclass

@@ -146,13 +146,13 @@ def happened(pairs: Sequence[tuple[RunRecord, Look]]) -> list[Markup]:
         entries: list[WorkerLeft | Note] = sorted([*record.lost, *record.notes], key=lambda entry: entry.t)
         if entries:
             unshown = len(record.lost) + record.notes_seen - min(len(entries), ENTRIES_SHOWN)
-            caption = f"{unshown:,} more are in the trace." if unshown else ""
+            caption = f"The trace has {unshown:,} more." if unshown else ""
             listed = element("ul", *map(_entry, entries[:ENTRIES_SHOWN]), class_="happened")
             parts.append(figure(listed, swatch(look.swatch, look.name), caption))
     return (
         [element("div", *parts, class_="stack")]
         if parts
-        else [paragraph("No worker was lost, nothing was noted.")]
+        else [paragraph("No worker was lost, and there are no notes.")]
     )
 
 
@@ -169,22 +169,28 @@ def _entry(entry: WorkerLeft | Note) -> Markup:
 
 
 _READING = {
-    "protocol": "The rule by which workers keep step; its settings follow.",
-    "to target": "Seconds until an evaluation first reached the target accuracy. This is what a protocol is "
-    "for: more samples per second help only if each still teaches as much.",
+    "protocol": "The rule that keeps workers in step, and its settings.",
+    "to target": (
+        "Seconds until an evaluation first reached the target accuracy. This is the figure to compare: "
+        "more samples per second help only if each sample still improves the model as much."
+    ),
     "balance": "Every worker's batch was in proportion to its measured speed; each change of sizes is noted.",
     "waiting": "The share of a worker's time in which it had pushed a gradient and was held back for others.",
     "staleness": "Optimizer steps made between reading the weights and pushing the gradient computed on "
     "them. Older gradients can slow learning down.",
     "gap": "The largest number of iterations by which a worker started ahead of the slowest.",
-    "timeline": "Each row is a worker. A slow worker shows long quiet bars; whoever waits for it, bright "
-    "ones. Blank is time outside of training steps. A cross marks a worker that was lost.",
-    "bytes sent": "What went into pushes or averages, counted as it would be sent, compressed if it was; on "
-    "one host memory is shared, and nothing is sent at all. A vector counts once, whomever it goes to.",
-    "throughput": "Samples count evenly over the iteration that processed them.",
-    "emulated": "Slowness or device time was injected: compare the runs with each other, not with a machine.",
-    "simulated": "Times are virtual: what the model of the cluster says, not what a clock measured.",
-    figures.DASH: "Not known. Never a zero.",
+    "timeline": (
+        "Each row is a worker. A slow worker has long quiet bars; workers that wait for it have bright "
+        "ones. Blank is time outside training steps. A cross marks a lost worker."
+    ),
+    "bytes sent": (
+        "Bytes of pushes or averages, after compression, counted as if they were sent; on one host memory "
+        "is shared and nothing is sent. A vector counts once, however many workers receive it."
+    ),
+    "throughput": "Samples are spread evenly over the iteration that processed them.",
+    "emulated": "Slowness or device time was emulated: compare these runs only with each other.",
+    "simulated": "Times are virtual: the cluster model computed them, no clock measured them.",
+    figures.DASH: "Unknown; this is never a zero.",
 }
 
 

@@ -16,8 +16,8 @@ from paceline.view.report.svg import Axis, Plot, drawing, label, titled
 
 LETTER, ROW = 6.6, 26.0
 """Roughly the width of a letter, and the height of a run's row."""
-UNKNOWN = "How much was sent is not known: the trace does not tell the size of the model."
-ONLY_SUMS = "The trace is summarised: what single workers sent was not kept."
+UNKNOWN = "The amount of traffic is unknown, because the trace does not contain the size of the model."
+ONLY_SUMS = "The trace is summarised: it has no figures of single workers."
 
 
 def traffic(runs: Sequence[tuple[Result, Look]]) -> list[Markup]:

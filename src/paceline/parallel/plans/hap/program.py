@@ -103,7 +103,7 @@ class HapProgram:
         if plain != self.traced.plain_args or shapes != [node.shape for node in self._inputs]:
             raise ConfigError(
                 f"the plan is for inputs of shape {[node.shape for node in self._inputs]}, got {shapes}. "
-                "Batches have to be equal, and calls alike."
+                "All batches and calls must have the same shapes."
             )
         return given
 
@@ -212,8 +212,9 @@ class HapProgram:
         add_up_gradients([p for p in self.replicated() if p.requires_grad])
         if not batches_alike():
             raise ConfigError(
-                "workers gave the model different batches, but under HAP all compute one together. Make "
-                "data, and numbers drawn after prepare, alike on all: seed by no rank, draw on none alone."
+                "workers gave the model different batches, but under HAP all workers compute one batch "
+                "together. Use the same data and the same random numbers on all: do not seed by rank, and "
+                "do not draw on one rank only."
             )
 
     def norm(self, parameters: Iterable[Tensor] | None = None) -> float:

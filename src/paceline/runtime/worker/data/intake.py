@@ -176,9 +176,9 @@ class Intake:
     def _mention_no_loader(self) -> None:
         if self._link.lead:
             self._link.say(
-                "prepare was given no loader: every worker draws its own batches, by random numbers of its "
-                "own from here on, and nobody shares data out among them. The run counts samples if the "
-                "script says pace.report(samples=...) before each step; to share data, prepare a DataLoader"
+                "prepare was given no loader: every worker draws its own batches with its own random "
+                "numbers, and the data are not shared among workers. To have samples counted, call "
+                "pace.report(samples=...) before each step; to share data, prepare a DataLoader"
             )
 
     # -- a pass over the loader ---------------------------------------------------------------
@@ -236,9 +236,9 @@ class Intake:
         elif self._in_pass and self._link.lead and not self._told_broken_off:
             self._told_broken_off = True
             self._link.say(
-                f"the script broke off a pass over the loader after {self._in_pass} batches, and begins "
-                "another. It goes on with what is left of the epoch, where plain PyTorch would begin "
-                "it anew; --resume counts whole epochs only"
+                f"the script broke off a pass over the loader after {self._in_pass} batches and started "
+                "another. The new pass continues with the rest of the epoch, whereas plain PyTorch would "
+                "start the epoch again; --resume counts only whole epochs"
             )
 
     def _pass_ends(self) -> None:

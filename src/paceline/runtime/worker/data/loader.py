@@ -62,7 +62,7 @@ class Dispensed(Sampler[Any]):
         if not self._passing:
             raise ConfigError(
                 "another loader takes its batches from the sampler of the one that pace.prepare gave back, "
-                "so nobody could tell which batches a step has used. Wrap the loader first, and call "
+                "so the run cannot tell which batches a step has used. Wrap the loader first, and call "
                 "pace.prepare last: `model, optimizer, loader = pace.prepare(*accelerator.prepare(model, "
                 "optimizer, loader))`."
             )
@@ -280,9 +280,8 @@ def length_of(sampler: Any) -> int:
     except (TypeError, NotImplementedError):
         without = type(getattr(sampler, "sampler", sampler)).__name__
         raise ConfigError(
-            f"the loader's sampler ({without}) has no length, so nobody knows how much work an "
-            "epoch is. Give it a __len__ that tells how many indices or batches it gives, or put the data "
-            "into an iterable dataset."
+            f"the loader's sampler ({without}) has no length, so the work of an epoch is unknown. Give it a "
+            "__len__ with its number of indices or batches, or put the data into an iterable dataset."
         ) from None
 
 
@@ -297,8 +296,8 @@ def refuse_shares(batches: Any) -> None:
 
 def _not_one_by_one(much: str) -> ConfigError:
     return ConfigError(
-        f"the loader's own __iter__ gives the script {much} items than its sampler has batches, so nobody "
-        "could count them. Let it yield one item per batch, or split and join batches in the loop."
+        f"the loader's own __iter__ gives the script {much} items than its sampler has batches, so the run "
+        "cannot count them. Let it yield one item per batch, or split and join batches in the loop."
     )
 
 

@@ -111,17 +111,16 @@ class SampleOrder(Sequence[Any]):
         piece = next(self._given, None)
         if piece is None:
             raise ConfigError(
-                f"the loader's sampler gave {self._drawn} of the {self._units} it has by its length, in "
-                f"epoch {self._epoch}. Let its __len__ tell the truth."
+                f"the loader's sampler gave {self._drawn} of the {self._units} that its length promises, in "
+                f"epoch {self._epoch}. Correct its __len__."
             )
         self._starts.append(self._drawn)
         self._pieces.append(piece)
         self._drawn += len(piece)
         if self._drawn > self._units or (self._drawn == self._units and self._has_more()):
             raise ConfigError(
-                f"the loader's sampler gave more than the {self._units} it has by its length, in epoch "
-                f"{self._epoch}: the rest would never be trained on. Let its __len__ tell the truth, rounded "
-                "up."
+                f"the loader's sampler gave more than the {self._units} that its length promises, in epoch "
+                f"{self._epoch}: the rest would never be trained on. Correct its __len__, rounding up."
             )
 
     def _has_more(self) -> bool:

@@ -133,8 +133,8 @@ class Elsewhere:
 
     def _looked(self) -> None:
         self._warn(
-            f"rank {self._link.rank} looks into optimizer.state, which is empty: steps are taken elsewhere, "
-            "and so is the state. Look into optimizer.state_dict()"
+            f"rank {self._link.rank} reads optimizer.state, which is empty: another process takes the steps "
+            "and has the state. Read optimizer.state_dict()"
         )
 
     def _is_own(self, name: str) -> bool:
@@ -152,8 +152,8 @@ class Elsewhere:
 
 def _written() -> ConfigError:
     return ConfigError(
-        "the script writes to optimizer.state, but steps are taken elsewhere, and nobody would see it. "
-        "Change what optimizer.state_dict() gives, and load that with optimizer.load_state_dict()."
+        "the script writes to optimizer.state, but steps are taken in another process, so this has no "
+        "effect. Change the result of optimizer.state_dict(), and load it with optimizer.load_state_dict()."
     )
 
 
