@@ -228,7 +228,7 @@ class Trainer:
         return loss
 
     def _refuse_others(self) -> None:
-        """A model may get other parameters after prepare; so this looks in the first steps, then more rarely."""
+        """A model may get other parameters after prepare: look in the first steps, then more rarely."""
         self._steps += 1
         if self._steps & (self._steps - 1) == 0:
             refuse_sharded(self.model)
@@ -401,8 +401,8 @@ class Trainer:
             stranger = self.binding.stranger(self.model)
             if stranger is not None:
                 self.link.say(
-                    f"rank {self.link.rank} has a parameter {stranger!r} that the model did not have when it was "
-                    "prepared: the run saves the model without it"
+                    f"rank {self.link.rank} has a parameter {stranger!r} that the model did not have when it "
+                    "was prepared: the run saves the model without it"
                 )
         handed = waits and self.link.config.listen is None
         if waits and not handed and self.shared:
