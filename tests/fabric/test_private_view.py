@@ -1,4 +1,4 @@
-"""A worker's own view of weights that others write: every write is told, however often nothing was written."""
+"""A worker's own view of weights that others write: every write is told, whatever was told before."""
 
 from __future__ import annotations
 
