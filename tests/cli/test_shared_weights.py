@@ -102,6 +102,50 @@ def test_a_write_after_the_last_step_is_said_to_be_no_part_of_the_run(
     assert "after its last step: the run saves its own weights" in done.err
 
 
+EVALUATED = """
+def accuracy():
+    now = copy.deepcopy(model.state_dict())
+    model.load_state_dict(first)
+    {then}
+    return 0.5
+
+pace.evaluate(accuracy)
+"""
+PUT_BACK = "model.load_state_dict(now)"
+FAMILIES = [["bsp"], ["asp"], ["allreduce"], ["local_sgd"], ["local_sgd", "--fabric", "gloo"]]
+
+
+@pytest.mark.some(3)
+@pytest.mark.parametrize("flags", FAMILIES, ids=str)
+def test_a_write_in_an_evaluation_is_refused_by_name(
+    shell: Shell, in_scripts: Write, flags: list[str]
+) -> None:
+    """Alone training goes on with what was written; in a run it would be undone without a word."""
+    done = train(shell, in_scripts(HEAD + LOOP + EVALUATED.format(then="pass")), *flags)
+    assert done.code == 2
+    assert "rank 0 wrote to '0.weight' in the function of pace.evaluate()" in done.error
+
+
+@pytest.mark.some(2)
+@pytest.mark.parametrize("flags", FAMILIES, ids=str)
+def test_other_weights_may_be_evaluated_if_the_runs_are_put_back(
+    shell: Shell, in_scripts: Write, flags: list[str]
+) -> None:
+    assert train(shell, in_scripts(HEAD + LOOP + EVALUATED.format(then=PUT_BACK)), *flags).code == 0
+
+
+REPLACED = "    model[2].weight = nn.Parameter(model[2].weight.detach().clamp(-0.01, 0.01))\n"
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "local_sgd"])
+def test_a_parameter_that_is_replaced_after_prepare_is_refused(
+    shell: Shell, in_scripts: Write, protocol: str
+) -> None:
+    done = train(shell, in_scripts(HEAD + LOOP + REPLACED), protocol)
+    assert done.code == 2
+    assert "parameter '2.weight' is another object than when the model was prepared" in done.error
+
+
 RENORMED = HEAD.replace("nn.Embedding(8, 4)", "nn.Embedding(8, 4, max_norm=0.1)")
 
 

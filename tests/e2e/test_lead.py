@@ -95,6 +95,48 @@ def test_duties_pass_on_again_and_from_who_leaves_early_but_not_at_the_end_of_al
     assert not whole.of(LeadPassed)
 
 
+LEFT = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+class Signed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+        self.register_buffer("signed", torch.zeros(()))
+
+    def forward(self, x):
+        self.signed.fill_(pace.rank + 1)
+        return self.linear(x)
+
+pace = paceline.join()
+model = Signed()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(48, 2)), batch_size=2)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for epoch in pace.epochs(3):
+    for (x,) in loader:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if pace.rank == 0:
+        break
+    pace.evaluate(lambda: float(model.signed))
+"""
+
+
+@pytest.mark.parametrize("protocol", ["asp", "bsp"])
+def test_the_saved_buffers_are_those_of_the_last_evaluation_though_an_earlier_lead_has_left(
+    lab: Lab, protocol: str
+) -> None:
+    run = lab.run(lab.script(LEFT), workers=2, protocol=protocol, device_time_s=0.002)
+    assert run.result.status == "finished", f"{run.end.detail}\n{run.logs()}"
+    assert run.result.accuracy == 2
+    assert float(run.weights["signed"]) == 2
+
+
 def test_a_figure_that_is_not_of_the_end_says_of_which_moment_it_is(tmp_path: Path) -> None:
     asked = (SCRIPTS / "leads.py", "--", "first", "--dies", "0", "1")
     command = run_command("train", "-p", "bsp", "--workers", 3, *asked, cwd=tmp_path)

@@ -74,6 +74,8 @@ for epoch in pace.epochs({"broken off": 2, "stopped": 100}.get(what, 3)):
         told = pace.evaluate(lambda model: {"loss": 1.0})
         if told and told["loss"] == 1.0:
             plateau.step(told["loss"])
+    if what == "written":
+        pace.evaluate(lambda model: {"loss": float(model.a.weight.data.mul_(2).sum())})
     if what == "stopped" and pace.evaluate(lambda model: {"loss": 1.0}):
         pace.stop("enough")
 rates = pace.gather(torch.tensor([optimizer.param_groups[0]["lr"]]))
@@ -125,6 +127,7 @@ def test_it_is_stepped_so_on_a_grid_too(lab: Lab) -> None:
         ("unfrozen", "requires a gradient now: 'b.weight'. Prepare it unfrozen"),
         ("beside", "a parameter of shape (1,) that is not in the model"),
         ("scaled", "a GradScaler on a mesh: it skips steps by what one worker has seen"),
+        ("written", "rank 0 wrote to 'a.weight' in the function of pace.evaluate()"),
         ("grouped", "the optimizer got new parameters after pace.prepare(). Add them before."),
     ],
 )

@@ -30,8 +30,11 @@ class Heads(nn.Module):
 USED, ALL = {0, 1}, {0, 1, 2, 3}
 
 
-def tied(**way: bool) -> tuple[Heads, Binding, Segment]:
+def tied(coarse: str = "", **way: bool) -> tuple[Heads, Binding, Segment]:
+    """`coarse`: which of its layers have bfloat16."""
     model = Heads()
+    if coarse:
+        (model if coarse == "both" else model.other).bfloat16()
     binding = Binding(model, torch.optim.SGD(model.parameters(), lr=0.1))
     initial = binding.initial()
     layout = binding.layout
@@ -210,6 +213,32 @@ def test_a_perturbation_that_is_taken_back_is_no_write_though_it_leaves_rounding
             p.sub_(0.0123)
     assert not all(torch.equal(p, was) for p, was in zip(model.parameters(), before, strict=True))
     assert binding.overwritten() is None
+
+
+@pytest.mark.parametrize("way", [{"private": True}, {"own": True}], ids=str)
+@pytest.mark.parametrize("coarse", ["both", "the other"])
+def test_a_write_that_is_small_beside_16_bit_numbers_is_named(coarse: str, way: dict[str, bool]) -> None:
+    """What counts as rounding goes by the type of the parameter itself, and 16 bits have few units."""
+    model, binding, _ = tied(coarse, **way)
+    with torch.no_grad():
+        model.used.weight.add_(0.03)
+    assert binding.overwritten() == ("used.weight", True)
+
+
+@pytest.mark.parametrize("way", [{"private": True}, {"own": True}], ids=str)
+def test_weights_that_are_no_numbers_any_more_are_no_write(way: dict[str, bool]) -> None:
+    model, binding, _ = tied(**way)
+    with torch.no_grad():
+        model.used.weight.fill_(float("nan"))
+    binding._weights.bytes.copy_(binding._near_weights)  # type: ignore[union-attr]
+    assert binding.overwritten() is None
+
+
+def test_a_parameter_in_the_place_of_another_is_named() -> None:
+    model, binding, _ = tied(private=True)
+    assert binding.stranger(model) is None
+    model.used.weight = nn.Parameter(model.used.weight.detach() * 2)
+    assert binding.stranger(model) == "used.weight"
 
 
 def test_a_write_to_weights_of_a_workers_own_is_named_in_its_first_steps() -> None:

@@ -230,6 +230,8 @@ def test_a_figure_that_is_not_of_the_end_says_of_when_it_is_wherever_it_stands()
     end = msgspec.structs.replace(other, accuracy_at=msgspec.structs.replace(early, samples=9600))
     assert "48.1 %\n" in squeezed(text(summary(end), 140))
     assert "Accuracy" not in compare([end]).caption
+    gone = msgspec.structs.replace(end, failures=[Failure(0, 1.5, "died", "")])
+    assert "48.1 % before rank 0 was lost\n" in squeezed(text(summary(gone), 140))
 
 
 def squeezed(shown: str) -> str:

@@ -29,6 +29,8 @@ class PrivateView:
         self.bytes: Tensor = torch.frombuffer(self._map, dtype=torch.uint8)
         self._pages = -(-segment.size_bytes // mmap.PAGESIZE)
         self._first = self.bytes.data_ptr() // mmap.PAGESIZE
+        self._clean = b""
+        """What the kernel said when last nothing was written: mostly it says the same again."""
         try:
             self._pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -39,12 +41,15 @@ class PrivateView:
         if self._pagemap < 0:
             return None
         data = os.pread(self._pagemap, self._pages * _ENTRY_BYTES, self._first * _ENTRY_BYTES)
+        if data == self._clean:
+            return []
         entries = np.frombuffer(data, dtype=np.uint64)
         if len(entries) < self._pages:
             return None
         own = (entries >> np.uint64(_SWAPPED_OR_PRESENT) != 0) & (entries >> np.uint64(_FILE) & 1 == 0)
         if not own.any():
-            return []  # as nearly always
+            self._clean = data
+            return []
         edges = np.flatnonzero(np.diff(own, prepend=False, append=False)) * mmap.PAGESIZE
         return [(start, stop) for start, stop in edges.reshape(-1, 2).tolist()]
 

@@ -45,6 +45,7 @@ from paceline.runtime.worker.model.wrappers import refuse_sharded
 from paceline.runtime.worker.optimizer.clipping import Watch
 from paceline.runtime.worker.optimizer.replacing import replace_step
 from paceline.runtime.worker.optimizer.scaling import welcome_scalers
+from paceline.runtime.worker.writing import evaluation_wrote
 from paceline.store.disk.checkpoint import other_model
 from paceline.store.optimizers import check_suited
 from paceline.store.together import Together
@@ -259,7 +260,12 @@ class Stepped:
             if self._mesh.index("data"):
                 return None
             began = time.perf_counter()
+            copies = self._mesh.size("data") > 1
+            before = [p.detach().clone() for p in self._model.parameters()] if copies else []
             values = measure(self._model)
+            for (name, now), was in zip(self._model.named_parameters(), before, strict=False):
+                if not torch.equal(now, was):  # the other copies have not heard of it
+                    raise evaluation_wrote(self._pace.rank, name)
             measured = m.Measured(values, time.perf_counter() - began, self._updates, self._samples)
             return measured if self._pace.lead else None
 

@@ -69,9 +69,9 @@ def moment(result: Result, of: Moment | None) -> str:
         at, end, unit = of.samples, result.samples, "sample"
     else:
         at, end, unit = of.updates, result.updates, "update"
-    if at >= end:
-        return ""
     lost = any(each.worker == of.worker and each.t >= of.t for each in result.failures)
+    if at >= end:
+        return f" before rank {of.worker} was lost" if lost else ""
     why = f": there was no evaluation after rank {of.worker} was lost" if lost else ""
     return f" at {unit} {count(at)} of {count(end)}{why}"
 

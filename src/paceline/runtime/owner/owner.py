@@ -392,7 +392,8 @@ class Owner:
         self.trace.close()
 
     def _save(self, run: Run) -> None:
-        lead = min(self.members.values(), key=lambda member: (member.lost, member.rank))
+        leads = self.leading.rank  # who evaluates last: what it found holds with its buffers
+        lead = min(self.members.values(), key=lambda each: (each.lost, each.rank != leads, each.rank))
         saved, finished = self.family.conclude(lead), self.halted is None
         kept = not finished or any(member.failed for member in self.members.values())
         told = self.config, run, lead, saved.peers, self._gathering.reserve

@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.runtime.peer.carrier import Carrier
 from paceline.runtime.peer.state import PeerState
+from paceline.runtime.worker.writing import evaluation_wrote
 from paceline.store.vector import FlatVector
 
 
@@ -19,15 +20,28 @@ class PeerEvaluation:
         self._link = peer.trainer.link
         self._aside: tuple[Any, Any] = (None, None)
         """What it is when it does not wear the mean."""
+        self._worn: FlatVector | None = None
+        """The mean, as it was when it was put on."""
 
     def away(self) -> None:
         """Wear the mean of all models."""
         self._link.away()
-        self._wear(*self._carrier.mean())
+        parameters, buffers = self._carrier.mean()
+        self._wear(parameters, buffers)
+        self._worn = None if self._peer.trainer.shared else parameters.clone()
+
+    def check_worn(self) -> None:
+        """Refuse that somebody has written to the mean: it is worn for a while only."""
+        if self._worn is None:
+            return
+        name = self._peer.trainer.binding.differing(self._worn.parts)
+        if name is not None:
+            raise evaluation_wrote(self._link.rank, name)
 
     def back(self, values: dict[str, float], seconds: float) -> None:
         """Be oneself again, and tell what was found."""
         self._take_off()
+        self._worn = None
         self._link.back(values | self._carrier.figures(), seconds)
 
     @contextmanager

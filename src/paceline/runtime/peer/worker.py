@@ -269,6 +269,8 @@ class PeerWorker(Worker):
 
     def _back(self, values: dict[str, float], seconds: float) -> None:
         if self._model is not None:
+            self._trainer.evaluated()
+            self._evaluation.check_worn()
             self._evaluation.back(values, seconds)
 
     def _apart(self) -> float:

@@ -157,6 +157,7 @@ class PacedWorker(Worker):
 
     def _back(self, values: dict[str, float], seconds: float) -> None:
         if self._model is not None:
+            self._trainer.evaluated()
             self._trainer.schedulers.position = self._link.back(values, seconds).position
             self._heed_ahead()
             self._pull()

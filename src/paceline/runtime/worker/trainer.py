@@ -210,7 +210,7 @@ class Trainer:
                 loss = closure()
         if self._group_sizes() != self._sizes:
             raise ConfigError("the optimizer got new parameters after pace.prepare(). Add them before.")
-        self._refuse_sharded()
+        self._refuse_others()
         self.which = which
         if self._elsewhere:
             self._elsewhere[which].steps()
@@ -227,11 +227,21 @@ class Trainer:
         self.clip_to = None
         return loss
 
-    def _refuse_sharded(self) -> None:
-        """A model may be sharded after prepare; so this looks in the first steps, then more rarely."""
+    def _refuse_others(self) -> None:
+        """A model may get other parameters after prepare: look in the first steps, then more rarely."""
         self._steps += 1
         if self._steps & (self._steps - 1) == 0:
             refuse_sharded(self.model)
+            self._refuse_strangers()
+
+    def _refuse_strangers(self) -> None:
+        name = self.binding.stranger(self.model)
+        if name is not None:
+            raise ConfigError(
+                f"parameter {name!r} is another object than when the model was prepared, or is new: no "
+                "optimizer steps it, and the run neither exchanges nor saves it. Build the model before "
+                "pace.prepare(); write to a parameter in place (p.copy_(...)) in pace.after_step(fn)."
+            )
 
     def _exchange(self, iterate: Callable[[tuple[int, ...]], None]) -> None:
         """Unscale it if need be, and carry the iteration out; a scaler hears what it could not see."""
@@ -279,6 +289,12 @@ class Trainer:
             self._writing.look(leaving)
         if self._steps_here and not self.shared:
             self.binding.adopt_weights()
+
+    def evaluated(self) -> None:
+        """What the lead has called may have written to weights that come from elsewhere."""
+        self._refuse_strangers()
+        if self.fed:
+            self._writing.look_evaluated()
 
     def _group_sizes(self) -> list[int]:
         return [len(group["params"]) for group in self.optimizer.param_groups]
@@ -386,6 +402,12 @@ class Trainer:
         self.intake.ends()
         if self.begun and self.binding.attached:
             self.adopt(leaving=True)
+            stranger = self.binding.stranger(self.model)
+            if stranger is not None:
+                self.link.say(
+                    f"rank {self.link.rank} has a parameter {stranger!r} that the model did not have when it "
+                    "was prepared: the run saves the model without it"
+                )
         handed = waits and self.link.config.listen is None
         if waits and not handed and self.shared:
             self.binding.part()

@@ -31,6 +31,12 @@ class Writing:
             return
         raise ConfigError(self._refusal(name, trained))
 
+    def look_evaluated(self) -> None:
+        """After what `pace.evaluate` called."""
+        found = self._binding.overwritten()
+        if found is not None:
+            raise evaluation_wrote(self._rank, found[0])
+
     def _refusal(self, name: str, trained: bool) -> str:
         wrote = f"rank {self._rank} wrote to {name!r} by itself, "
         if not trained:
@@ -44,3 +50,12 @@ class Writing:
             "other values before pace.prepare(), after pace.leave(), or to a copy (copy.deepcopy(model)); "
             "perturbed weights have to be put back before the step."
         )
+
+
+def evaluation_wrote(rank: int, name: str) -> ConfigError:
+    """What is evaluated lies there for the time of the evaluation only."""
+    return ConfigError(
+        f"rank {rank} wrote to {name!r} in the function of pace.evaluate(), and that is undone when training "
+        "goes on. Evaluate other weights in a copy (copy.deepcopy(model)), or put the run's back before the "
+        "function returns."
+    )

@@ -18,7 +18,7 @@ the model lies (`stay_near`). That path is not tested on hardware.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +35,9 @@ from paceline.store.together import parts_of
 
 FIRST_LOOKS, EVERY_LOOKS = 16, 32
 """Where writes are not told, weights are compared at the first steps and then every so many."""
-ROUNDINGS = 16
-"""How many units in the last place of the largest weight count as rounding."""
+ROUNDINGS, COARSE_ROUNDINGS = 16, 2
+"""How many units in the last place of the largest weight of its type count as rounding: for 32 bits and more,
+and for fewer, where 16 of them would be an eighth of the largest bfloat16."""
 
 
 class Binding:
@@ -289,15 +290,27 @@ class Binding:
         What was written and put back counts as handed out, but for rounding. The view of a store's weights
         tells every write. Elsewhere torch's counters tell most, and now and then everything is compared."""
         assert self._weights is not None
-        run, least = self._weights.bytes, 0.0
+        run = self._weights.bytes
         for i in self._suspects():
             slot, now = self.layout.parameters[i], self._parameters[i].detach()
             handed = slot.view(run, slot.offset)
             if _equal(now, handed):
                 continue
-            least = least or self._rounding(run)
-            if not _equal(now, handed, least):
+            if not _equal(now, handed, _rounding(handed, self.layout.weight_views(run))):
                 return slot.name, slot.gradient is not None
+        return None
+
+    def differing(self, trained: Sequence[Tensor]) -> str | None:
+        """A trained parameter that does not hold what these vectors do, one per region; None: all do."""
+        self.adopt_weights()
+        for region, values in zip(self.layout.regions, trained, strict=True):
+            now = region.flat(self._near_weights, region.weights)
+            least = 0.0 if torch.equal(now, values) else _rounding(values, [values])
+            for slot in self.layout.trained:
+                first = (slot.offset - region.weights) // region.item_bytes
+                its = slice(first, first + slot.size_bytes // region.item_bytes)
+                if slot.dtype == region.dtype and not _equal(now[its], values[its], least):
+                    return slot.name
         return None
 
     def _suspects(self) -> list[int]:
@@ -318,11 +331,6 @@ class Binding:
             return [i for i in everything if moved[i] or before[i] != self._written[i]]
         return [i for i in everything if moved[i] or _touched(slots[i].offset, self._weight_views[i], pages)]
 
-    def _rounding(self, run: Tensor) -> float:
-        """What is left at most when something is added to weights and taken away again."""
-        views = [view for view in self.layout.weight_views(run) if view.is_floating_point()]
-        return max((ROUNDINGS * torch.finfo(v.dtype).eps * float(v.abs().max()) for v in views), default=0.0)
-
     def rewrite(self, write: Callable[[], None]) -> str | None:
         """New weights have arrived to be written to, and others will have what comes of it. The name of a
         parameter that is not trained and was written to all the same."""
@@ -338,6 +346,11 @@ class Binding:
         self.pull()
         self._written = [p._version for p in self._parameters]
         return wrong
+
+    def stranger(self, model: nn.Module) -> str | None:
+        """A parameter of the model that is none of those that it was tied with; None: all are."""
+        known = {id(tensor) for tensor in [*self._parameters, *self._buffers]}
+        return next((name for name, p in model.named_parameters() if id(p) not in known), None)
 
     def adopt_weights(self) -> None:
         """Take over what somebody has put in the place of parameters (`p.data = ...`)."""
@@ -444,12 +457,26 @@ def _touched(offset: int, view: Tensor, pages: list[tuple[int, int]]) -> bool:
     return any(begin < stop and offset < end for begin, end in pages)
 
 
+def _rounding(handed: Tensor, weights: list[Tensor]) -> float:
+    """What is left at most when something is added to this one and taken away again: perturbations are about
+    as large as the weights of the model."""
+    if not handed.is_floating_point():
+        return 0.0
+    kind = torch.finfo(handed.dtype)
+    units = ROUNDINGS if kind.bits >= 32 else COARSE_ROUNDINGS
+    alike = (view for view in weights if view.dtype == handed.dtype and view.numel())
+    return units * kind.eps * max((float(view.abs().max()) for view in alike), default=0.0)
+
+
 def _equal(now: Tensor, handed: Tensor, least: float = 0.0) -> bool:
     """Whether it has the same values, but for differences up to the `least` that count."""
     if (now.shape, now.dtype) != (handed.shape, handed.dtype):
         return False
     now = now.to(handed.device)
-    return torch.equal(now, handed) or (least > 0 and bool(((now - handed).abs() <= least).all()))
+    if torch.equal(now, handed):
+        return True
+    same = (now == handed) | (now.isnan() & handed.isnan())
+    return bool((same | ((now - handed).abs() <= least) if least > 0 else same).all())
 
 
 def _sum(flat: Tensor) -> float:
