@@ -328,7 +328,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "staleness is fixed by how the model is split",
             ),
             (self.lr_cap is not None, "--lr-cap", "every stage steps with the script's own rate"),
-            (self.trigger is not None, "--trigger", "nobody pushes to a store"),
+            (self.trigger is not None, "--trigger", "workers push to no store"),
             (self.weighting != "mean", f"--weighting {self.weighting}", "every update is one step"),
             (self.bad_gradient != "stop", "--bad-gradient skip", "all workers take every step"),
             (self.cluster is not None, "simulate SCRIPT", "a mesh runs in real time only"),

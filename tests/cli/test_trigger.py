@@ -42,9 +42,9 @@ def test_an_exact_simulation_repeats_and_a_comparison_takes_it(shell: Shell) -> 
         (("train", SCRIPT, "-n", 2, "--trigger", 1, "--trigger-most", 0), "1 or more, got 0"),
         (("train", SCRIPT, "-n", 1, "--trigger", 1), "a single worker steps without one"),
         (("train", SCRIPT, "-n", 2, "--trigger", 1, "--balance"), "--balance counts each by its samples"),
-        (("train", SCRIPT, "-n", 2, "--trigger", 1, "--mesh", "stage=2"), "nobody pushes to a store"),
+        (("train", SCRIPT, "-n", 2, "--trigger", 1, "--mesh", "stage=2"), "workers push to no store"),
         (("train", SCRIPT, "-n", 2, "--trigger", 1, "-p", "bsp"), "under 'bsp' all wait for every gradient"),
-        (("train", SCRIPT, "-n", 2, "--trigger", 1, "-p", "dpsgd"), "nobody pushes to a store"),
+        (("train", SCRIPT, "-n", 2, "--trigger", 1, "-p", "dpsgd"), "there is no store"),
         (("simulate", "-p", "asp", "--trigger", 1), "a simulation of times has none"),
     ],
 )
