@@ -77,7 +77,7 @@ def test_over_gloo_what_cannot_use_it_is_refused_before_anything_starts(shell: S
     assert "protocol 'bsp' is of the paced family" in done.error
     one_sided = shell("train", "--protocol", "ad_psgd", *protocols[2:], TRAIN, "--", "momentum")
     assert one_sided.code == 2
-    assert "protocol 'ad_psgd' as it is set exchanges one-sidedly" in one_sided.error
+    assert "protocol 'ad_psgd' with these settings exchanges one-sidedly" in one_sided.error
     assert not shell.runs.exists()
 
 

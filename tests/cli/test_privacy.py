@@ -90,7 +90,7 @@ def test_beyond_loopback_a_run_is_encrypted_unless_somebody_says_plain(
 
 
 def test_tls_and_plain_at_once_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Give one of them"):
+    with pytest.raises(ConfigError, match="Give only one of them"):
         asked(tmp_path, listen="127.0.0.1:0", tls=True, plain=True)
 
 

@@ -283,7 +283,11 @@ def test_a_run_that_fails_leaves_the_others_their_turn_and_their_place_in_the_ta
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ("", "optimizer.add_param_group({'params': [nn.Parameter(torch.ones(2))]})\n", "after prepare"),
+        (
+            "",
+            "optimizer.add_param_group({'params': [nn.Parameter(torch.ones(2))]})\n",
+            "after pace.prepare()",
+        ),
         ("model[0].requires_grad_(False)\n", "model[0].requires_grad_(True)\n", "frozen when the model was"),
     ],
 )

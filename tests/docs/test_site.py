@@ -23,7 +23,7 @@ import site_pages  # noqa: E402
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy of the sources, so that nothing is left in the checkout."""
     folder = tmp_path_factory.mktemp("site")
-    for name in ("docs", "scripts", "benchmarks"):
+    for name in ("docs", "scripts", "benchmarks", "examples", "recipes"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("_build", "made"))
     for name in ("README.md", "CONTRIBUTING.md"):
         shutil.copy(ROOT / name, folder / name)

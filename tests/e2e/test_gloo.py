@@ -234,7 +234,7 @@ def test_a_one_sided_protocol_is_refused_with_the_reason(
     dials: dict[str, Any] = {"workers": 2, "protocol": protocol, "settings": settings, "fabric": "gloo"}
     run = lab.run("train.py", "momentum", *SIZES, **dials)
     assert run.end.user_mistake
-    assert f"{protocol!r} as it is set exchanges one-sidedly" in run.end.detail
+    assert f"{protocol!r} with these settings exchanges one-sidedly" in run.end.detail
     assert "Use --fabric shared" in run.end.detail
 
 

@@ -146,7 +146,7 @@ def test_a_figure_that_is_not_of_the_end_says_of_which_moment_it_is(tmp_path: Pa
     assert (result["accuracy_at"]["samples"], result["samples"]) == (60, 240)
     assert result["accuracy_at"]["worker"] == 0
     said = command.stdout + command.stderr
-    assert "10.0 % at sample 60 of 240: there was no evaluation after rank 0 was lost" in said
+    assert "10.0 % at sample 60 of 240: not evaluated after rank 0 was lost" in said
 
 
 def test_the_terminal_shows_what_the_next_rank_prints(tmp_path: Path) -> None:

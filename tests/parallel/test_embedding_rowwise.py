@@ -121,7 +121,7 @@ def test_a_gradient_that_is_not_finite_is_not_applied() -> None:
 
 
 def test_tables_that_nobody_trains_and_meshes_without_the_axis_are_refused() -> None:
-    with pytest.raises(ConfigError, match="nobody trains"):
+    with pytest.raises(ConfigError, match="no optimizer trains"):
         tables_of()({"a": torch.tensor([1])})
     with pytest.raises(
         ConfigError, match=r"the mesh is data=2,stage=2\. Use for instance --mesh data=2,shard=2"

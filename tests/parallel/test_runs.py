@@ -194,7 +194,7 @@ def test_training_that_the_lead_ends_ends_for_all_before_the_same_iteration(lab:
         (("--fault", "beside"), TWO, "a parameter of shape (7,) that is not in the model"),
         (("--fault", "unfrozen"), TWO, "requires a gradient now: '0.0.weight'. Prepare it unfrozen"),
         ((), {"mesh": {"stage": 5}, "workers": 5}, "4 blocks, and the mesh 5 stages"),
-        ((), {"protocol": "ssp"}, "a store in the middle"),
+        ((), {"protocol": "ssp"}, "needs a store, and a mesh has none"),
         (
             ("--optimizer", "Adam"),
             {"protocol": "fdg", "settings": {"predict": "true"}},

@@ -219,10 +219,8 @@ def test_a_figure_that_is_not_of_the_end_says_of_when_it_is_wherever_it_stands()
     early = Moment(1.0, 3200, 100, 0)
     known = {"accuracy": 0.481, "samples": 9600, "updates": 300, "accuracy_at": early}
     lost = result(**known, failures=[Failure(0, 1.5, "died", "")])
-    assert "48.1 % at sample 3,200 of 9,600: there was no evaluation after rank 0 was lost" in text(
-        summary(lost), 140
-    )
-    assert "Accuracy of bsp at sample 3,200 of 9,600: there was no evaluation" in compare([lost]).caption
+    assert "48.1 % at sample 3,200 of 9,600: not evaluated after rank 0 was lost" in text(summary(lost), 140)
+    assert "Accuracy of bsp at sample 3,200 of 9,600: not evaluated" in compare([lost]).caption
     other = result(**known, failures=[Failure(1, 1.5, "died", "")])
     assert "48.1 % at sample 3,200 of 9,600\n" in squeezed(text(summary(other), 140))
     uncounted = msgspec.structs.replace(other, samples=None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from math import inf
 from typing import Any
 
@@ -82,10 +84,15 @@ def joined_as(pace: Pace) -> Pace:
     return pace
 
 
-def forget() -> None:
-    """What `join` returned to a script that has ended, in a process that goes on: its model was measured."""
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """What a script joins here, of which only the model is wanted, is not this process's own place."""
     global _joined
-    _joined = None
+    before, _joined = _joined, None
+    try:
+        yield
+    finally:
+        _joined = before
 
 
 def joined() -> Pace | None:

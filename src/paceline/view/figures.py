@@ -72,7 +72,7 @@ def moment(result: Result, of: Moment | None) -> str:
     lost = any(each.worker == of.worker and each.t >= of.t for each in result.failures)
     if at >= end:
         return f" before rank {of.worker} was lost" if lost else ""
-    why = f": there was no evaluation after rank {of.worker} was lost" if lost else ""
+    why = f": not evaluated after rank {of.worker} was lost" if lost else ""
     return f" at {unit} {count(at)} of {count(end)}{why}"
 
 

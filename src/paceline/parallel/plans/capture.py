@@ -14,7 +14,7 @@ from torch import nn
 from paceline.config import RunConfig
 from paceline.errors import ConfigError, PacelineError
 from paceline.runtime import seat
-from paceline.runtime.join import forget
+from paceline.runtime.join import apart
 from paceline.runtime.lone.solo import Solo
 from paceline.runtime.seat import Seat
 
@@ -63,7 +63,8 @@ def capture(script: Path, args: tuple[str, ...] = ()) -> Captured:
     argv, path = sys.argv, list(sys.path)
     sys.argv, sys.path[0:0] = [str(script), *args], [str(script.resolve().parent)]
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        with apart():
+            runpy.run_path(str(script), run_name="__main__")
     except _Enough:
         pass
     except SystemExit as stop:
@@ -76,7 +77,6 @@ def capture(script: Path, args: tuple[str, ...] = ()) -> Captured:
         ) from error
     finally:
         seat.take(None)
-        forget()
         sys.argv, sys.path[:] = argv, path
     if watching.captured is None:
         raise ConfigError(

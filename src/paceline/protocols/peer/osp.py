@@ -1,5 +1,4 @@
-"""OSP: workers average the important part of a gradient at once, and the rest while they compute the next
-one.
+"""OSP: workers average the important part of a gradient at once, the rest while they compute the next.
 
 Paper: Chen et al., "OSP: Boosting Distributed Model Training with 2-stage Synchronization", ICPP 2023 (arXiv
 2306.16926).
